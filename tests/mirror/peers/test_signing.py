@@ -88,7 +88,7 @@ def test_method_and_path_are_signed(client: Signer, server: Verifier) -> None:
         ("Signature", "signature is wrong"),
     ],
 )
-@pytest.mark.parametrize("value", [None, "", "3", "-1", "²", "9" * 5000, "\udcff", "x\n"])
+@pytest.mark.parametrize("value", [None, "", "7", "-1", "²", "9" * 5000, "\udcff", "x\n"])
 def test_altered_headers_are_refused(
     client: Signer, server: Verifier, name: str, message: str, value: str | None
 ) -> None:
