@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,6 @@ from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
 """Requests of one client that are worked on; it waits with others."""
-
-
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
 
 
@@ -45,38 +44,23 @@ class LeavingError(Exception):
     """The node process ends: who asks starts another one."""
 
 
+@dataclass(eq=False)
 class LocalServer:
-    """Answers the clients of a mirror.
+    """Answers the clients of a mirror."""
 
-    Args:
-        folder: whose socket this is.
-        engine: gets pages.
-        states: those of the source's files.
-        needs: what clients will need.
-        describe: the node's answer to a hello, which it raises ConfigError to refuse.
-        commands: what else is answered, by kind.
-    """
-
-    def __init__(
-        self,
-        folder: MirrorFolder,
-        engine: Engine,
-        states: States,
-        needs: Needs,
-        describe: Callable[[dict[str, Any]], dict[str, Any]],
-        commands: Mapping[Kind, Callable[[], Awaitable[Any]]],
-    ) -> None:
-        self._folder = folder
-        self._engine = engine
-        self._states = states
-        self._needs = needs
-        self._describe = describe
-        self._commands = commands
-        self._server: asyncio.AbstractServer | None = None
-        self._readers: dict[str, list[Any]] = {}
-        """The nodes that each client reads with; none: it is a command."""
-        self.num_clients = 0
-        self.idle_since = time.monotonic()
+    folder: MirrorFolder
+    engine: Engine
+    states: States
+    needs: Needs
+    describe: Callable[[dict[str, Any]], dict[str, Any]]
+    """The node's answer to a hello, which it raises ConfigError to refuse."""
+    commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
+    """What else is answered, by kind."""
+    num_clients: int = 0
+    idle_since: float = field(default_factory=time.monotonic)
+    _server: asyncio.AbstractServer | None = None
+    _readers: dict[str, list[Any]] = field(default_factory=dict)
+    """The nodes that each client reads with; none: it is a command."""
 
     @property
     def is_read(self) -> bool:
@@ -90,14 +74,14 @@ class LocalServer:
 
     async def start(self) -> None:
         """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
-        path = self._folder.socket_path
+        path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
         # A socket's path has at most 107 bytes
         listener.bind(f"/proc/self/fd/{fd}/{path.name}")
         os.close(fd)
-        path.chmod(0o600 if self._folder.group is None else 0o660)
+        path.chmod(0o600 if self.folder.group is None else 0o660)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=1024)
 
     def close(self) -> None:
@@ -111,7 +95,7 @@ class LocalServer:
         tasks = set[asyncio.Task[None]]()
         name = f"client-{id(writer):x}"
         try:
-            _check_client(writer.get_extra_info("socket"), self._folder)
+            _check_client(writer.get_extra_info("socket"), self.folder)
             while True:
                 size, kind, number = HEAD.unpack(await reader.readexactly(HEAD.size))
                 if size > MAX_PAYLOAD:
@@ -125,13 +109,13 @@ class LocalServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client, or this process, ends
         except MegablendError as error:
-            LOG.warning("mirror: %s: client refused: %s", self._folder.path, error)
+            LOG.warning("mirror: %s: client refused: %s", self.folder.path, error)
             with contextlib.suppress(ConnectionError):
                 writer.write(pack(Kind.FAILED, 0, pack_error(error)))
         finally:
             for each in tasks:
                 each.cancel()
-            self._needs.set(name, [])
+            self.needs.set(name, [])
             self._readers.pop(name, None)
             self.num_clients -= 1
             self.idle_since = time.monotonic()
@@ -157,7 +141,7 @@ class LocalServer:
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
         if kind == Kind.HELLO:
             hello = parse_json(payload)
-            answer = self._describe(hello)
+            answer = self.describe(hello)
             if "options" in hello:
                 self._readers[client] = hello["members"]
             return pack_json(answer)
@@ -167,17 +151,17 @@ class LocalServer:
             return pack_json([[each.size, each.etag] for each in await self._stat(payload)])
         if kind == Kind.KNOWN:
             for location, size, etag in parse_json(payload):
-                await self._states.note(str(location), FileStat(size=int(size), etag=str(etag)))
+                await self.states.note(str(location), FileStat(size=int(size), etag=str(etag)))
             return b""
         if kind == Kind.DUE:
-            self._needs.set(client, unpack_needs(payload))
+            self.needs.set(client, unpack_needs(payload))
             return b""
         if kind == Kind.WANT:
             source = 0
             peers = 0
             for key, pages, due in unpack_needs(payload):
                 want = Want(key, pages, float(np.min(due, initial=np.inf)))
-                got = await self._engine.serve(want)
+                got = await self.engine.serve(want)
                 source += got.source
                 peers += got.peers
             return ORIGINS.pack(source, peers)
@@ -185,21 +169,21 @@ class LocalServer:
             for key, pages, _ in unpack_needs(payload):
                 LOG.warning(
                     "mirror: %s: bytes of %s were wrong; getting them again",
-                    self._folder.path,
+                    self.folder.path,
                     key.location,
                 )
-                await self._engine.serve(Want(key, pages, time.monotonic(), Mode.FRESH))
+                await self.engine.serve(Want(key, pages, time.monotonic(), Mode.FRESH))
             return b""
         if kind == Kind.FILL:
             needs = unpack_needs(payload[1:])
-            return pack_json(await self._needs.fill(needs, is_dry=bool(payload[0])))
-        if kind in self._commands:
-            return pack_json(await self._commands[Kind(kind)]())
+            return pack_json(await self.needs.fill(needs, is_dry=bool(payload[0])))
+        if kind in self.commands:
+            return pack_json(await self.commands[Kind(kind)]())
         raise ConfigError(f"the node process knows no request of kind {kind}")
 
     async def _stat(self, payload: bytes) -> list[FileStat]:
         found = await asyncio.gather(
-            *(self._states.get(each) for each in parse_json(payload)), return_exceptions=True
+            *(self.states.get(each) for each in parse_json(payload)), return_exceptions=True
         )
         for each in found:
             if isinstance(each, BaseException):

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -132,20 +133,20 @@ class SourceReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
+@dataclass(eq=False)
 class States:
     """The states of source files, as they were last seen; the engine's folder remembers them."""
 
-    def __init__(self, engine: Engine, source: SourceReader) -> None:
-        self._engine = engine
-        self._source = source
-        self._asking: dict[str, asyncio.Task[FileStat]] = {}
+    engine: Engine
+    source: SourceReader
+    _asking: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
 
     async def get(self, location: str) -> FileStat:
         """The state of a file, not older than FRESH_SECONDS if the source answers.
 
         Raises: as Storage.stat does.
         """
-        known = await self._engine.call(self._engine.store.get_state, location)
+        known = await self.engine.call(self.engine.store.get_state, location)
         if known is not None and 0 <= time.time() - known[2] < FRESH_SECONDS:
             return FileStat(size=known[0], etag=known[1])
         task = self._asking.get(location)
@@ -166,15 +167,15 @@ class States:
             return FileStat(size=known[0], etag=known[1])
 
     async def _ask(self, location: str) -> FileStat:
-        state = await self._source.stat(location)
+        state = await self.source.stat(location)
         await self.note(location, state)
         return state
 
     async def note(self, location: str, state: FileStat) -> None:
         """A file has this state now. Raises: ConfigError if it is not one that may be read."""
-        self._source.check_allowed(location)
-        await self._engine.call(
-            self._engine.store.put_state, location, state.size, state.etag, time.time()
+        self.source.check_allowed(location)
+        await self.engine.call(
+            self.engine.store.put_state, location, state.size, state.etag, time.time()
         )
 
 
