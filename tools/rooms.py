@@ -31,6 +31,7 @@ LAYERS = [
     "distributed",
     "formats",
     "index",
+    "text",
     "blend",
     "run",
     "testing",

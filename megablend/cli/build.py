@@ -19,6 +19,12 @@ SHOWN_PROBLEMS = 10
 """Missing or changed files that are printed."""
 _SHOWN_SOURCES = 5
 """Sources of a column that are printed."""
+of_processes = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes of each rank that tokenise text; by default the cores that it may use.",
+)
 
 
 @command()
@@ -26,7 +32,7 @@ _SHOWN_SOURCES = 5
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Report what indexing would request from object stores, without building.",
+    help="Report what indexing would request from object stores, and what tokenising text would take, without building.",
 )
 @in_cache
 @click.option(
@@ -34,18 +40,27 @@ _SHOWN_SOURCES = 5
     is_flag=True,
     help="Also make checksums of all blocks (reads all data once) for remote reads.",
 )
+@of_processes
 @as_json
-def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_json: bool) -> None:
+def build(
+    config: str,
+    dry_run: bool,
+    cache: str | None,
+    checksums: bool,
+    processes: int | None,
+    as_json: bool,
+) -> None:
     """Index the files of CONFIG and write its run's ledger.
 
     Under mpirun, srun or torchrun the ranks share the work.
     """
     if dry_run:
-        _report_dry_run(config, cache, as_json)
+        _report_dry_run(config, cache, processes, as_json)
         return
     from megablend.operations.build import build as build_run
 
-    built = _run(build_run, config, print_built, as_json, cache=cache, checksums=checksums)
+    given = {"cache": cache, "checksums": checksums, "processes": processes}
+    built = _run(build_run, config, print_built, as_json, **given)
     if built is not None and built.problems:
         sys.exit(3)
 
@@ -53,15 +68,16 @@ def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_jso
 @command()
 @click.argument("config")
 @in_cache
+@of_processes
 @as_json
-def index(config: str, cache: str | None, as_json: bool) -> None:
+def index(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
     """Index the files of CONFIG without committing a run.
 
     `describe` then reports what a run would read.
     """
     from megablend.operations.build import build_index
 
-    _run(build_index, config, print_index, as_json, cache=cache)
+    _run(build_index, config, print_index, as_json, cache=cache, processes=processes)
 
 
 def _run(
@@ -83,12 +99,12 @@ def _run(
     return built
 
 
-def _report_dry_run(config: str, cache: str | None, as_json: bool) -> None:
+def _report_dry_run(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
     from megablend.distributed.launch import detect
     from megablend.operations.dry_run import dry_run
 
     if detect().rank == 0:
-        found = dry_run(config, cache=cache)
+        found = dry_run(config, cache=cache, processes=processes)
         finish(
             {"sources": [each.to_dict() for each in found]},
             as_json,
@@ -99,6 +115,9 @@ def _report_dry_run(config: str, cache: str | None, as_json: bool) -> None:
 def _print_dry_run(found: Sequence[DryRun]) -> None:
     for each in found:
         text = f"{each.name}: {each.files:,} files, {each.bytes / 1e9:,.2f} GB"
+        if each.tokenising is not None:
+            print_line(f"{text}; to tokenise: {each.tokenising}")
+            continue
         if not each.requests:
             print_line(f"{text}, on local disks")
             continue

@@ -46,7 +46,7 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task(doing, total=None, status="")
 
         def update(progress: Progress) -> None:
-            if progress.waiting_for:
+            if progress.waiting_for or progress.told:
                 bar.console.print(_waiting(progress), markup=False, highlight=False)
                 return
             bar.update(
@@ -66,7 +66,7 @@ class _Lines:
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, progress: Progress) -> None:
-        if progress.waiting_for:
+        if progress.waiting_for or progress.told:
             log_line(_waiting(progress), self.stream)
             return
         status = self._describe(progress)
@@ -84,6 +84,8 @@ def log_line(text: str, stream: TextIO) -> None:
 
 
 def _waiting(progress: Progress) -> str:
+    if progress.told:
+        return printable(f"megablend: {progress.told}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
@@ -93,9 +95,16 @@ class _Describer:
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
+        self._is_text = False
 
     def __call__(self, progress: Progress) -> str:
+        is_text = bool(progress.tokenised)
+        if is_text != self._is_text:  # another speed
+            self._is_text = is_text
+            self._first = None
         parts = [f"{progress.files:,} of {progress.num_files:,} files"]
+        if is_text:
+            parts = [f"(tokenising) {progress.tokenised}"]
         done = progress.files
         total = progress.num_files
         if progress.num_bytes:

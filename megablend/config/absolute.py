@@ -31,6 +31,11 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     """
 
     urls: dict[str, str] = {}
+    cache = make_cache_absolute(config.cache, base, places.describe(["cache"]))
+    token_files = f"{cache}/tokens"
+    if config.token_files is not None:
+        place = places.describe(["token_files"])
+        token_files = make_cache_absolute(config.token_files, base, place)
 
     def placed(source: Source, *location: str | int) -> Source:
         place = places.describe(location)
@@ -39,6 +44,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
             update["vocab_size"] = _absolute_path(source.vocab_size, base, f"{place}.vocab_size")
         found = source.model_copy(update=update)
         found._place = place
+        found._token_files = token_files
         return found
 
     sources = {}
@@ -46,7 +52,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
     update: dict[str, Any] = {
-        "cache": make_cache_absolute(config.cache, base, places.describe(["cache"])),
+        "cache": cache,
+        "token_files": token_files if config.token_files is not None else None,
         "sources": sources,
     }
     if config.local_cache is not None:
@@ -55,6 +62,11 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     if isinstance(config.vocab_size, str):
         place = places.describe(["vocab_size"])
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
+    if (
+        config.tokenizer is not None
+        and (path := base / Path(config.tokenizer).expanduser()).exists()
+    ):
+        update["tokenizer"] = str(path)
     if urls or config.storage != ObjectOptions():
         objects = make_files_absolute(config.storage, base)
         update["storage"] = dataclasses.replace(objects, urls=tuple(urls.items()))

@@ -39,6 +39,12 @@ def check_settings(settings: Settings) -> None:
         )
     _check_masks(settings)
     _check_vocab_sizes(settings)
+    texts = [source.name for each in settings.sources.values() for source in each if source.text]
+    if texts and settings.tokenizer is None:
+        raise ValueError(
+            f"tokenizer: missing; source {texts[0]!r} is text: name a tokenizer.json, its folder, or a model of the "
+            "Hugging Face cache"
+        )
 
 
 def check_stages(

@@ -20,6 +20,7 @@ from megablend.config.absolute import make_cache_absolute, make_paths_absolute
 from megablend.config.complaints import Places, explain_errors
 from megablend.config.limited_yaml import parse_document, read_limited
 from megablend.config.model import Config
+from megablend.config.tokenizer_file import with_eods
 from megablend.errors import ConfigError
 from megablend.system.failures import cause_of, remedy_of
 
@@ -57,7 +58,7 @@ def load_config(
     if cache is not None:
         data["cache"] = cache
     try:
-        checked = Config.model_validate(data)
+        checked = Config.model_validate(with_eods(data, base, place))
     except ValidationError as error:
         raise ConfigError(_join_problems(error, place, data)) from None
     return make_paths_absolute(checked, base, place)

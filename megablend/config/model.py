@@ -47,9 +47,17 @@ IRRELEVANT = frozenset(
         "warnings",
         "on_bad_sample",
         "on_unreadable",
+        # How text is tokenised, which is done when a run is built on the tokens
+        "tokenizer",
+        "token_files",
+        "on_bad_document",
+        "max_bad",
+        "max_document",
     )
 )
 """Keys of a config, and of its sources and stages, that cannot change which tokens a sample has."""
+TOKENS = "tokens"
+"""The column of the files that text is tokenised to."""
 __all__ = [
     "LENGTHS",
     "MAX_RUN_NAME",
@@ -179,9 +187,10 @@ class Config(Settings):
 
     def read_spec(self, source: Source) -> ReadSpec:
         """How the source's tokens are indexed and read."""
+        is_text = source.text is not None
         return ReadSpec(
-            format=source.format,
-            column=source.column,
+            format="parquet" if is_text else source.format,
+            column=TOKENS if is_text else source.column,
             count_documents=self.needs_documents(source),
             block_bytes=self.block_bytes,
             options=make_options(source.options),

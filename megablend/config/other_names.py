@@ -48,7 +48,7 @@ _SET_ELSEWHERE = {
     "batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
     "micro_batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
     "global_batch_size": "it is micro batch x data-parallel size x accumulated steps of your training loop; remove the key",
-    "tokenizer": "sources hold tokens already; for checks of token ids give `vocab_size` (a number, or a tokenizer.json)",
+    "tokenizer": "all text sources share the `tokenizer` of the top level; for checks of token ids give `vocab_size`",
     "shuffle": "runs are always shuffled, unless `order: sequential`; `shuffle_window` sets how far blocks are mixed",
     "drop_last": "give `drop_last=` to megablend.Loader",
     "num_workers": "give `num_workers=` to megablend.Loader",

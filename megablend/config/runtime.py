@@ -52,7 +52,7 @@ class Runtime:
             stage_masks=tuple(each.masks for each in config.stage_configs_ignoring_sources)
             if changes_samples
             else (),
-            paths={name: source.path for name, source in sources.items()},
+            paths={name: source.token_paths for name, source in sources.items()},
             extra_columns={
                 name: source.extra_columns
                 for name, source in sources.items()

@@ -15,6 +15,7 @@ from megablend.config.source import Model, Source
 from megablend.config.stages import MASKS, StageSettings
 from megablend.config.values import (
     Count,
+    Number,
     Objects,
     OrderName,
     PathText,
@@ -156,6 +157,20 @@ class Settings(Model):
     eod_token: Token | None = None
     """Token that the three masks above act on; by default the sources' append_eod, if all have the
     same."""
+    tokenizer: PathText | None = None
+    """Of text sources: a tokenizer.json, a folder that has one, or the name of a model in the local
+    Hugging Face cache."""
+    token_files: PathText | None = None
+    """Folder, or prefix of an object store, for what text is tokenised to; by default `tokens` in
+    the cache."""
+    on_bad_document: Literal["error", "skip"] = "error"
+    """What `build` does about documents of text that cannot be read: no JSON, no text, not valid
+    Unicode, or longer than max_document."""
+    max_bad: Number = Fraction(1, 1000)
+    """Share of a source's documents that `on_bad_document: skip` may leave out."""
+    max_document: Size | None = None
+    """Longest line (or text of a table) that is read; by default 64 MiB, and 16 MiB for tokenizers
+    that only the `tokenizers` library knows, since it takes 117 bytes for each."""
 
     @model_validator(mode="before")
     @classmethod

@@ -76,7 +76,20 @@ class Source(Share):
     """Like the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Additional columns: one number per document, or per token."""
+    text: Annotated[str, Field(min_length=1)] | None = None
+    """The files are text, which `build` tokenises: the JSON key or column that holds it, dotted for
+    nested ones; see docs/text.md."""
+    key: Annotated[str, Field(min_length=1)] | None = None
+    """JSON key or column that names a document of a text source: kept beside its tokens."""
+    eos: bool = False
+    """Append the end-of-text token that the tokenizer names: the same as `append_eod` with its
+    id."""
+    bos: bool = False
+    """Begin each document of a text source with the tokenizer's beginning-of-text token."""
+    add_special_tokens: bool = False
+    """Put around each document of a text source what the tokenizer's post-processor adds."""
     _place: str = PrivateAttr("")
+    _token_files: str = PrivateAttr("")
 
     @field_validator("path", mode="before")
     @classmethod
@@ -101,6 +114,16 @@ class Source(Share):
         return self._place
 
     @property
+    def token_paths(self) -> tuple[str, ...]:
+        """Patterns of the files that hold the tokens: `path`, of text those that `build` makes."""
+        return self.path if self.text is None else (f"{self._token_files}/*",)
+
+    @property
+    def token_folder(self) -> str:
+        """Where the tokens of a text source are kept."""
+        return self._token_files
+
+    @property
     def is_capped(self) -> bool:
         """Whether the source has a cap."""
         return self.max_epochs is not None or self.max_tokens is not None
@@ -112,6 +135,7 @@ class Source(Share):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Source:
+        self._check_text()
         if self.documents is not None and self.extra_columns:
             raise ValueError(
                 f"source {self.name!r} sets both documents and extra_columns, whose rows hold the "
@@ -134,6 +158,27 @@ class Source(Share):
                 f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}"
             )
         return self
+
+    def _check_text(self) -> None:
+        """Raises: ValueError if keys of text sources and of others are mixed."""
+        of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
+        of_text = ("key", "eos", "bos", "add_special_tokens")
+        unfit = of_text if self.text is None else of_tokens
+        if found := next((key for key in unfit if getattr(self, key)), None):
+            whose = "has no `text`" if self.text is None else "is tokenised from text"
+            raise ValueError(
+                f"source {self.name!r} {whose}, so {found} does not apply; remove {found}"
+                + (", or name the key of the text in `text`" if self.text is None else "")
+            )
+        names = sorted((f"{self.text}.", f"{self.key}."), key=len)
+        if self.key is not None and names[1].startswith(names[0]):
+            raise ValueError(
+                f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one within the other; expected two"
+            )
+        if self.bos and self.add_special_tokens:
+            raise ValueError(
+                f"source {self.name!r} sets bos and add_special_tokens, which adds its own; keep one"
+            )
 
 
 def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

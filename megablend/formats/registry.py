@@ -35,7 +35,7 @@ TEXT_SUFFIXES = tuple(
     for name in (".jsonl", ".json", ".txt", ".csv", ".tsv")
     for packed in ("", ".gz", ".zst", ".xz")
 )
-"""Suffixes of text, which is not read."""
+"""Suffixes of text, which is no format of tokens."""
 _HEAD_BYTES = 64
 """Read once for all formats that share a suffix."""
 
@@ -106,8 +106,8 @@ def format_of(path: str, storage: Storage) -> Format:
         pair += f": {remedy}"
     if path.lower().endswith(TEXT_SUFFIXES):
         raise ConfigError(
-            f"{path}: text, not tokens: tokenise it first, for instance to Parquet with a column of token ids (docs/parquet.md), "
-            "or with Megatron's preprocess_data.py to .bin/.idx"
+            f"{path}: text, not tokens: of JSON Lines, name the key of the text in `text`, and a `tokenizer` (docs/text.md); "
+            "of other text, write JSON Lines, or tokens to Parquet (docs/parquet.md)"
         )
     raise ConfigError(
         f"{path}: unknown kind of file{pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a .bin/.idx pair; "

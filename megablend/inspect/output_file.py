@@ -36,7 +36,7 @@ def check_output(target: str | Path, session: Session) -> Path:
     if isinstance(session.what, str | Path) and _is_same(path, session.what):
         raise ConfigError(f"{path}: found the config, {_EXPECTED}")
     sources = session.config.all_sources if session.is_config else {}
-    roots = {name: find_root(source.path) for name, source in sources.items()}
+    roots = {name: find_root(source.token_paths) for name, source in sources.items()}
     needed = session.ledger.indices if session.ledger else ()
     for digest in {*needed, *session.snapshots[-1:]}:
         try:

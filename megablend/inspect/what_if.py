@@ -105,7 +105,7 @@ def list_files(session: Session) -> tuple[SourceFiles, ...]:
     """
     configured = session.config.all_sources
     listed = []
-    for listing in list_sources(list_specs(session.config), session.storage):
+    for listing in list_sources(list_specs(session.config, session.storage), session.storage):
         source = configured[listing.name]
         listed.append(
             SourceFiles(

@@ -28,7 +28,7 @@ from megablend.operations.checksums import make_checksums
 from megablend.operations.repair import repair_kept_index
 from megablend.operations.runs import list_indices
 from megablend.operations.session import ConfigLike, Session
-from megablend.operations.source_specs import list_specs
+from megablend.operations.source_specs import has_text, list_specs
 from megablend.operations.token_documents import refuse_token_documents, warn_of_token_documents
 from megablend.operations.warn import (
     find_warnings,
@@ -70,6 +70,7 @@ def build_index(
     progress: Callable[[Progress], None] | None = None,
     launch: Communicator | None = None,
     storage: Storage | None = None,
+    processes: int | None = None,
 ) -> BuiltIndex:
     """Index the config's files without committing a run: `describe` then reports what a run of this
     config would read.
@@ -80,7 +81,7 @@ def build_index(
     """
     launch = launch or detect()
     session = Session(config, cache=cache, storage=storage)
-    report = _index(session, launch, progress)
+    report = _index(session, launch, progress, processes)
     try:
         documents = _tabulate(session, _find_ledger(session, launch), report, launch)
     except BaseException as error:
@@ -96,6 +97,7 @@ def build(
     launch: Communicator | None = None,
     storage: Storage | None = None,
     checksums: bool = False,
+    processes: int | None = None,
 ) -> BuildResult:
     """Index the config's files and write the run's ledger, in one process or on every rank of an
     MPI job, which share the work.
@@ -109,6 +111,7 @@ def build(
             same on all ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. Reads
             from elsewhere than a local disk are then compared with them.
+        processes: of each rank for tokenising text; by default the cores that it may use.
 
     Returns: the same on all ranks.
     Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
@@ -117,13 +120,15 @@ def build(
     """
     launch = launch or detect()
     session = Session(config, cache=cache, storage=storage)
-    report = _index(session, launch, progress)
+    report = _index(session, launch, progress, processes)
     built = None
     try:
         with translating(session.config.cache):
             ledger = _find_ledger(session, launch)
             if ledger is not None and _repair(session, ledger, report, launch, progress):
-                report = _index(session, launch, progress)  # the config's own is the newest again
+                report = _index(
+                    session, launch, progress, processes
+                )  # the config's own is the newest again
             documents = _tabulate(session, ledger, report, launch)
             if checksums:
                 digest = ledger.index if ledger else report.digest
@@ -149,20 +154,50 @@ def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
     return launch.bcast(session.ledger if launch.rank == 0 else None)
 
 
+def _list_read(session: Session) -> dict[str, list[str]]:
+    """By text source: the token files that the run reads already."""
+    names = dict[str, list[str]]()
+    for digest in session.ledger.indices if session.ledger else ():
+        snapshot = open_snapshot(session.cache, digest)
+        files = snapshot.file_names()
+        for entry in snapshot.sources:
+            source = session.config.all_sources.get(entry.name)
+            if source is not None and source.text is not None:
+                names.setdefault(entry.name, []).extend(files[i] for i in entry.files)
+    return names
+
+
 def _index(
-    session: Session, launch: Communicator, progress: Callable[[Progress], None] | None
+    session: Session,
+    launch: Communicator,
+    progress: Callable[[Progress], None] | None,
+    processes: int | None,
 ) -> BuildReport:
-    """Check the config, and index its files. Called by all ranks."""
+    """Check the config, tokenise its text, and index its files. Called by all ranks."""
     try:
         with translating("build"):
             checked = session.config
             check_sample(checked)
             _check_same_config(launch, checked)
+            specs = list_specs(checked)
+            if has_text(checked):
+                from megablend.text.tokenise import tokenise  # few need it
+
+                known = _list_read(session) if launch.rank == 0 else None
+                specs = tokenise(
+                    checked,
+                    specs,
+                    launch=launch,
+                    storage=session.storage,
+                    known=known,
+                    processes=processes,
+                    progress=progress,
+                )
     except BaseException as error:
         launch.abort(error)
     report = index_files(
         session.cache,
-        list_specs(checked),
+        specs,
         launch=launch,
         storage=session.storage,
         progress=progress,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.config import Config
+from megablend.config.tokenizer_file import find_tokenizer
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
@@ -154,6 +155,8 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {}
     for name, source in config.all_sources.items():
         given = source.vocab_size if source.vocab_size is not None else config.vocab_size
+        if given is None and source.text is not None and config.tokenizer is not None:
+            given = str(find_tokenizer(config.tokenizer))
         if isinstance(given, str):
             given = read[given] if given in read else read.setdefault(given, read_vocab_size(given))
         if given is not None and source.append_eod is not None and source.append_eod >= given:

@@ -80,5 +80,5 @@ def make_checksums(
 
 
 def _path_of(config: Config, snapshot: Snapshot, number: int) -> str:
-    roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+    roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
     return snapshot.path(number, roots)

@@ -4,10 +4,13 @@ building anything."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from megablend.config import Config
 from megablend.index.build.estimate_requests import estimate_indexing
+from megablend.index.build.source_spec import SourceSpec
 from megablend.index.build.sources import list_source
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
@@ -22,6 +25,7 @@ from megablend.system.failures import translating
 class DryRun(Record):
     """What indexing a source would take if nothing of it were indexed."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"tokenising"})
     name: str
     files: int
     bytes: int
@@ -38,15 +42,25 @@ class DryRun(Record):
     most_cost: float | None
     tabled: bool
     """Whether `build` then reads the lengths of its documents, too, which is not included."""
+    tokenising: str | None = None
+    """Of text that is not tokenised: how much, and what that takes, from a sample."""
 
 
 @translating("build")
 def dry_run(
-    config: ConfigLike, *, cache: str | None = None, storage: Storage | None = None
+    config: ConfigLike,
+    *,
+    cache: str | None = None,
+    storage: Storage | None = None,
+    processes: int | None = None,
 ) -> list[DryRun]:
     """Find the files of a config's sources, and the requests and bytes that indexing them takes. To
     find these, up to 512 files of each source in an object store (more if they differ much) are
-    indexed without reading their data. Nothing is written.
+    indexed without reading their data. Of text that is not tokenised, the beginnings of up to 16
+    files are. Nothing is kept.
+
+    Args:
+        processes: that would tokenise.
 
     Raises: ConfigError, DataError.
     """
@@ -56,6 +70,9 @@ def dry_run(
     found = list[DryRun]()
     tabled = checked.sources_needing_lengths
     for spec in list_specs(checked):
+        if checked.all_sources[spec.name].text is not None:
+            found.append(_estimate_text(checked, spec, storage, processes))
+            continue
         before = count_requests()
         listing = list_source(spec, storage)
         listed = np.subtract(count_requests(), before)
@@ -77,3 +94,24 @@ def dry_run(
             )
         )
     return found
+
+
+def _estimate_text(
+    config: Config, spec: SourceSpec, storage: Storage, processes: int | None
+) -> DryRun:
+    from megablend.text.tokenise import estimate_pending  # few need it
+
+    files, expected, number = estimate_pending(config, spec, storage, processes)
+    return DryRun(
+        name=spec.name,
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        requests=0,
+        source_bytes=0,
+        cost=None,
+        most_requests=0,
+        most_source_bytes=0,
+        most_cost=None,
+        tabled=spec.name in config.sources_needing_lengths,
+        tokenising=expected.describe(number),
+    )

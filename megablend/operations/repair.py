@@ -40,7 +40,7 @@ def repair_kept_index(
     if damage is None:
         return False
     try:
-        roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+        roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
         is_first = launch.rank == 0
         block_bytes = config.block_bytes
         listed = (

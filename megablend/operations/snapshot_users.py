@@ -73,7 +73,9 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
         if config is not None and (
             config.run in names or not (names or digest in references or digest in superseded)
         ):
-            roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+            roots = {
+                name: find_root(source.token_paths) for name, source in config.all_sources.items()
+            }
             found[digest] = SnapshotUse(roots=roots)
             continue
         repair = REPAIR_REMEDY

@@ -83,7 +83,9 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
     known = newest.sources.numbers
     names = newest.file_names()
     try:
-        listings = list(list_sources(list_specs(config), storage))
+        listings = list(list_sources(list_specs(config, storage), storage))
+    except CacheError as error:
+        return Unindexed(str(error), only_lacks_files=True)
     except (ConfigError, MissingFileError):
         # No file is there: checks of files say which are missing
         return None

@@ -178,7 +178,8 @@ def find_misfit(
         eod = source.append_eod
         read = reads.get(name)
         options = tuple(source.options.items())
-        request = id(read), source.format, source.column, options, eod is None
+        written = source.format, source.column, options, source.text is None
+        request = id(read), written, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
             if (misfit := _find_misfit(config, snapshot, name, source, number)) is not None:
                 return misfit

@@ -16,15 +16,15 @@ PORTIONS_AHEAD = 16
 
 
 def read_portions(
-    storage: Storage, path: str, size: int, portion_bytes: int
+    storage: Storage, path: str, size: int, portion_bytes: int, first: int = 0
 ) -> Iterator[tuple[int, memoryview]]:
-    """Read the `size` bytes of a file in order.
+    """Read the `size` bytes of a file in order, from byte `first` on.
 
     Yields: the first byte of each portion, and its bytes.
     Raises: as Storage.read does.
     """
     ahead = PORTIONS_AHEAD if storage.limits(path).max_files > 1 else 1
-    starts = deque(range(0, size, portion_bytes))
+    starts = deque(range(first, size, portion_bytes))
     pending = deque[tuple[int, Future[tuple[Bytes, Int64s]]]]()
     try:
         while starts or pending:

@@ -126,13 +126,13 @@ SITUATIONS = [
         "text in place of tokens",
         {"paths": "*.jsonl"},
         ["build CONFIG"],
-        ["text, not tokens: tokenise it first"],
+        ["text, not tokens: of JSON Lines, name the key of the text in `text`"],
     ),
     Situation(
         "a folder of text in place of tokens",
         {"paths": "texts"},
         ["build CONFIG"],
-        ["it contains text, not tokens: tokenise it first"],
+        ["it contains text, not tokens: name the key of the text in `text`"],
     ),
     Situation(
         "a length with a unit",

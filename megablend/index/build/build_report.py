@@ -15,6 +15,10 @@ class Progress:
     bytes: int
     """Total size of the files and parts of files that are done."""
     num_bytes: int
+    tokenised: str = ""
+    """While text is tokenised: documents, and how fast."""
+    told: str = ""
+    """Something to print at once."""
     waiting_for: str = ""
     """The other build that holds the cache lock, while this one waits for it."""
 

@@ -42,7 +42,7 @@ _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
 def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
-    found = find_source(spec, storage)
+    found = spec if spec.paths else find_source(spec, storage)
     return found.with_files(found.stat_files(found.paths, storage))
 
 
@@ -327,7 +327,7 @@ def _advice(folder: str, storage: Storage) -> str:
             return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
     # Of all folders: datasets have .json files beside them
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
-        return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
+        return "it contains text, not tokens: name the key of the text in `text`, and a `tokenizer` (docs/text.md)"
     return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
 
 

@@ -1,0 +1,134 @@
+"""The tokenizer that a config names: where its tokenizer.json is, and which token ends a text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megablend.config.complaints import Places
+from megablend.errors import ConfigError
+from megablend.storage.location import find_scheme
+
+TOKENIZER = "tokenizer.json"
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_NAMED_IN = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
+    """The tokenizer.json that a config means.
+
+    Args:
+        given: its path, that of its folder, or the name of a model in the local Hugging Face cache.
+        base: the folder that a relative path is relative to.
+
+    Raises: ConfigError if there is none.
+    """
+    path = base / Path(given).expanduser()
+    if path.is_file():
+        return path
+    if (path / TOKENIZER).is_file():
+        return path / TOKENIZER
+    tried = f"no file {path}, nor {path / TOKENIZER}"
+    if _MODEL_NAME.fullmatch(given):
+        home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+        model = hub / f"models--{given.replace('/', '--')}"
+        found = sorted(model.glob(f"snapshots/*/{TOKENIZER}"))
+        main = model / "refs" / "main"
+        revision = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
+        if found:
+            return next((each for each in found if each.parent.name == revision), found[-1])
+        tried += f", nor a model {model}"
+    raise ConfigError(
+        f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json, or download the model "
+        f"(`hf download {Path(given).name if find_scheme(given) else given} {TOKENIZER}`)"
+    )
+
+
+def find_named_token(tokenizer: Path, name: str) -> int:
+    """The id of a token by its role, `eos_token` or `bos_token`, as the files beside tokenizer.json
+    name it. Raises: ConfigError."""
+    for each in _NAMED_IN:
+        beside = tokenizer.parent / each
+        if beside.is_file():
+            found = _load(beside).get(name)
+            text = found.get("content") if isinstance(found, dict) else found
+            if isinstance(text, str):
+                return find_token(tokenizer, text)
+    remedy = "give its text in `append_eod`" if name == "eos_token" else "use add_special_tokens"
+    raise ConfigError(
+        f"{tokenizer}: no {name} is named in {' or '.join(_NAMED_IN)} beside it; {remedy}"
+    )
+
+
+def find_token(tokenizer: Path, text: str) -> int:
+    """The id of the token that is written `text`. Raises: ConfigError if there is none."""
+    data = _load(tokenizer)
+    added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
+    vocab = data.get("model", {}).get("vocab", {})
+    found = added.get(text, vocab.get(text) if isinstance(vocab, dict) else None)
+    if found is None and isinstance(vocab, list):
+        found = next((i for i, each in enumerate(vocab) if each[0] == text), None)
+    if not isinstance(found, int):
+        known = ", ".join(map(repr, list(added)[:5])) or "none"
+        raise ConfigError(
+            f"{tokenizer}: has no token {text!r}; expected one of its vocabulary (added tokens: {known})"
+        )
+    return found
+
+
+def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
+    """The keys of a config with `append_eod` as an id: where it is the text of a token, and where
+    `eos` asks for the one that the tokenizer names. Raises: ConfigError."""
+    sources = data.get("sources")
+    given = data.get("tokenizer")
+    if not isinstance(given, str | os.PathLike):
+        return data
+    name = os.fspath(given)
+
+    def resolve(source: Any, *location: str | int) -> Any:
+        if not isinstance(source, Mapping):
+            return source
+        eod = source.get("append_eod")
+        wants_eos = source.get("eos") is True
+        if wants_eos and eod is not None:
+            raise ConfigError(
+                f"{places.describe(location)}: eos and append_eod both name the token that ends documents; keep one"
+            )
+        if wants_eos:
+            return {
+                **source,
+                "append_eod": find_named_token(find_tokenizer(name, base), "eos_token"),
+            }
+        if isinstance(eod, str):
+            return {**source, "append_eod": find_token(find_tokenizer(name, base), eod)}
+        return source
+
+    def resolve_all(listed: Any, *above: str) -> Any:
+        if not isinstance(listed, list | tuple):
+            return listed
+        return [resolve(source, *above, i) for i, source in enumerate(listed)]
+
+    if isinstance(sources, Mapping):
+        found: Any = {key: resolve_all(each, "sources", key) for key, each in sources.items()}
+    else:
+        found = resolve_all(sources, "sources")
+    return {**data, "sources": found}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: cannot read the tokenizer ({error}); write it again with `tokenizer.save`"
+        ) from error
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path}: found {type(data).__name__}, expected the object that `tokenizer.save` writes"
+        )
+    return data

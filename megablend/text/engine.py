@@ -1,0 +1,218 @@
+"""Texts to tokens: by Hugging Face's `tokenizers`, which decides what is right, or by gigatoken,
+thirty times as fast, where it is proved to give the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.errors import ConfigError
+from megablend.text.tokenizer import TokenizerFile
+
+MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
+MAX_CACHE_BYTES = 512 << 20
+_REFERENCE_CHARACTERS = 1 << 20
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+Ids = npt.NDArray[np.int32]
+
+
+class Tokens(NamedTuple):
+    """Tokens of several texts."""
+
+    ids: Ids
+    """int32 [total]"""
+    counts: Int64s
+    """int64 [n]: tokens of each text"""
+
+
+class Engine:
+    """Tokenises texts. Not picklable; each process makes its own."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: TokenizerFile) -> None:
+        self.tokenizer = tokenizer
+        self._model = make_reference(tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Tokens of each text, without special tokens around it."""
+        ids = [np.empty(0, np.int32)]
+        counts = list[int]()
+        for batch in _divide(texts):
+            encoded = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            found = [each.ids for each in encoded]
+            counts += map(len, found)
+            ids += (np.array(each, np.int32) for each in found)
+        return Tokens(np.concatenate(ids), np.array(counts, np.int64))
+
+
+class GigatokenEngine(Engine):
+    """See Engine. Unicode normalisation is that of `tokenizers`: gigatoken's own knows another
+    version of Unicode, whose results differ in ways that no list of code points foresees."""
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: TokenizerFile) -> None:
+        """Raises: ValueError, or whatever gigatoken does, for a kind that it refuses."""
+        super().__init__(tokenizer)
+        data = json.loads(tokenizer.definition)
+        if tokenizer.has_normalizer:
+            data["normalizer"] = None
+        self._added = [each["content"] for each in data.get("added_tokens") or ()]
+        self._definition = json.dumps(data)
+        self._gigatoken = import_module("gigatoken")
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what is cached: gigatoken 0.10 keeps every word that it has ever seen."""
+        self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
+        if hasattr(self._fast.backend, "set_max_cache_bytes"):
+            self._fast.backend.set_max_cache_bytes(MAX_CACHE_BYTES)
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """See Engine.encode."""
+        if not self.tokenizer.has_normalizer:
+            return self._encode(texts)
+        texts = list(texts)
+        slow = list[int]()
+        for i, text in enumerate(texts):
+            if text.isascii():
+                continue
+            if any(token in text for token in self._added):
+                slow.append(i)  # a mark after an added token is composed with it
+            elif _UNASSIGNED().search(text) or not unicodedata.is_normalized("NFC", text):
+                texts[i] = self._model.normalizer.normalize_str(text)
+        tokens = self._encode(texts)
+        if not slow:
+            return tokens
+        reference = super().encode([texts[i] for i in slow])
+        parts = np.split(tokens.ids, np.cumsum(tokens.counts)[:-1])
+        others = np.split(reference.ids, np.cumsum(reference.counts)[:-1])
+        for i, ids in zip(slow, others, strict=True):
+            parts[i] = ids
+        counts = tokens.counts.copy()
+        counts[slow] = reference.counts
+        return Tokens(np.concatenate(parts), counts)
+
+    def _encode(self, texts: Sequence[str]) -> Tokens:
+        # Never its thread pool: workers are processes, and a pool does not survive a fork
+        layout = self._fast.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data).astype(np.int64)
+        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        return Tokens(ids.astype(np.int32), np.diff(offsets))
+
+
+def _divide(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Consecutive texts, about a megabyte at a time: `tokenizers` takes 117 bytes for each byte."""
+    batch = list[str]()
+    held = 0
+    for text in texts:
+        batch.append(text)
+        held += len(text)
+        if held >= _REFERENCE_CHARACTERS:
+            yield batch
+            batch = []
+            held = 0
+    if batch:
+        yield batch
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """`tokenizers` uses this thread only: it is one of several processes, and threads that it has
+    started would not survive a fork."""
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[_PARALLELISM]
+        if before is not None:
+            os.environ[_PARALLELISM] = before
+
+
+@lru_cache(maxsize=1)
+def _UNASSIGNED() -> re.Pattern[str]:  # noqa: N802  (a constant that takes 0.2 s)
+    """Code points that this Python's tables do not know: those of `tokenizers` may."""
+    spans = list[list[int]]()
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code)) == "Cn":
+            if spans and spans[-1][1] == code - 1:
+                spans[-1][1] = code
+            else:
+                spans.append([code, code])
+    inner = "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in spans)
+    return re.compile(f"[{inner}]")
+
+
+def make_reference(tokenizer: TokenizerFile) -> Any:
+    """The tokenizer as `tokenizers` reads it.
+    Raises: ConfigError if that is not installed, or refuses the file."""
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(f"{tokenizer.path}: {MISSING}") from error
+    try:
+        return tokenizers.Tokenizer.from_str(tokenizer.definition)
+    except Exception as error:  # of the library: a bare Exception
+        raise ConfigError(
+            f"{tokenizer.path}: tokenizers {find_version('tokenizers')} cannot read it ({error}); upgrade it, or write the file "
+            "again with `tokenizer.save`"
+        ) from error
+
+
+def find_version(package: str) -> str:
+    """The version of a package that is installed; "" if it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[Ids, Ids]:
+    """The tokens before and after each document, int32 [n] each: with `bos` the one that begins a
+    text, with `special` what the tokenizer's post-processor adds. Raises: ConfigError."""
+    if bos:
+        return np.array([tokenizer.named_token("bos_token")], np.int32), np.empty(0, np.int32)
+    if not special:
+        return np.empty(0, np.int32), np.empty(0, np.int32)
+    model = make_reference(tokenizer)
+    plain = model.encode("a", add_special_tokens=False).ids
+    whole = model.encode("a").ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            after = whole[start + len(plain) :]
+            return np.array(whole[:start], np.int32), np.array(after, np.int32)
+    raise ConfigError(
+        f"{tokenizer.path}: its post-processor changes tokens within a text, not only around it; remove add_special_tokens"
+    )
+
+
+def surround(tokens: Tokens, before: Ids, after: Ids) -> Tokens:
+    """Add tokens before and after those of each text."""
+    if not len(before) and not len(after):
+        return tokens
+    ends = np.cumsum(tokens.counts)
+    places = np.column_stack(
+        (
+            np.repeat((ends - tokens.counts)[:, None], len(before), axis=1),
+            np.repeat(ends[:, None], len(after), axis=1),
+        )
+    ).ravel()
+    added = np.tile(np.concatenate((before, after)), len(ends))
+    return Tokens(
+        np.insert(tokens.ids, places, added).astype(np.int32),
+        tokens.counts + len(before) + len(after),
+    )

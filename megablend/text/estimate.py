@@ -1,0 +1,93 @@
+"""Beforehand: how much text there is, and what its tokens will take, from a sample of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from megablend.errors import CacheError
+from megablend.text.engine import Engine, GigatokenEngine
+from megablend.text.parts import Task, open_parts
+from megablend.text.prove import MIN_CHECKED
+from megablend.text.token_file import TokenFileWriter
+from megablend.text.work import Setup
+
+_FILES = 16
+_DOCUMENTS = 200
+"""Of each file that is sampled."""
+_SPARE = 1.05
+_PART = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What tokenising takes, roughly."""
+
+    files: int
+    bytes: int
+    """Of the files that are not tokenised yet; uncompressed."""
+    tokens: int
+    disk_bytes: int
+    cpu_seconds: float
+
+    def describe(self, num_processes: int) -> str:
+        """In words."""
+        wait = self.cpu_seconds / num_processes
+        return (
+            f"{self.files:,} files of text, about {self.bytes / 1e9:,.2f} GB, {self.tokens / 1e9:,.3f} billion tokens, "
+            f"{self.disk_bytes / 1e9:,.2f} GB to write, {wait / 60:,.1f} min by {num_processes} processes"
+        )
+
+
+def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
+    """What tasks of one source take: the beginnings of up to 16 files are tokenised.
+    Raises: DataError if one cannot be read."""
+    step = -(-len(tasks) // _FILES) or 1
+    setup = replace(setup, part_bytes=_PART)
+    engine = Engine(setup.tokenizer)
+    if setup.engine == "gigatoken":
+        with contextlib.suppress(Exception):  # it is not proved yet, and may refuse the tokenizer
+            engine = GigatokenEngine(setup.tokenizer)
+    read = tokens = written = 0
+    seconds = 0.0
+    for task in islice(tasks, 0, None, step):
+        first = replace(task, part=task.part and 0) if not task.file.is_table else task
+        for part in islice(open_parts(first, setup.storage, setup.fields, _PART), 1):
+            for portion in islice(part.portions, 1):
+                chosen = portion.documents[:_DOCUMENTS]
+                if not chosen:
+                    continue
+                size = sum(len(each.text.encode()) for each in chosen)
+                engine.encode([each.text for each in chosen[:MIN_CHECKED]])  # fills caches
+                start = time.process_time()
+                found = engine.encode([each.text for each in chosen])
+                with setup.folder.writing(setup.tokenizer.digest) as path:
+                    with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
+                        writer.write(chosen, found)
+                    written += path.stat().st_size
+                seconds += time.process_time() - start
+                total = sum(len(each.text.encode()) for each in portion.documents)
+                read += portion.num_bytes * size // max(1, total)
+                tokens += len(found.ids)
+    num_bytes = sum(task.cost for task in tasks)
+    scale = num_bytes / max(1, read)
+    return Estimate(
+        files=len({task.file.path for task in tasks}),
+        bytes=num_bytes,
+        tokens=int(tokens * scale),
+        disk_bytes=int(written * scale),
+        cpu_seconds=seconds * scale,
+    )
+
+
+def check_space(setup: Setup, needed: int) -> None:
+    """Raises: CacheError if the disk has less than the estimated bytes."""
+    free = setup.folder.count_free_bytes()
+    if free is not None and free < _SPARE * needed:
+        raise CacheError(
+            f"{setup.folder.location}: has {free / 1e9:,.1f} GB free, expected {_SPARE * needed / 1e9:,.1f} GB for the tokens: "
+            "free some, or set `token_files` to a folder or bucket with room"
+        )

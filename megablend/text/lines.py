@@ -1,0 +1,315 @@
+"""JSON Lines: the lines of a part of a file, and the text of each."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
+from megablend.storage.base import Storage
+from megablend.storage.portions import read_portions
+from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields, find_nested
+from megablend.text.engine import MISSING
+
+BATCH_BYTES = 16 << 20
+"""Lines that are read, tokenised and written together. Token files depend on it."""
+PORTION_BYTES = 4 << 20
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+_BOM = b"\xef\xbb\xbf"
+
+
+class Lines(NamedTuple):
+    """Consecutive lines."""
+
+    data: bytes | None
+    """None for a single line that is too long, which was passed over."""
+    offset: int
+    """Of the first byte."""
+    size: int
+
+
+class LineReader:
+    """Reads consecutive lines of a file, in batches that depend on the file and on where the part
+    begins, not on how its bytes arrive.
+
+    Args:
+        pieces: the file's bytes from `offset` on.
+        max_bytes: longer lines are passed over.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], offset: int, max_bytes: int) -> None:
+        self.offset = offset
+        """Of the first byte that was not returned yet."""
+        self.digest = blake2b(digest_size=16)
+        """Of what was returned; replaced at the beginning of a part."""
+        self._pieces = pieces
+        self._max_bytes = max_bytes
+        self._buffer = b""
+        self._at = 0
+        self._ended = False
+
+    def pass_line(self) -> None:
+        """Pass over the rest of a line, which belongs to the part before."""
+        self._pass_long(lambda data: None)
+
+    def at_end(self) -> bool:
+        """Whether the file has no more bytes."""
+        return self._fill(1) == 0
+
+    def read(self, stop: int) -> Lines | None:
+        """Lines that begin before `stop`, at most BATCH_BYTES of them or one; None without any."""
+        if self.offset >= stop:
+            return None
+        # One more, so that it is known whether the file ends here
+        held = self._fill(BATCH_BYTES + 1)
+        is_rest = held <= BATCH_BYTES
+        held = min(held, BATCH_BYTES)
+        if not held:
+            return None
+        at = self._at
+        end = 0
+        if stop - self.offset <= held:
+            end = self._buffer.find(b"\n", at + stop - 1 - self.offset, at + held) + 1
+        if not end and is_rest:
+            end = at + held
+        end = end or self._buffer.rfind(b"\n", at, at + held) + 1
+        if not end:
+            end = self._find_long_end()
+            at = self._at
+        start = self.offset
+        is_long = end < 0 or end - at > self._max_bytes
+        if end < 0 or (is_long and self._buffer.find(b"\n", at, end) + 1 in (0, end)):
+            self._pass_long(self.digest.update)
+            return Lines(None, start, self.offset - start)
+        data = self._buffer[at:end]
+        self.digest.update(data)
+        self._at = end
+        self.offset += len(data)
+        return Lines(data, start, len(data))
+
+    def _find_long_end(self) -> int:
+        """Where the line ends that begins the buffer; -1 if it is too long."""
+        size = BATCH_BYTES
+        while True:
+            held = self._fill(size)
+            end = self._buffer.find(b"\n", self._at)
+            if end >= 0:
+                return end + 1
+            if held < size:
+                return len(self._buffer)
+            if held > self._max_bytes:
+                return -1
+            size *= 2
+
+    def _pass_long(self, use: Callable[[bytes], object]) -> None:
+        while self._fill(1):
+            end = self._buffer.find(b"\n", self._at) + 1
+            data = self._buffer[self._at : end or len(self._buffer)]
+            use(data)
+            self._at += len(data)
+            self.offset += len(data)
+            if end:
+                return
+
+    def _fill(self, size: int) -> int:
+        """Read until `size` bytes are held, or the file ends. Returns: how many are."""
+        held = len(self._buffer) - self._at
+        if held >= size or self._ended:
+            return held
+        parts = [self._buffer[self._at :]]
+        while held < size:
+            piece = next(self._pieces, b"")
+            if not piece:
+                self._ended = True
+                break
+            parts.append(piece)
+            held += len(piece)
+        self._buffer = b"".join(parts)
+        self._at = 0
+        return held
+
+
+def open_plain(storage: Storage, path: str, size: int, start: int) -> Iterator[bytes]:
+    """The bytes of a file from `start` on."""
+    for _, data in read_portions(storage, path, size, PORTION_BYTES, start):
+        yield bytes(data)
+
+
+def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Iterator[bytes]:
+    """The bytes of a compressed file, decompressed. Raises: CorruptFileError if it is truncated or
+    damaged."""
+    raw = _Pieces(open_plain(storage, path, size, 0))
+    try:
+        with pa.CompressedInputStream(pa.PythonFile(raw, "r"), codec) as stream:
+            while data := stream.read(PORTION_BYTES):
+                yield data
+    except OSError as error:
+        if isinstance(error, ValueError):  # of the storage
+            raise
+        raise CorruptFileError(
+            path,
+            f"cannot be decompressed ({str(error).strip().splitlines()[0]}): truncated, damaged, or not {codec}; "
+            f"{REWRITE_REMEDY}, or set `on_unreadable: skip`",
+            offset=raw.position,
+        ) from error
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of a file as a file object."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._rest:
+            self._rest = next(self._pieces, b"")
+        data = self._rest if size < 0 else self._rest[:size]
+        self._rest = self._rest[len(data) :]
+        self.position += len(data)
+        return data
+
+
+class LineParser:
+    """The documents of lines. Raises: ConfigError without msgspec."""
+
+    def __init__(self, fields: TextFields) -> None:
+        try:
+            msgspec = import_module("msgspec")
+        except ImportError as error:
+            raise ConfigError(MISSING) from error
+        self._fields = fields
+        self._decode = msgspec.json.Decoder(_make_type(msgspec, fields)).decode
+
+    def parse(self, lines: Lines, line: int) -> Portion:
+        """The documents of consecutive lines.
+
+        Args:
+            line: number of the first one within its part.
+        """
+        if lines.data is None:
+            place = Place(lines.offset, line)
+            reason = (
+                f"is {lines.size:,} bytes long, more than max_document ({self._fields.max_bytes:,})"
+            )
+            bad = BadDocument("too long", reason, place)
+            return Portion([], [bad], lines.size, 1)
+        rows = lines.data.split(b"\n")
+        if not rows[-1]:
+            rows.pop()
+        offset = lines.offset
+        documents = list[Document]()
+        found_bad = list[BadDocument]()
+        for number, row in enumerate(rows, line):
+            found = self._parse_line(row, Place(offset, number))
+            if isinstance(found, Document):
+                documents.append(found)
+            elif found is not None:
+                found_bad.append(found)
+            offset += len(row) + 1
+        return Portion(documents, found_bad, len(lines.data), len(rows))
+
+    def _parse_line(self, row: bytes, place: Place) -> Document | BadDocument | None:
+        if place.offset == 0 and row.startswith(_BOM):
+            row = row[len(_BOM) :]
+        if len(row) > self._fields.max_bytes:
+            reason = (
+                f"is {len(row):,} bytes long, more than max_document ({self._fields.max_bytes:,})"
+            )
+            return BadDocument("too long", reason, place)
+        try:
+            text, key = self._read_fast(row)
+        except Exception:  # of msgspec: whatever it is, json decides
+            if not row.strip(b" \t\r"):
+                return None
+            return self._read_exactly(row, place)
+        return Document(text, None if key is None else str(key), place)
+
+    def _read_fast(self, row: bytes) -> tuple[str, object]:
+        found = self._decode(row)
+        text = found
+        for name in self._fields.text.split("."):
+            text = getattr(text, _attribute(name))
+        key = found if self._fields.key is not None else None
+        for name in (self._fields.key or "").split(".") if key is not None else ():
+            key = getattr(key, _attribute(name), None)
+        return text, key
+
+    def _read_exactly(self, row: bytes, place: Place) -> Document | BadDocument:
+        fields = self._fields
+        try:
+            record = json.loads(row.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
+        except (ValueError, RecursionError) as error:
+            return BadDocument("not JSON", f"is not JSON ({error})", place)
+        if not isinstance(record, dict):
+            return BadDocument("not JSON", f"is a {type(record).__name__}, no JSON object", place)
+        try:
+            text = find_nested(record, fields.text)
+        except KeyError as error:
+            hint = did_you_mean(str(error.args[0]), record, before="; ")
+            return BadDocument("no text", f"has no key {fields.text!r}{hint}", place)
+        if not isinstance(text, str):
+            kind = "null" if text is None else type(text).__name__
+            return BadDocument("no text", f"has {kind} in {fields.text!r}, no text", place)
+        if not _is_unicode(text):
+            return BadDocument(
+                "lone surrogate", f"has half a surrogate pair in {fields.text!r}", place
+            )
+        try:
+            key = find_nested(record, fields.key) if fields.key is not None else None
+        except KeyError:
+            key = None
+        key = None if key is None else str(key)
+        return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _make_type(msgspec: Any, fields: TextFields) -> Any:
+    """A struct of msgspec that decodes only the fields asked for."""
+    tree = dict[str, Any]()
+    if fields.key is not None:
+        _plant(tree, fields.key, str | int | float | bool | None)
+    _plant(tree, fields.text, str)
+    return _make_struct(msgspec, tree)
+
+
+def _plant(tree: dict[str, Any], dotted: str, kind: Any) -> None:
+    *above, last = dotted.split(".")
+    for name in above:
+        tree = tree.setdefault(name, {})
+    tree[last] = kind
+
+
+def _make_struct(msgspec: Any, tree: dict[str, Any]) -> Any:
+    listed = []
+    for name, kind in tree.items():
+        inner = _make_struct(msgspec, kind) if isinstance(kind, dict) else kind
+        is_optional = not isinstance(kind, dict) and kind is not str
+        field = (_attribute(name), inner)
+        listed.append((*field, None) if is_optional else field)
+    listed.sort(key=len)  # those with a default follow
+    return msgspec.defstruct("Line", listed, rename={_attribute(name): name for name in tree})
+
+
+def _attribute(name: str) -> str:
+    """A name for a JSON key that Python allows."""
+    return "f" + name.encode().hex()

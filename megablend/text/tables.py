@@ -1,0 +1,236 @@
+"""Text in tables: Parquet, and Arrow files and streams."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
+from megablend.storage.base import Storage
+from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields
+from megablend.text.lines import BATCH_BYTES
+
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc", ".arrows")
+_ROWS = 256
+"""Rows that are decoded together."""
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+
+
+class StoredFile(io.RawIOBase):
+    """A file of a storage as a file object for pyarrow."""
+
+    def __init__(self, storage: Storage, path: str, size: int) -> None:
+        self._storage = storage
+        self._path = path
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def seekable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def tell(self) -> int:
+        """See io.RawIOBase."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See io.RawIOBase."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """See io.RawIOBase."""
+        left = max(0, self._size - self._position)
+        size = left if size < 0 else min(size, left)
+        data = self._storage.read(self._path, self._position, size)
+        self._position += size
+        return data
+
+
+class TableFile:
+    """A table of documents, in groups of rows that are read by themselves.
+
+    Raises: CorruptFileError if it cannot be read; ConfigError without such a column.
+    """
+
+    def __init__(self, storage: Storage, path: str, size: int, fields: TextFields) -> None:
+        self.path = path
+        self._fields = fields
+        source = pa.PythonFile(StoredFile(storage, path, size), "r")
+        try:
+            if path.lower().endswith(PARQUET):
+                import pyarrow.parquet as pq  # few need it, and it takes some 50 ms
+
+                self._file: Any = pq.ParquetFile(source)
+                schema = self._file.schema_arrow
+                self._groups = [self._measure(i) for i in range(self._file.metadata.num_row_groups)]
+            else:
+                self._file, self._batches = _open_arrow(source)
+                schema = self._file.schema
+                # Of a stream nothing is known before it is read: it is one part
+                self._groups = [(0, 0)] * (1 if self._batches is None else self._batches)
+        except pa.ArrowException as error:
+            raise self._damaged(error) from error
+        self._check(schema, fields.text)
+
+    def _measure(self, group: int) -> tuple[int, int]:
+        found = self._file.metadata.row_group(group)
+        columns = (found.column(i) for i in range(found.num_columns))
+        size = sum(
+            c.total_uncompressed_size for c in columns if c.path_in_schema == self._fields.text
+        )
+        return size, found.num_rows
+
+    def plan(self, part_bytes: int) -> list[range]:
+        """Groups of rows that make a part each: a new one where `part_bytes` of text are exceeded.
+        Of Arrow files, whose sizes are not recorded, all are one part."""
+        parts = list[range]()
+        first = 0
+        held = 0
+        for i, (size, _) in enumerate(self._groups):
+            if i > first and held + size > part_bytes:
+                parts.append(range(first, i))
+                first = i
+                held = 0
+            held += size
+        return [*parts, range(first, len(self._groups))]
+
+    def count_bytes(self, groups: range) -> int:
+        """About how many bytes of text there are in groups; 0 where it is not known."""
+        return sum(self._groups[i][0] for i in groups)
+
+    def row_of(self, groups: range) -> int:
+        """The first row of groups. Only the first one's is known of Arrow, which is one part."""
+        return sum(rows for _, rows in self._groups[: groups.start])
+
+    def read(self, groups: range, digest: blake2b) -> Iterator[Portion]:
+        """The documents of groups of rows; their texts, lengths and keys are added to `digest`."""
+        row = self.row_of(groups)
+        first = row
+        found: list[Document | BadDocument] = []
+        size = 0
+        try:
+            for texts, keys in self._iterate(groups):
+                for text, key in zip(texts, keys, strict=True):
+                    place = Place(row, row - first)
+                    each = self._check_text(text, None if key is None else str(key), place)
+                    length = 0 if text is None else len(text)
+                    digest.update(struct.pack("<q?", length, text is None))
+                    digest.update(b"" if text is None else text)
+                    digest.update(repr(key).encode())
+                    found.append(each)
+                    size += length
+                    row += 1
+                    if size >= BATCH_BYTES:
+                        yield _make_portion(found, size)
+                        found = []
+                        size = 0
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException):
+                raise  # of the storage
+            raise self._damaged(error) from error
+        if found:
+            yield _make_portion(found, size)
+
+    def _check_text(
+        self, text: bytes | None, key: str | None, place: Place
+    ) -> Document | BadDocument:
+        if text is None:
+            return BadDocument("no text", f"has null in {self._fields.text!r}, no text", place)
+        if len(text) > self._fields.max_bytes:
+            limit = f"{self._fields.max_bytes:,}"
+            reason = f"is {len(text):,} bytes long, more than max_document ({limit})"
+            return BadDocument("too long", reason, place)
+        try:
+            return Document(text.decode(), key, place)
+        except UnicodeDecodeError as error:
+            reason = f"is not UTF-8 at byte {error.start} of its text"
+            return BadDocument("invalid UTF-8", reason, place)
+
+    def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
+        names = [name for name in (self._fields.text, self._fields.key) if name is not None]
+        for batch in self._read_batches(groups, names):
+            texts = _pick(batch, names[0])
+            texts = texts.cast(
+                pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary()
+            )
+            has_keys = (
+                self._fields.key is not None
+                and self._fields.key.split(".")[0] in batch.schema.names
+            )
+            keys = _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
+            yield texts.to_pylist(), keys
+
+    def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
+        if self.path.lower().endswith(PARQUET):
+            if len(groups):
+                yield from self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
+        elif self._batches is None:
+            for batch in self._file:
+                yield from _slice(batch)
+        else:
+            for i in groups:
+                yield from _slice(self._file.get_batch(i))
+
+    def _check(self, schema: Any, dotted: str) -> None:
+        found = schema
+        for name in dotted.split("."):
+            known = found.names if isinstance(found, pa.Schema) else [f.name for f in found]
+            if name not in known:
+                hint = did_you_mean(name, known, before="; ")
+                raise ConfigError(
+                    f"{self.path}: has no column {dotted!r} (its columns: {', '.join(known)}){hint or '; name the one in `text`'}"
+                )
+            found = found.field(name).type
+            if not pa.types.is_struct(found):
+                break
+        if not any(is_text(found) for is_text in _TEXTS):
+            raise ConfigError(
+                f"{self.path}: column {dotted!r} has type {found}, expected text (string); name the column of text in `text`"
+            )
+
+    def _damaged(self, error: Exception) -> CorruptFileError:
+        return CorruptFileError(
+            self.path,
+            f"cannot be read ({error}): truncated or damaged; {REWRITE_REMEDY}, or set `on_unreadable: skip`",
+        )
+
+
+def _open_arrow(source: Any) -> tuple[Any, int | None]:
+    """A reader of an Arrow file with its number of batches, or of a stream with None."""
+    magic = source.read(6)
+    source.seek(0)
+    if magic == b"ARROW1":
+        found = pa.ipc.open_file(source)
+        return found, found.num_record_batches
+    return pa.ipc.open_stream(source), None
+
+
+def _slice(batch: Any) -> Iterator[Any]:
+    return (batch.slice(first, _ROWS) for first in range(0, batch.num_rows, _ROWS))
+
+
+def _pick(batch: Any, dotted: str) -> Any:
+    name, *inner = dotted.split(".")
+    found = batch.column(name)
+    for each in inner:
+        found = pc.struct_field(found, each)
+    return found
+
+
+def _make_portion(found: list[Document | BadDocument], size: int) -> Portion:
+    documents = [each for each in found if isinstance(each, Document)]
+    bad = [each for each in found if isinstance(each, BadDocument)]
+    return Portion(documents, bad, size, len(found))

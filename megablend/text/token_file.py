@@ -1,0 +1,131 @@
+"""A token file: Parquet with the tokens of a part's documents, and where each document was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megablend.errors import CorruptFileError
+from megablend.storage.base import Storage
+from megablend.text.documents import Document
+from megablend.text.engine import Tokens
+from megablend.text.tables import StoredFile
+
+LAYOUT = 1
+"""Version of the columns, and of how files are named."""
+FOOTER = b"megablend.text"
+"""Key of a token file's own metadata in the footer of Parquet."""
+_PAGE_BYTES = 64 << 10
+_ENCODINGS = {
+    "tokens.list.element": "BYTE_STREAM_SPLIT",
+    "offset": "DELTA_BINARY_PACKED",
+    "line": "DELTA_BINARY_PACKED",
+}
+
+
+def make_key(lines: str, tokenizer: str, options: str) -> str:
+    """The part of a token file's name that says what it was made from.
+
+    Args:
+        lines: digest of the part's lines.
+        tokenizer: its digest.
+        options: what else changes the tokens.
+    """
+    text = json.dumps([LAYOUT, lines, tokenizer, options])
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+class TokenFileWriter:
+    """Writes a token file, a row group for each portion of documents."""
+
+    def __init__(self, path: Path, *, has_keys: bool) -> None:
+        item = pa.field("element", pa.int32(), nullable=False)
+        fields = [
+            pa.field("tokens", pa.list_(item), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("line", pa.int32(), nullable=False),
+        ]
+        if has_keys:
+            fields.append(pa.field("key", pa.string()))
+        self._schema = pa.schema(fields)
+        self._writer = pq.ParquetWriter(
+            path,
+            self._schema,
+            compression="zstd",
+            data_page_size=_PAGE_BYTES,
+            use_dictionary=False,
+            write_page_index=True,
+            write_page_checksum=True,
+            column_encoding=_ENCODINGS,
+        )
+        self._closed = False
+
+    def write(self, documents: list[Document], tokens: Tokens) -> None:
+        """Write a row group."""
+        ends = np.cumsum(tokens.counts)
+        offsets = np.concatenate(([0], ends)).astype(np.int32)
+        lists = pa.ListArray.from_arrays(
+            pa.array(offsets), pa.array(tokens.ids), type=self._schema.field("tokens").type
+        )
+        num = len(documents)
+        columns = [
+            lists,
+            np.fromiter((each.place.offset for each in documents), np.int64, num),
+            np.fromiter((each.place.line for each in documents), np.int32, num),
+        ]
+        if len(self._schema) > len(columns):
+            columns.append([each.key for each in documents])
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), num or 1)
+
+    def close(self, footer: Mapping[str, Any]) -> None:
+        """Finish the file with its own metadata."""
+        self._closed = True
+        self._writer.add_key_value_metadata({FOOTER: json.dumps(footer, sort_keys=True)})
+        self._writer.close()
+
+    def __enter__(self) -> TokenFileWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._closed:
+            self._writer.close()
+
+
+def open_token_file(storage: Storage, path: str) -> pq.ParquetFile:
+    """A token file, for reading its columns. Raises: MissingFileError; CorruptFileError."""
+    try:
+        size = storage.stat(path).size
+        return pq.ParquetFile(pa.PythonFile(StoredFile(storage, path, size), "r"))
+    except pa.ArrowException as error:
+        raise CorruptFileError(
+            path, f"is no token file ({error}); remove it, and build again"
+        ) from error
+
+
+def read_footer(storage: Storage, path: str) -> dict[str, Any]:
+    """What a token file says of itself. Raises: as `open_token_file`."""
+    found = (open_token_file(storage, path).metadata.metadata or {}).get(FOOTER)
+    try:
+        footer = json.loads(found or b"")
+    except ValueError:
+        footer = None
+    if not isinstance(footer, dict):
+        raise CorruptFileError(path, "has no footer of a token file; remove it, and build again")
+    return footer

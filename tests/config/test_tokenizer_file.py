@@ -1,0 +1,92 @@
+"""The tokenizer that a config names, and the token that ends documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.config import load_config
+from megablend.config.tokenizer_file import find_tokenizer
+from megablend.errors import ConfigError
+
+TOKENIZER = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 7, "content": "</s>"}]}
+
+
+def write(folder: Path, **named: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    if named:
+        (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return folder
+
+
+def config(tmp_path: Path, **keys: Any) -> dict[str, Any]:
+    source = {"name": "web", "path": "/data/*.jsonl", "text": "text", "weight": 1}
+    return {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 8,
+        "samples": 8,
+        "tokenizer": str(tmp_path / "t"),
+        "sources": [source | keys],
+    }
+
+
+def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "t")
+    file = folder / "tokenizer.json"
+    assert find_tokenizer(str(folder)) == find_tokenizer(str(file)) == file
+    assert find_tokenizer("t", tmp_path) == file
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    model = tmp_path / "hf/hub/models--meta--llama"
+    old = write(model / "snapshots/bbb") / "tokenizer.json"
+    assert find_tokenizer("meta/llama") == old
+    new = write(model / "snapshots/aaa") / "tokenizer.json"
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("aaa\n")
+    assert find_tokenizer("meta/llama") == new
+    with pytest.raises(
+        ConfigError,
+        match=r"found 'other/model', but no file .*nor a model .*hf download other/model",
+    ):
+        find_tokenizer("other/model")
+
+
+@pytest.mark.parametrize("named", ["</s>", {"content": "</s>"}])
+def test_eos_is_the_token_that_the_folder_names(tmp_path: Path, named: object) -> None:
+    write(tmp_path / "t", eos_token=named)
+    (source,) = load_config(config(tmp_path, eos=True)).sources["train"]
+    assert source.append_eod == 7
+
+
+@pytest.mark.parametrize(("text", "number"), [("</s>", 7), ("b", 1)])
+def test_append_eod_may_be_the_text_of_a_token(tmp_path: Path, text: str, number: int) -> None:
+    write(tmp_path / "t")
+    (source,) = load_config(config(tmp_path, append_eod=text)).sources["train"]
+    assert source.append_eod == number
+
+
+def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
+    write(tmp_path / "t")
+    for keys, says in (
+        (
+            {"append_eod": "<x>"},
+            r"has no token '<x>'; expected one of its vocabulary \(added tokens: '</s>'\)",
+        ),
+        ({"eos": True}, r"no eos_token is named in tokenizer_config.json or .*append_eod"),
+        ({"eos": True, "append_eod": 3}, r"eos and append_eod both name the token"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_config(config(tmp_path, **keys))
+
+
+def test_where_tokens_are(tmp_path: Path) -> None:
+    write(tmp_path / "t")
+    (source,) = load_config(config(tmp_path)).sources["train"]
+    assert source.token_paths == (f"{tmp_path}/cache/tokens/*",)
+    given = config(tmp_path) | {"token_files": "s3://bucket/tokens"}
+    (source,) = load_config(given).sources["train"]
+    assert source.token_paths == ("s3://bucket/tokens/*",)

@@ -1,0 +1,86 @@
+"""Text in a bucket, and token files in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megablend.operations.build import build
+from megablend.operations.session import Session
+from megablend.reader.dataset import Dataset
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.text import tokenise as tokenise_module
+from megablend.text.token_folder import TokenFolder
+from tests.text.test_build import SMALL, make_config, token_files, write_text
+
+pytestmark = pytest.mark.usefixtures("obstore")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_text_and_tokens_in_a_bucket(tmp_path: Path, remote_moto: str, suffix: str) -> None:
+    write_text(tmp_path / "data", num_files=3, suffix=suffix)
+    prefix = ObjectPrefix(remote_moto, ObjectOptions())
+    for path in (tmp_path / "data").iterdir():
+        prefix.write(f"data/{path.name}", path)
+    local = make_config(tmp_path)
+    build(local)
+    source = local["sources"][0] | {"path": f"{remote_moto}/data/*.jsonl{suffix}"}
+    remote = local | {"cache": f"{remote_moto}/cache", "sources": [source]}
+    built = build(remote, processes=2)
+    expected = token_files(tmp_path / "cache/tokens")
+    folder = TokenFolder(f"{remote_moto}/cache/tokens", ObjectOptions())
+    digest = next(iter(expected)).partition("/")[0]
+    listed = folder.list_files(digest)
+    assert [name for name in listed if name.endswith(".parquet")] == list(expected)
+    one = Dataset(Session(local).open())
+    two = Dataset(Session(remote).open())
+    for k in range(0, len(one), 17):
+        assert one.sample(k).tokens.tolist() == two.sample(k).tokens.tolist()
+    # Nothing is made again, with the record and without
+    assert build(remote).index.digest == built.index.digest
+    (record,) = (name for name in listed if "/.text-" in name)
+    folder.remove(record)
+    assert build(remote).index.digest == built.index.digest
+    assert folder.list_files(digest) == listed
+    prefix.write("data/copy.jsonl" + suffix, tmp_path / f"data/0001.jsonl{suffix}")
+    build(remote | {"run": "two"})
+    copies = [name for name in folder.list_files(digest) if "/copy.jsonl" in name]
+    assert len(copies) == len([name for name in expected if "/0001.jsonl" in name])
+
+
+@pytest.mark.long
+def test_a_refused_put_leaves_nothing(
+    tmp_path: Path, remote_moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megablend.errors import CacheError
+
+    write_text(tmp_path / "data")
+    config = make_config(tmp_path, token_files=f"{remote_moto}/tokens")
+    create = ObjectPrefix.create
+    calls = []
+
+    def refuse_later(self: ObjectPrefix, key: str, data: bytes) -> bool:
+        calls.append(key)
+        if len(calls) == 3:
+            raise CacheError(f"{key}: refused")
+        return create(self, key, data)
+
+    monkeypatch.setattr(ObjectPrefix, "create", refuse_later)
+    with pytest.raises(CacheError, match="refused"):
+        build(config, processes=1)
+    build(config, processes=1)
+    build(config | {"token_files": str(tmp_path / "local"), "cache": str(tmp_path / "two")})
+    folder = TokenFolder(f"{remote_moto}/tokens", ObjectOptions())
+    expected = token_files(tmp_path / "local")
+    digest = next(iter(expected)).partition("/")[0]
+    found = {name for name in folder.list_files(digest) if name.endswith(".parquet")}
+    assert found == set(expected)
+    assert len(calls) == len(expected) + 1

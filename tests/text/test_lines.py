@@ -1,0 +1,236 @@
+"""Lines of JSON: parts, compression, and documents that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from megablend.errors import CorruptFileError
+from megablend.storage.by_scheme import make_storage
+from megablend.text import lines as lines_module
+from megablend.text.documents import Portion, TextFields
+from megablend.text.parts import Task, TextFile, open_parts, plan_tasks
+
+pytest.importorskip("msgspec", reason="pip install 'megablend[text]'")
+
+FIELDS = TextFields(text="text", key="id", max_bytes=1 << 20)
+STORAGE = make_storage()
+
+
+def find(path: Path) -> TextFile:
+    stat = STORAGE.stat(str(path))
+    return TextFile(path.name, str(path), stat.size, stat.etag)
+
+
+def read(
+    path: Path, part_bytes: int, fields: TextFields = FIELDS
+) -> list[tuple[Any, list[Portion]]]:
+    """Each part of a file, with its portions."""
+    found = []
+    for task in plan_tasks(find(path), STORAGE, fields, part_bytes):
+        for part in open_parts(task, STORAGE, fields, part_bytes):
+            portions = list(part.portions)
+            found.append((part, portions))
+    return found
+
+
+def texts_of(parts: list[tuple[Any, list[Portion]]]) -> list[str]:
+    return [each.text for _, portions in parts for p in portions for each in p.documents]
+
+
+def compress(data: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(data, mtime=0)
+    return pa.Codec("zstd").compress(data, asbytes=True) if suffix == ".zst" else data
+
+
+def write_zst(path: Path, data: bytes) -> None:
+    with pa.CompressedOutputStream(str(path), "zstd") as out:
+        out.write(data)
+
+
+def write(path: Path, data: bytes) -> Path:
+    if path.suffix == ".zst":
+        write_zst(path, data)
+    else:
+        path.write_bytes(compress(data, path.suffix))
+    return path
+
+
+def make_lines(seed: int) -> tuple[bytes, list[str]]:
+    """Lines of random lengths, some blank, some with other line ends; and their texts."""
+    chosen = random.Random(seed)
+    data = b"\xef\xbb\xbf" if seed % 2 else b""
+    texts = []
+    for i in range(chosen.randrange(60)):
+        if chosen.random() < 0.1:
+            data += b"  \r\n" if chosen.random() < 0.5 else b"\n"
+        text = "".join(chosen.choice("ab é\n中🙂") for _ in range(chosen.randrange(50)))
+        record = {"id": i, "text": text, "big": 10**30, "nan": float("nan")}
+        line = json.dumps(record, ensure_ascii=chosen.random() < 0.5).encode()
+        data += line + (b"\r\n" if chosen.random() < 0.2 else b"\n")
+        texts.append(text)
+    return (data[:-1] if chosen.random() < 0.5 and data.endswith(b"}\n") else data), texts
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_parts_of_any_size_have_all_documents_once(
+    tmp_path: Path, seed: int, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, texts = make_lines(seed)
+    path = write(tmp_path / f"a.jsonl{suffix}", data)
+    monkeypatch.setattr(lines_module, "BATCH_BYTES", 1 + seed * 13)
+    monkeypatch.setattr(lines_module, "PORTION_BYTES", 1 + seed * 7)
+    for part_bytes in (1 + seed, 100, 1 << 20):
+        parts = read(path, part_bytes)
+        assert texts_of(parts) == texts
+        assert sum(part.num_lines for part, _ in parts) == len(data.splitlines()) or b"\r" in data
+        for part, portions in parts:
+            for each in (document for p in portions for document in p.documents):
+                # The part of a line is where its first byte lies
+                assert each.place.offset // part_bytes == part.number
+                at = each.place.offset
+                line = data[at:].split(b"\n")[0].removeprefix(b"\xef\xbb\xbf")
+                assert json.loads(line)["text"] == each.text
+                assert each.key == str(json.loads(line)["id"])
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_file_has_the_parts_of_the_plain_one(tmp_path: Path, suffix: str) -> None:
+    data, _ = make_lines(11)
+    plain = read(write(tmp_path / "a.jsonl", data), 200)
+    packed = read(write(tmp_path / f"a.jsonl{suffix}", data), 200)
+    assert [part.digest for part, _ in packed] == [part.digest for part, _ in plain]
+
+
+def test_batches_depend_on_the_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"".join(json.dumps({"text": "x" * i}).encode() + b"\n" for i in range(300))
+    path = write(tmp_path / "a.jsonl", data)
+    monkeypatch.setattr(lines_module, "BATCH_BYTES", 1000)
+    sizes = []
+    for portion in (3, 999, 1 << 20):
+        monkeypatch.setattr(lines_module, "PORTION_BYTES", portion)
+        sizes.append([[p.num_bytes for p in portions] for _, portions in read(path, 10_000)])
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len(sizes[0]) > 1
+    assert len(sizes[0][0]) > 5
+
+
+BAD = {
+    b'{"text": null}': ("no text", "has null in 'text'"),
+    b'{"text": 5}': ("no text", "has int in 'text'"),
+    b'{"txet": "a"}': ("no text", "has no key 'text'; did you mean 'txet'?"),
+    b"[1, 2]": ("not JSON", "is a list, no JSON object"),
+    b'{"text": "a"': ("not JSON", "is not JSON"),
+    b'{"text": "a\x01"}': ("not JSON", "Invalid control character"),
+    b'{"text": "a\xff"}': ("invalid UTF-8", "is not UTF-8 at its byte 11"),
+    b'{"text": "\\ud800"}': ("lone surrogate", "half a surrogate pair"),
+    b'{"text": "' + b"a" * 300 + b'"}': (
+        "too long",
+        "is 312 bytes long, more than max_document (200)",
+    ),
+    b"[" * 5000: ("too long", "is 5,000 bytes long"),
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_documents_are_counted_with_their_place(tmp_path: Path, line: bytes) -> None:
+    good = b'{"text": "a"}\n'
+    path = write(tmp_path / "a.jsonl", good * 500 + line + b"\n" + good * 500)
+    fields = TextFields(text="text", key=None, max_bytes=200)
+    ((_, portions),) = read(path, 1 << 20, fields)
+    (bad,) = (each for portion in portions for each in portion.bad)
+    assert sum(len(portion.documents) for portion in portions) == 1000
+    assert (bad.kind, bad.place) == (BAD[line][0], (500 * len(good), 500))
+    assert BAD[line][1] in bad.reason
+
+
+def test_what_is_not_bad(tmp_path: Path) -> None:
+    rows = [
+        b'\xef\xbb\xbf{"text": "bom"}\r',
+        b"",
+        b" \t",
+        b'{"text": ""}',
+        b'{"text": "big", "n": 123456789012345678901234567890}',
+        b'{"text": "nan", "n": NaN, "m": -Infinity}',
+        b'{"text": "first", "text": "last"}',
+        b'{"text": "pair \\ud83d\\ude42"}',
+        b'{"text": "no newline"}',
+    ]
+    path = write(tmp_path / "a.jsonl", b"\n".join(rows))
+    found = read(path, 1 << 20)
+    assert texts_of(found) == ["bom", "", "big", "nan", "last", "pair 🙂", "no newline"]
+    assert found[0][0].num_lines == len(rows)
+
+
+def test_nested_keys(tmp_path: Path) -> None:
+    rows = [{"a": {"b": "x", "id": 1}}, {"a": {"b": "y"}}, {"a": {}}, {"a": 3}]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    fields = TextFields(text="a.b", key="a.id", max_bytes=1000)
+    ((_, (portion,)),) = read(path, 1 << 20, fields)
+    assert [(each.text, each.key) for each in portion.documents] == [("x", "1"), ("y", None)]
+    assert [each.kind for each in portion.bad] == ["no text", "no text"]
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_never_held(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "a"}\n{"text": "')
+        for _ in range(3 * lines_module.BATCH_BYTES >> 20):
+            file.write(b"x" * (1 << 20))
+        file.write(b'"}\n{"text": "b"}\n')
+    fields = TextFields(text="text", key=None, max_bytes=1 << 20)
+    for part_bytes in (1 << 30, 5 << 20):
+        parts = read(path, part_bytes, fields)
+        assert texts_of(parts) == ["a", "b"]
+        bad = [each for _, portions in parts for p in portions for each in p.bad]
+        assert [(each.kind, each.place.offset) for each in bad] == [("too long", 14)]
+    whole = TextFields(text="text", key=None, max_bytes=1 << 30)
+    assert [len(text) for text in texts_of(read(path, 5 << 20, whole))] == [
+        1,
+        3 * lines_module.BATCH_BYTES,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("cut", [1, 4, 1000])
+def test_a_truncated_file_is_an_error(tmp_path: Path, suffix: str, cut: int) -> None:
+    chosen = random.Random(1)
+    data = b"".join(b'{"text": "%x"}\n' % chosen.getrandbits(200) for _ in range(2000))
+    path = write(tmp_path / f"a.jsonl{suffix}", data)
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(CorruptFileError, match=r"cannot be decompressed .*on_unreadable: skip"):
+        read(path, 1 << 20)
+
+
+def test_another_file_than_its_suffix_says_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b'{"text": "a"}\n' * 100)
+    with pytest.raises(CorruptFileError, match="truncated, damaged, or not gzip"):
+        read(path, 1 << 20)
+
+
+def test_members_and_frames_are_read_one_after_the_other(tmp_path: Path) -> None:
+    one = b'{"text": "a"}\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(one) + gzip.compress(one))
+    frame = tmp_path / "frame.zst"
+    write_zst(frame, one)
+    (tmp_path / "a.jsonl.zst").write_bytes(2 * frame.read_bytes())
+    assert texts_of(read(tmp_path / "a.jsonl.gz", 1 << 20)) == ["a", "a"]
+    assert texts_of(read(tmp_path / "a.jsonl.zst", 1 << 20)) == ["a", "a"]
+
+
+def test_tasks_of_plain_files_are_parts() -> None:
+    file = TextFile("a.jsonl", "/a.jsonl", 250, "")
+    tasks = plan_tasks(file, STORAGE, FIELDS, 100)
+    assert [(task.part, task.cost) for task in tasks] == [(0, 100), (1, 100), (2, 50)]
+    empty = plan_tasks(file._replace(size=0), STORAGE, FIELDS, 100)
+    assert empty == [Task(file=file._replace(size=0), part=0, cost=0)]

@@ -1,0 +1,121 @@
+"""Text in Parquet and Arrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from megablend.errors import ConfigError, CorruptFileError
+from megablend.storage.by_scheme import make_storage
+from megablend.text import tables
+from megablend.text.documents import TextFields
+from tests.text.test_lines import FIELDS, read, texts_of
+
+STORAGE = make_storage()
+TEXTS = [f"text {i} é中" * (i % 7) for i in range(1000)]
+KINDS = ("a.parquet", "a.arrow", "a.arrows")
+
+
+def write(path: Path, columns: dict[str, Any], rows: int = 90) -> Path:
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows)
+        return path
+    make = pa.ipc.new_stream if path.suffix == ".arrows" else pa.ipc.new_file
+    with make(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("part_bytes", [1, 5000, 1 << 20])
+def test_all_documents_once(
+    tmp_path: Path, name: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_BYTES", 700)
+    path = write(tmp_path / name, {"id": range(1000), "text": TEXTS})
+    parts = read(path, part_bytes)
+    found = [each for _, portions in parts for p in portions for each in p.documents]
+    assert [each.text for each in found] == TEXTS
+    assert [each.key for each in found] == list(map(str, range(1000)))
+    assert [each.place.offset for each in found] == list(range(1000))
+    assert [part.stop for part, _ in parts][-1] == 1000
+    assert [part.start for part, _ in parts][1:] == [part.stop for part, _ in parts][:-1]
+    num_parts = {1: 12, 5000: range(2, 12), 1 << 20: 1}[part_bytes]
+    if name == "a.parquet":
+        assert len(parts) in (num_parts if isinstance(num_parts, range) else [num_parts])
+    else:
+        assert len(parts) == 1
+
+
+def test_nested_columns_and_large_strings(tmp_path: Path) -> None:
+    inner = [{"b": text, "c": i} for i, text in enumerate(TEXTS)]
+    path = write(tmp_path / "a.parquet", {"a": inner})
+    fields = TextFields(text="a.b", key="a.c", max_bytes=1000)
+    assert texts_of(read(path, 1 << 20, fields)) == TEXTS
+    large = write(tmp_path / "b.arrow", {"text": pa.array(TEXTS, pa.large_string())})
+    assert texts_of(read(large, 1 << 20)) == TEXTS
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_empty_table(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"text": pa.array([], pa.string())})
+    ((part, portions),) = read(path, 1 << 20)
+    assert portions == []
+    assert (part.start, part.stop) == (0, 0)
+
+
+def test_bad_documents(tmp_path: Path) -> None:
+    broken = pa.StringArray.from_buffers(
+        1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")
+    )
+    column = pa.concat_arrays([pa.array(["a", None, "b" * 300]), broken, pa.array(["c"])])
+    path = write(tmp_path / "a.arrow", {"text": column})
+    fields = TextFields(text="text", key=None, max_bytes=200)
+    ((_, (portion,)),) = read(path, 1 << 20, fields)
+    assert [each.text for each in portion.documents] == ["a", "c"]
+    assert [(each.kind, each.place.offset) for each in portion.bad] == [
+        ("no text", 1),
+        ("too long", 2),
+        ("invalid UTF-8", 3),
+    ]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_column_of_text(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"txet": ["a"], "number": [1]})
+    with pytest.raises(
+        ConfigError, match=r"has no column 'text' \(its columns: txet, number\); did you mean"
+    ):
+        read(path, 1 << 20)
+    fields = TextFields(text="number", key=None, max_bytes=200)
+    with pytest.raises(ConfigError, match=r"column 'number' has type int64, expected text"):
+        read(path, 1 << 20, fields)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_table_is_an_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"text": TEXTS})
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CorruptFileError, match=r"truncated or damaged.*on_unreadable"):
+        read(path, 1 << 20)
+
+
+def test_the_digest_tells_null_from_empty_and_keys_apart(tmp_path: Path) -> None:
+    digests = set()
+    for i, columns in enumerate(
+        [
+            {"text": ["a", "b"], "id": [1, 2]},
+            {"text": ["ab", ""], "id": [1, 2]},
+            {"text": ["ab", None], "id": [1, 2]},
+            {"text": ["a", "b"], "id": [1, 3]},
+        ]
+    ):
+        path = write(tmp_path / f"{i}.parquet", columns)
+        ((part, _),) = read(path, 1 << 20, FIELDS)
+        digests.add(part.digest)
+    assert len(digests) == 4
