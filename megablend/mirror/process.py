@@ -226,7 +226,7 @@ class Node:
         wrong = list[str]()
         is_done = False
         while not is_done:
-            report = await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
+            report = await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES, not num_bytes)
             num_bytes += report.num_bytes
             wrong += [
                 f"{key.location}: blocks {pages.blocks.tolist()}" for key, pages in report.wrong
@@ -289,12 +289,8 @@ def main() -> None:
     it does not."""
     settings = json.load(sys.stdin)
     options = parse_mirror(settings["mirror"])
-    objects = ObjectOptions(
-        tuple(
-            (prefix, tuple((name, value) for name, value in each))
-            for prefix, each in settings["by_prefix"]
-        )
-    )
+    by_prefix = settings["by_prefix"]
+    objects = ObjectOptions(tuple((prefix, tuple(map(tuple, each))) for prefix, each in by_prefix))
     reading, writing = os.pipe()
     if pid := os.fork():
         os.close(writing)

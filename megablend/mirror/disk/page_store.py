@@ -310,9 +310,11 @@ class PageStore:
         if failure is not None:
             raise failure
 
-    def scrub(self, max_bytes: int) -> ScrubReport:
-        """Compare the next files with their checksums, as they are on the disk; what is wrong is
-        not held any more."""
+    def scrub(self, max_bytes: int, is_first: bool = False) -> ScrubReport:
+        """Compare the next blocks, or the first ones, with their checksums, as they are on the disk;
+        what is wrong is not held any more."""
+        if is_first:
+            self._to_scrub = self._list_for_scrub()
         num_bytes = 0
         wrong: list[tuple[FileKey, Pages]] = []
         for key, pages in self._to_scrub:

@@ -173,7 +173,7 @@ class Cluster:
             "formed": self._agreement.is_reached,
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
-        return found if self._holders is None else found | self._holders.as_json()
+        return found if self._holders is None else found | self._holders.count_debts()
 
     async def check(self) -> list[str]:
         """A line for each pair of nodes that cannot talk."""

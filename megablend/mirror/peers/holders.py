@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -79,11 +78,17 @@ class Holders:
         return [self._names[place] for place in places.tolist()]
 
     def count_debts(self) -> dict[str, int]:
-        """Bytes of copies that this node is to get, and nodes to which it has something to tell."""
+        """For people and metrics: bytes of copies that this node is to get, and nodes to which it has
+        something to tell."""
         parts = [*self._to_copy.items(), *self._later.items()]
         to_copy = sum(count_bytes(pages, key.size) for key, pages in parts)
         untold = sum(bool(each) for each in self._untold.values())
-        return {"bytes_to_copy": to_copy, "copying": self._num_copying, "untold_nodes": untold}
+        return {
+            "copies": self.copies,
+            "bytes_to_copy": to_copy,
+            "copying": self._num_copying,
+            "untold_nodes": untold,
+        }
 
     def note(self, key: FileKey, pages: Pages, giver: str | None) -> None:
         """This node has got pages of one piece: from that node, or from the source."""
@@ -231,7 +236,3 @@ class Holders:
                 found.setdefault(self._names[place], []).append(some)
         found.pop(self._own, None)
         return found
-
-    def as_json(self) -> dict[str, Any]:
-        """For people and metrics."""
-        return {"copies": self.copies, **self.count_debts()}

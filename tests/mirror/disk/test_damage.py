@@ -110,6 +110,17 @@ def test_flipped_bits_of_copies_are_found(tmp_path: Path, restart: bool, flips: 
     assert num_wrong > flips / 4
 
 
+def test_a_scrub_on_request_begins_anew(tmp_path: Path) -> None:
+    """Not where the one in the background was."""
+    store = open_store(tmp_path / "m")
+    fill(store)
+    assert not store.scrub(1).is_round_done
+    flip(store.folder.data_path(KEYS[0].digest), 8 * 5000)
+    found = store.scrub(1 << 30, True)
+    assert [key for key, _ in found.wrong] == [KEYS[0]]
+    assert found.is_round_done
+
+
 @FLIPS
 @pytest.mark.parametrize("restart", [False, True])
 def test_flipped_bits_of_maps_are_not_believed(tmp_path: Path, restart: bool, flips: int) -> None:
