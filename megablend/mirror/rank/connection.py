@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megablend.errors import ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
@@ -45,6 +45,7 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 from megablend.system.private_folder import find_private_folder
 
+T = TypeVar("T")
 _RETRY_SECONDS = 0.05
 _TRIES = 3
 _LIFE = 0
@@ -137,13 +138,13 @@ class Connection:
 
     def _wait(self, kind: Kind, payload: bytes) -> bytes:
         """The answer to a request, which may be made again. Raises: NodeLostError."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(_EndedError):
-                return wait_for(self.request(kind, payload))
-        return wait_for(self.request(kind, payload))
+        return _try(lambda: wait_for(self._request(kind, payload)))
 
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
+        return _try(lambda: self._request(kind, payload))
+
+    def _request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         answer = Future[bytes]()
         if self._pid != os.getpid():
             self._reset()
@@ -311,6 +312,14 @@ class Connection:
 def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
     """The one connection of this process to a mirror."""
     return Connection(options, objects)
+
+
+def _try(ask: Callable[[], T]) -> T:
+    """Ask; again if the node process has ended meanwhile, another one."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(_EndedError):
+            return ask()
+    return ask()
 
 
 def _fail_all(answers: list[Future[bytes]]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megablend.mirror.node.frames import Kind
-from tests.mirror.nodes import connect, mirror
+from megablend.mirror.rank import connection
+from tests.mirror.nodes import connect, kill_node, mirror
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -30,3 +33,28 @@ def test_nobody_else_can_put_a_file_where_starts_are_locked(
     assert stat.S_IMODE(made[0].stat().st_mode) == 0o700
     others = {each.name for each in temporary.iterdir()} - {made[0].name}
     assert others == ({f"megablend-{os.geteuid()}"} if is_taken else set())
+
+
+def test_a_kill_that_was_not_noticed_yet_fails_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for answers comes to know of it after the next request was sent."""
+    is_over = threading.Event()
+    read = connection._read_frame
+
+    def read_late(*arguments: Any) -> tuple[int, int, bytes]:
+        try:
+            return read(*arguments)
+        except EOFError:
+            if threading.current_thread().name == "megablend-mirror":
+                is_over.wait(60)
+            raise
+
+    monkeypatch.setattr(connection, "_read_frame", read_late)
+    with mirror(tmp_path / "m", "s3://bucket") as settings:
+        connected = connect(settings)
+        before = connected.command(Kind.STATUS)["pid"]
+        kill_node(tmp_path / "m")
+        answer = connected.request(Kind.STATUS, b"").result(60)
+        assert str(before).encode() not in answer
+        is_over.set()
