@@ -39,7 +39,8 @@ class Mode(enum.Enum):
     COPY = enum.auto()
     """From other nodes only, to be kept for them."""
     FRESH = enum.auto()
-    """As NEEDED, after those that this node holds were wrong."""
+    """As NEEDED, after those that this node holds were wrong: if they are as they were written, not
+    from those who may have them from the same place."""
 
 
 class Want(NamedTuple):
@@ -137,7 +138,12 @@ class Engine:
         Raises: as the reader does; ResourceError if there is no room for them.
         """
         if want.mode is Mode.FRESH:
-            await self.call(self.store.drop, want.key, want.pages)
+            held, _ = await self.read_held(want)
+            if len(subtract(want.pages, held).blocks):
+                # Some were changed on this disk, and are dropped now: what others have may be right
+                want = want._replace(mode=Mode.NEEDED)
+            else:
+                await self.call(self.store.drop, want.key, want.pages)
         started = list[_Flight]()
         for _ in range(_TRIES):
             missing = await self.call(self._look, want)
