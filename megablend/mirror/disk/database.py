@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,22 @@ CREATE TABLE IF NOT EXISTS rows
 _GET = "SELECT name, value, checksum FROM rows WHERE kind = ? AND name = ?"
 _GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
 _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
+_DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
+_RESTORE = "; restore it, or remove it and say again which datasets are wanted"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 
 
 class Database:
-    """Values by kind and name. Raises: DataError if the disk fails."""
+    """Values by kind and name. Raises: DataError if the disk fails.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        is_lasting: what is in it cannot be found out again: it is not made again, and a damaged one
+            is an error.
+    """
+
+    def __init__(self, path: Path, *, is_lasting: bool = False) -> None:
         self._path = path
+        self._is_lasting = is_lasting
         self._connection: sqlite3.Connection | None = None
 
     def get(self, kind: str, name: str) -> bytes | None:
@@ -38,12 +47,20 @@ class Database:
 
     def get_all(self, kind: str) -> dict[str, bytes]:
         """All values of a kind, by name."""
-        return _check(kind, self._run(_GET_ALL, [(kind,)]))
+        rows = self._run(_GET_ALL, [(kind,)])
+        found = _check(kind, rows)
+        if self._is_lasting and len(found) < len(rows):
+            raise DataError(str(self._path), f"a row of {kind} is damaged{_RESTORE}")
+        return found
 
     def put(self, kind: str, values: dict[str, bytes]) -> None:
         """Store values in place of those of the same names: all of them, or none."""
         rows = [(kind, _encode(name), value) for name, value in values.items()]
         self._run(_PUT, [(*row, _sum(*row)) for row in rows])
+
+    def delete(self, kind: str, names: Iterable[str]) -> None:
+        """Forget values."""
+        self._run(_DELETE, [(kind, _encode(name)) for name in names])
 
     def close(self) -> None:
         """Close it, until it is used again."""
@@ -64,6 +81,8 @@ class Database:
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 if any(word in str(error).lower() for word in _FAULTS_OF_DISK):
                     raise
+                if self._is_lasting:
+                    raise DataError(str(self._path), f"is damaged ({error}){_RESTORE}") from error
                 self.remove()
                 return self._try(statement, rows)
         except (sqlite3.Error, OSError) as error:
@@ -77,10 +96,12 @@ class Database:
         if self._connection is None:
             self._connection = sqlite3.connect(self._path, check_same_thread=False)
             self._connection.executescript(_OPEN)
+            if self._is_lasting:
+                self._connection.execute("PRAGMA synchronous = FULL")
             if self._connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages are damaged")
         with self._connection:
-            if statement == _PUT:
+            if statement in (_PUT, _DELETE):
                 self._connection.executemany(statement, rows)
                 return []
             return self._connection.execute(statement, rows[0]).fetchall()

@@ -5,6 +5,7 @@ node.lock, node.sock            the owner's lock, with its pid; its socket
 mirror.db                       what else the owner remembers
 files/<2 hex>/<32 hex>.data     a sparse copy, with the offsets of its source
 files/<2 hex>/<32 hex>.map      which pages of it are held
+datasets.db, manifests/, folders/   datasets that are wanted: see `mirror.catalog`
 """
 
 from __future__ import annotations
@@ -143,6 +144,11 @@ class MirrorFolder:
     def database_path(self) -> Path:
         """The owner's small tables."""
         return self.path / "mirror.db"
+
+    @property
+    def datasets_path(self) -> Path:
+        """Which datasets are wanted; it is there if some ever were."""
+        return self.path / "datasets.db"
 
     def data_path(self, digest: str) -> Path:
         """The copy of a file."""

@@ -7,11 +7,12 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from megablend.arrays import Int64s
 from megablend.errors import DataError
 from megablend.mirror.disk.block_map import DURABLE
 from megablend.mirror.disk.database import Database
@@ -82,6 +83,7 @@ class PageStore:
         folder: whose lock is held.
         size: bytes of pages that are held at most; None for no limit.
         reserve: bytes of the file system that are left free for others.
+        evicts: whether both are kept from the beginning; otherwise what is pinned is told before.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class PageStore:
         reserve: int,
         calls: DiskCalls = DiskCalls(),  # noqa: B008  (a tuple)
         boot: bytes | None = None,
+        evicts: bool = True,
     ) -> None:
         self.folder = folder
         self._size = size
@@ -110,7 +113,8 @@ class PageStore:
         self._to_scrub = self._list_for_scrub()
         self._use = 0
         self._recover()
-        self.evict_to_reserve()
+        if evicts:
+            self.evict_to_reserve()
 
     def _recover(self) -> None:
         """Know what of the files that are there can be believed: the owner before may have been
@@ -279,6 +283,29 @@ class PageStore:
         Room.set_due."""
         self._room.set_due(rows, grace)
 
+    def is_complete(self, key: FileKey) -> bool:
+        """Whether all pages are held, as far as is known without its map."""
+        entry = self._entries.get(key.digest)
+        return (entry.num_pages if entry else 0) == -(-key.size // PAGE_BYTES)
+
+    def set_kept(self, begins: Mapping[str, Int64s]) -> None:
+        """What is wanted or pinned. See Room.set_kept."""
+        self._room.set_kept(begins)
+
+    def find_capacity(self) -> int:
+        """Bytes that may be held in all, as much as others leave of the file system now."""
+        return self._num_pages * PAGE_BYTES - self._find_short(0)
+
+    def remove_file(self, key: FileKey) -> int:
+        """Give a file up as a whole, so that who has mapped its copy keeps it. Returns: bytes of the
+        pages that were held."""
+        entry = self._entries.get(key.digest)
+        num_pages = 0 if entry is None else entry.num_pages
+        if entry is not None and num_pages:
+            self._count(entry, -num_pages)
+            self._discard(key.digest)
+        return num_pages * PAGE_BYTES
+
     def evict_to_reserve(self) -> None:
         """Evict until size and reserve are kept, whatever is due; and sync, if that is due. To be
         called each second. Raises: MissingFileError if the folder was removed."""
@@ -356,8 +383,15 @@ class PageStore:
 
     def put_state(self, location: str, size: int, etag: str, checked_at: float) -> None:
         """Remember a source file's state, whether pages of it are held or not."""
-        value = json.dumps([size, etag, checked_at]).encode()
-        self._database.put("state", {location: value})
+        self.put_states([(location, etag, size)], checked_at)
+
+    def put_states(self, states: Iterable[tuple[str, str, int]], checked_at: float) -> None:
+        """As `put_state`: the location, etag and size of each."""
+        values = {
+            location: json.dumps([size, etag, checked_at]).encode()
+            for location, etag, size in states
+        }
+        self._database.put("state", values)
 
     def close(self) -> None:
         """Sync, and close all files."""
@@ -400,7 +434,8 @@ class PageStore:
     def _remove(self, digest: str, pages: Pages) -> None:
         """Give up pages. Raises: DataError if the disk fails; they are not held then, either."""
         entry = self._entries[digest]
-        if entry.key.size < SMALL_BYTES:
+        # Programs map what is in a folder of a dataset, too: no holes are made in it
+        if entry.key.size < SMALL_BYTES or _is_linked(self.folder.data_path(digest)):
             self._count(entry, -entry.num_pages)
         else:
             stored = self._open(digest)
@@ -455,3 +490,10 @@ class PageStore:
         if entry.key.size < SMALL_BYTES:
             return int(pages_of_file(entry.key.size).masks[0])
         return self._open(digest).map.load(block)[0]
+
+
+def _is_linked(copy: Path) -> bool:
+    try:
+        return copy.stat().st_nlink > 1
+    except OSError:
+        return False

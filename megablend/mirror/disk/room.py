@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,10 @@ NEVER = 1 << 62
 PAST_SECONDS = 2.0
 """So long after its due time a page counts as read, and as if it had no due time, unless less is
 said."""
+WANTED = -(NEVER >> 1)
+PINNED = NEVER
+"""Counts of uses of pages without a due time begin at -NEVER; at these of what is wanted, which goes
+after all else without a due time, and of what is pinned, which never goes."""
 _SORT_SECONDS = 2.0
 _SORT_SHARE = 20
 """Due times pass: what is evicted next is sorted again after so many seconds, or times the time that
@@ -66,6 +70,7 @@ class Room:
         self._held = held
         self._held_block = held_block
         self._uses: dict[str, Int64s] = {}
+        self._kept: Mapping[str, Int64s] = {}
         self._wholes = set[str]()
         self._due: dict[str, DueRows] = {}  # blocks ascending
         self._due_since: dict[tuple[str, int], list[tuple[int, int]]] = {}  # key, mask
@@ -94,6 +99,17 @@ class Room:
         self._due = {digest: _sort_rows(digest, some) for digest, some in parts.items()}
         self._due_since = {}
         self._is_stale = True
+
+    def set_kept(self, begins: Mapping[str, Int64s]) -> None:
+        """What is kept whether it is due or not, instead of what was before: for each block of a file
+        WANTED, PINNED or -NEVER, int64 [blocks], by digest."""
+        self._kept = begins
+        self._is_stale = True
+
+    def _find_use(self, digest: str, blocks: Any) -> Any:
+        """The keys of some blocks of a file without a due time; of an int, or of uint32 [n]."""
+        begin = self._kept[digest][blocks] if digest in self._kept else -NEVER
+        return self._uses[digest][blocks] + begin
 
     def touch(self, digest: str, pages: Pages, use: int) -> None:
         """Pages are used at count `use`."""
@@ -144,6 +160,9 @@ class Room:
     def _list_rows(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
         """Held pages of a block as key and mask, what is evicted first before the others."""
         due = self._due_since.get((digest, block), [])
+        use = int(self._find_use(digest, block))
+        if use >= PINNED:
+            return [(use, held)] if held else []
         if (rows := self._due.get(digest)) is not None:
             begin, stop = np.searchsorted(rows.blocks, np.array([block, block + 1], np.uint32))
             times = map(_key_of, rows.due[begin:stop].tolist())
@@ -157,7 +176,7 @@ class Room:
         if found and digest in self._wholes:
             return [(found[0][0], self._held_block(digest, block))]
         if held:
-            found.append((int(self._uses[digest][block]) - NEVER, held))
+            found.append((use, held))
         elif not found:
             self._due_since.pop((digest, block), None)
         return found[::-1]
@@ -176,7 +195,7 @@ class Room:
         count = len(all_keys) if all_of_it else max(_FEW, len(all_keys) // _SORTED_AT_A_TIME)
         self._bound = NEVER
         if count < len(all_keys):
-            self._bound = int(np.partition(all_keys, count)[count])
+            self._bound = min(NEVER, int(np.partition(all_keys, count)[count]))
         self._queue = sorted(
             (key, digest, block)
             for (digest, pages), some in zip(files, keys, strict=True)
@@ -192,10 +211,11 @@ class Room:
 
     def _find_keys(self, digest: str, pages: Pages) -> Int64s:
         """For each block with held pages a key that none of them is below."""
-        keys = self._uses[digest][pages.blocks] - NEVER
+        keys: Int64s = self._find_use(digest, pages.blocks)
         rows = self._due.get(digest)
         if rows is None:
             return keys
+        pinned = keys >= PINNED
         is_coming = rows.due >= self._now() - self._grace
         if not is_coming.any():
             return keys
@@ -206,6 +226,7 @@ class Room:
         is_due = np.isin(pages.blocks, subtract(pages, due).blocks, invert=True)
         at = np.searchsorted(due.blocks, pages.blocks[is_due])
         keys[is_due] = np.fromiter(map(_key_of, last[at].tolist()), np.int64, len(at))
+        keys[pinned] = PINNED
         return keys
 
 

@@ -10,13 +10,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from megablend.errors import MegablendError, ResourceError
+from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
+    NO_PAGES,
     PAGE_BYTES,
     PORTION_BLOCKS,
     Pages,
     count_bytes,
     count_each,
     split_portions,
+    unite,
 )
 from megablend.mirror.disk.room import PAST_SECONDS, DueRows
 from megablend.mirror.node.engine import SOON_SECONDS, AwayError, Engine, Want
@@ -77,6 +80,19 @@ class Needs:
         by its due times, and not fetched before it is asked for."""
         _replace(self._kept, node, [*self._kept.get(node, []), *needs] if is_more else needs)
         self._changed.set()
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether something is being fetched ahead, or waits for it."""
+        return self._more.is_set()
+
+    def list_needed(self) -> dict[FileKey, Pages]:
+        """All pages that clients or other nodes need."""
+        found: dict[FileKey, Pages] = {}
+        for needs in [*self._needs.values(), *self._kept.values()]:
+            for need in needs:
+                found[need.key] = unite(found.get(need.key, NO_PAGES), need.pages)
+        return found
 
     def tell_again(self) -> None:
         """Others may be told now who could not be told before."""

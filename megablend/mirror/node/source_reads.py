@@ -83,6 +83,10 @@ class SourceReader:
                 f"add its prefix to `prefixes` of `mirror` on this node: {', '.join(self._options.prefixes)}"
             )
 
+    async def ask(self, question: Callable[[Storage], T]) -> T:
+        """What a question about the source's storage returns, asked in a thread."""
+        return await self._call(lambda: question(self._storage))
+
     async def stat(self, location: str) -> FileStat:
         """The state of a file now. Raises: as Storage.stat does; ConfigError if it is not
         allowed."""

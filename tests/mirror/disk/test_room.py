@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages
-from megablend.mirror.disk.room import PAST_SECONDS, DueRows, Room
+from megablend.mirror.disk.room import NEVER, PAST_SECONDS, PINNED, WANTED, DueRows, Room
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -88,3 +88,58 @@ def test_more_is_evicted_at_once_than_is_sorted_at_a_time() -> None:
     chosen = room.choose(199_998 * PAGE_BYTES, None)
     assert chosen is not None
     assert {block for _, block in chosen} == set(range(200_000)) - {7, 150_000}
+
+
+def test_what_is_wanted_goes_after_what_nobody_needs_and_pinned_never() -> None:
+    held = {"f": make_pages(0, 1, 2, 3), "g": make_pages(0)}
+    room = Room(
+        held.items,
+        lambda digest, block: int(held[digest].masks[held[digest].blocks == block].sum()),
+        lambda: 100.0,
+    )
+    room.add_file("f", 4, 0)
+    room.add_file("g", 1, 0)
+    room.note("f", make_pages(0, 1, 2, 3), None, 1)
+    room.note("g", make_pages(0), None, 2)
+    dues = np.array([200.0, 300.0])
+    room.set_due([DueRows("f", np.array([1, 2], np.uint32), np.ones(2, np.uint64), dues)])
+    room.set_kept({"f": np.array([WANTED, WANTED, PINNED, PINNED])})
+    # For what is never due, nothing goes that is wanted
+    assert room.choose(2 * PAGE_BYTES, None) is None
+    assert room.choose(PAGE_BYTES, None) == {("g", 0): 1}
+    held["g"] = make_pages()
+    assert room.choose(2 * PAGE_BYTES, 150.0) == {("f", 0): 1, ("f", 1): 1}
+    # Whatever is due, and whether the room suffices or not
+    room.set_kept({"f": np.array([WANTED, WANTED, PINNED, PINNED])})
+    assert room.choose(9 * PAGE_BYTES, None, any_due=True) == {("f", 0): 1, ("f", 1): 1}
+    room.set_kept({"f": np.full(4, -NEVER)})
+    assert room.choose(4 * PAGE_BYTES, None, any_due=True) == {("f", i): 1 for i in range(4)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_blocks_go_in_their_order(seed: int) -> None:
+    """Against a sort of all of them."""
+    draw = np.random.default_rng(seed)
+    held = make_pages(*range(12))
+    room = Room(lambda: [("f", held)], lambda _, block: int(block < 12), lambda: 100.0)
+    room.add_file("f", 12, 0)
+    uses = (1 + draw.permutation(12)).tolist()
+    for block in range(12):
+        room.note("f", make_pages(block), None, uses[block])
+    kept = draw.choice([-NEVER, WANTED, PINNED], 12)
+    due = {block: 101.0 + block for block in draw.permutation(12)[:5].tolist()}
+    rows = np.array([*due], np.uint32)
+    room.set_due([DueRows("f", rows, np.ones(5, np.uint64), np.array([*due.values()]))])
+
+    def rank(block: int) -> tuple[int, float]:
+        if kept[block] == PINNED:
+            return (3, 0.0)
+        if block in due:
+            return (2, -due[block])
+        return (int(kept[block] == WANTED), uses[block])
+
+    going = [block for block in sorted(range(12), key=rank) if rank(block)[0] < 3]
+    for count in range(1, len(going) + 1):
+        room.set_kept({"f": kept})
+        chosen = room.choose(count * PAGE_BYTES, None, any_due=True)
+        assert chosen == {("f", block): 1 for block in going[:count]}
