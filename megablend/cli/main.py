@@ -20,6 +20,7 @@ import click
 from megablend import __version__
 from megablend.cli.build import build, index
 from megablend.cli.check import check, gc, verify
+from megablend.cli.datasets import datasets
 from megablend.cli.describe import describe
 from megablend.cli.inspect import diff, export, find, show
 from megablend.cli.megatron_cache import megatron_cache
@@ -44,6 +45,7 @@ for _command in (
     amend,
     build,
     check,
+    datasets,
     describe,
     diff,
     export,

@@ -56,7 +56,7 @@ def status_command(what: str, as_json: bool) -> None:
     """Show what the mirror holds and has fetched."""
     from megablend.mirror.node.frames import Kind
 
-    finish(_ask(what, Kind.STATUS), as_json, _print_status)
+    finish(ask_node(what, Kind.STATUS), as_json, _print_status)
 
 
 @node.command("check", cls=Command)
@@ -69,7 +69,7 @@ def check_command(what: str, as_json: bool) -> None:
     """
     from megablend.mirror.node.frames import Kind
 
-    found = _ask(what, Kind.CHECK)
+    found = ask_node(what, Kind.CHECK)
     finish(found, as_json, _print_checked)
     if found["failures"]:
         sys.exit(3)
@@ -104,7 +104,9 @@ def stop_command(what: str, as_json: bool) -> None:
     """Stop the node process; what it holds stays on disk."""
     from megablend.mirror.node.frames import Kind
 
-    finish(_ask(what, Kind.STOP), as_json, lambda done: print_line(f"process {done['pid']} ends"))
+    finish(
+        ask_node(what, Kind.STOP), as_json, lambda done: print_line(f"process {done['pid']} ends")
+    )
 
 
 @node.command("scrub", cls=Command)
@@ -117,7 +119,7 @@ def scrub_command(what: str, as_json: bool) -> None:
     """
     from megablend.mirror.node.frames import Kind
 
-    found = _ask(what, Kind.SCRUB)
+    found = ask_node(what, Kind.SCRUB)
     finish(found, as_json, _print_scrubbed)
     if found["wrong"]:
         sys.exit(3)
@@ -131,9 +133,9 @@ def remove_command(what: str, as_json: bool) -> None:
     from megablend.mirror.node.frames import Kind
 
     finish(
-        _ask(what, Kind.REMOVE, starts=True),
+        ask_node(what, Kind.REMOVE, starts=True),
         as_json,
-        lambda done: print_line(f"deleted {_gb(done['bytes'])} of {done['files']:,} files"),
+        lambda done: print_line(f"deleted {format_gb(done['bytes'])} of {done['files']:,} files"),
     )
 
 
@@ -157,8 +159,8 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
     return mirror, objects
 
 
-def _ask(what: str, kind: Any, *, starts: bool = False) -> Any:
-    """The node process's answer.
+def ask_node(what: str, kind: Any, about: Any = None, *, starts: bool = False) -> Any:
+    """The answer of the node process to a command, and what it is about.
 
     Raises: ConfigError if there is no mirror, or no process runs, unless one is started.
     """
@@ -167,14 +169,15 @@ def _ask(what: str, kind: Any, *, starts: bool = False) -> Any:
 
     options, objects = _read_options(what)
     try:
-        MirrorFolder.attach(options.folder)
+        if about is None:
+            MirrorFolder.attach(options.folder)
     except ConfigError as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError(
             f"{problem}\nname the folder of a mirror, or a config whose mirror a job or `megablend node run` has begun"
         ) from None
     try:
-        return Connection(options, objects, starts=starts, asks_only=True).command(kind)
+        return Connection(options, objects, starts=starts, asks_only=True).command(kind, about)
     except NodeLostError as error:
         raise ConfigError(
             f"{options.folder}: no node process runs: {error}\nstart a job, or `megablend node run CONFIG`"
@@ -187,13 +190,13 @@ def _print_status(status: dict[str, Any]) -> None:
         f"{status['folder']}: process {status['pid']}, megablend {status['version']}, {kind}"
     )
     print_line(f"clients: {status['clients']:,}")
-    print_line(f"held: {_gb(status['held_bytes'])} of {status['files']:,} files")
-    print_line(f"read from the source since its start: {_gb(status['source_bytes'])}")
+    print_line(f"held: {format_gb(status['held_bytes'])} of {status['files']:,} files")
+    print_line(f"read from the source since its start: {format_gb(status['source_bytes'])}")
 
     cluster = status["cluster"]
     if cluster is None:
         return
-    print_line(f"read from other nodes since its start: {_gb(status['peer_bytes'])}")
+    print_line(f"read from other nodes since its start: {format_gb(status['peer_bytes'])}")
     away = f"; away: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
     print_line(f"{cluster['own']}, one of {cluster['nodes']:,} nodes{away}")
     if not cluster["formed"]:
@@ -201,7 +204,7 @@ def _print_status(status: dict[str, Any]) -> None:
             f"the nodes do not work together yet: {cluster['trouble'] or 'some are missing'}"
         )
     elif cluster["bytes_to_copy"]:
-        print_line(f"copies to get from other nodes: {_gb(cluster['bytes_to_copy'])}")
+        print_line(f"copies to get from other nodes: {format_gb(cluster['bytes_to_copy'])}")
 
 
 def _print_checked(found: dict[str, Any]) -> None:
@@ -212,15 +215,15 @@ def _print_checked(found: dict[str, Any]) -> None:
 
 def _print_would_fill(filled: dict[str, int]) -> None:
     print_line(
-        f"would fetch {_gb(filled['missing'])} of this node's share of {_gb(filled['needed'])}"
+        f"would fetch {format_gb(filled['missing'])} of this node's share of {format_gb(filled['needed'])}"
     )
 
 
 def _print_filled(filled: dict[str, int]) -> None:
     held = filled["needed"] - filled["refused"]
-    print_line(f"holds {_gb(held)} of its share of {_gb(filled['needed'])}")
+    print_line(f"holds {format_gb(held)} of its share of {format_gb(filled['needed'])}")
     print_line(
-        f"fetched from the source: {_gb(filled['source'])}, from other nodes: {_gb(filled['peers'])}"
+        f"fetched from the source: {format_gb(filled['source'])}, from other nodes: {format_gb(filled['peers'])}"
     )
     if filled["refused"]:
         print_line("there is no room for the rest: raise `size` of `mirror`, or free space")
@@ -228,8 +231,9 @@ def _print_filled(filled: dict[str, int]) -> None:
 
 def _print_scrubbed(found: dict[str, Any]) -> None:
     print_lines(found["wrong"], "wrong, and dropped: ")
-    print_line(f"compared {_gb(found['bytes'])}: {len(found['wrong']):,} blocks were wrong")
+    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} blocks were wrong")
 
 
-def _gb(size: int) -> str:
+def format_gb(size: int) -> str:
+    """Bytes, for people."""
     return f"{size / 1e9:,.3f} GB"

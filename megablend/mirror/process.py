@@ -33,6 +33,7 @@ from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
+    from megablend.mirror.catalog.datasets import Datasets
     from megablend.mirror.peers.cluster import Cluster
 
 LINGER_SECONDS = 600.0
@@ -75,13 +76,17 @@ class Node:
             state = os.statvfs(folder.path)
             reserve = state.f_blocks * state.f_frsize // 20
         self.source = SourceReader(options, objects)
-        store = PageStore(folder, size=options.size, reserve=reserve)
+        self._has_datasets = folder.datasets_path.exists()
+        store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
         self._described = describe_members(options, os.environ)
         self.cluster = None if members is None else self._make_cluster(members)
         self.engine = Engine(store, self.cluster or self.source)
         states = States(self.engine, self.source)
         tell = None if self.cluster is None else self.cluster.tell_needs
         self.needs = Needs(self.engine, tell, self._select)
+        self._datasets: Datasets | None = None
+        self._datasets_lock = asyncio.Lock()
+        self._are_wanted = asyncio.Event()
         self._ended = asyncio.Event()
         self._started = time.time()
         commands = {
@@ -91,7 +96,9 @@ class Node:
             Kind.REMOVE: self._remove,
             Kind.CHECK: self._check,
         }
-        self.server = LocalServer(folder, self.engine, states, self.needs, self._greet, commands)
+        self.server = LocalServer(
+            folder, self.engine, states, self.needs, self._greet, commands, self._answer_datasets
+        )
 
     def _make_cluster(self, members: Members) -> Cluster:
         try:
@@ -102,6 +109,25 @@ class Node:
             ) from None
         return Cluster(self.options, members, self.source, self.get_status, self._pace)
 
+    async def _find_datasets(self) -> Datasets:
+        """What is wanted here; only nodes that were asked for datasets import it."""
+        from megablend.mirror.catalog.datasets import Datasets
+
+        async with self._datasets_lock:
+            if self._datasets is None:
+                self._datasets = await Datasets.open(
+                    self.engine, self.source, self.needs, self._select
+                )
+                self._are_wanted.set()
+            return self._datasets
+
+    async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await (await self._find_datasets()).answer(request)
+
+    async def _hold_datasets(self) -> None:
+        await self._are_wanted.wait()
+        await (await self._find_datasets()).holding.run()
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until stopped; `ready` is called as soon as clients are answered."""
         loop = asyncio.get_running_loop()
@@ -109,9 +135,15 @@ class Node:
             loop.add_signal_handler(number, self._ended.set)
         if self.cluster is not None:
             await self.cluster.start(self.engine, self.needs)
+        if self._has_datasets:
+            # Before anything is evicted
+            await self._find_datasets()
         await self.server.start()
         ready()
-        tasks = [asyncio.ensure_future(each) for each in (self.needs.run(), self._watch())]
+        tasks = [
+            asyncio.ensure_future(each)
+            for each in (self.needs.run(), self._watch(), self._hold_datasets())
+        ]
         ended = asyncio.ensure_future(self._ended.wait())
         try:
             done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -236,6 +268,8 @@ class Node:
 
     async def _remove(self) -> dict[str, Any]:
         usage = await self.engine.call(self.engine.store.usage)
+        if self._datasets is not None:
+            await self.engine.call(self._datasets.remove_all)
         await self.engine.call(self.engine.store.remove_all)
         self._folder.remove()
         self._ended.set()

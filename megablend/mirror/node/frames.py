@@ -67,6 +67,8 @@ class Kind(enum.IntEnum):
     """Answered by JSON: a line for each pair of nodes that cannot talk."""
     FILL = 12
     """u8, 1 if it is only counted, and needs, whenever they are due; answered by JSON of `Filled`."""
+    DATASETS = 13
+    """JSON of a verb of `megablend datasets`, and what it is about; answered by JSON."""
     DONE = 16
     FAILED = 17
     """JSON of an error."""

@@ -56,6 +56,8 @@ class LocalServer:
     """The node's answer to a hello, which it raises ConfigError to refuse."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
     """What else is answered, by kind."""
+    answer_datasets: Callable[[dict[str, Any]], Awaitable[Any]]
+    """Answers verbs of datasets."""
     num_clients: int = 0
     idle_since: float = field(default_factory=time.monotonic)
     _server: asyncio.AbstractServer | None = None
@@ -177,6 +179,8 @@ class LocalServer:
         if kind == Kind.FILL:
             needs = unpack_needs(payload[1:])
             return pack_json(await self.needs.fill(needs, is_dry=bool(payload[0])))
+        if kind == Kind.DATASETS:
+            return pack_json(await self.answer_datasets(parse_json(payload)))
         if kind in self.commands:
             return pack_json(await self.commands[Kind(kind)]())
         raise ConfigError(f"the node process knows no request of kind {kind}")

@@ -132,9 +132,9 @@ class Connection:
     def _pack_due(self) -> bytes:
         return pack_needs([need for needs in self._due.values() for need in needs])
 
-    def command(self, kind: Kind) -> Any:
+    def command(self, kind: Kind, about: Any = None) -> Any:
         """The answer to a command, as JSON. Raises: NodeLostError."""
-        return parse_json(self._wait(kind, b""))
+        return parse_json(self._wait(kind, b"" if about is None else pack_json(about)))
 
     def _wait(self, kind: Kind, payload: bytes) -> bytes:
         """The answer to a request, which may be made again. Raises: NodeLostError."""

@@ -1,0 +1,266 @@
+"""megablend datasets: what this machine's mirror holds whatever job runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from megablend.cli.node import ask_node, format_gb
+from megablend.cli.options import Command, as_json, finish
+from megablend.cli.output import print_line, print_lines, print_table
+from megablend.errors import ConfigError
+from megablend.storage.mirror_options import VARIABLE
+
+_WATCH_SECONDS = 2.0
+_CONFIG_ENDINGS = (".yaml", ".yml", ".json")
+of_mirror = click.option(
+    "--mirror",
+    metavar="CONFIG|FOLDER",
+    envvar=VARIABLE,
+    show_envvar=True,
+    help="Config with a mirror, or the mirror's folder.",
+)
+of_target = click.argument("target", metavar="NAME[@REVISION]")
+
+
+@click.group()
+def datasets() -> None:
+    """Hold datasets and models on this machine's mirror, whatever job runs.
+
+    A dataset is a name for the files of some sources; a revision is what they were when they were
+    added. What is wanted is fetched by the mirror's node process, and kept.
+    """
+
+
+@datasets.command("add", cls=Command)
+@click.argument("name")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@of_mirror
+@as_json
+def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json: bool) -> None:
+    """List the files of SOURCE... as a revision of the dataset NAME; nothing is fetched.
+
+    A source is a file, a pattern, a folder with all that is in it, a .urls file, or a config, whose
+    sources are meant. Add a dataset again when its source has changed.
+    """
+    located = [each for source in sources for each in _locate(source)]
+    found = _ask(mirror, "add", dataset=name, sources=located)
+    finish(found, as_json, _print_added)
+
+
+@datasets.command("want", cls=Command)
+@of_target
+@click.option(
+    "--copies",
+    type=click.Choice(["share", "all"]),
+    default="share",
+    show_default=True,
+    help="Hold this node's share, by `nodes` and `copies` of the mirror, or all of it.",
+)
+@click.option("--pin", is_flag=True, help="Never evict it.")
+@click.option("--until", metavar="TIME", help="Want it until then, such as 2027-01-31T18:00.")
+@click.option("--wait", is_flag=True, help="Return when it is held.")
+@of_mirror
+@as_json
+def want_command(
+    target: str,
+    copies: str,
+    pin: bool,
+    until: str | None,
+    wait: bool,
+    mirror: str | None,
+    as_json: bool,
+) -> None:
+    """Have this node hold a dataset: the latest revision, or one.
+
+    Exits with 3 if --wait finds that there is no room for it, or that files are gone.
+    """
+    end = None if until is None else _parse_time(until)
+    found = _ask(mirror, "want", target=target, whole=copies == "all", pin=pin, until=end)
+    if wait:
+        found |= _ask(mirror, "wait", target=target)
+    finish(found, as_json, _print_wanted)
+
+
+def _add_simple(verb: str, told: str, about: str) -> None:
+    """A command about one want, whose name is its answer."""
+
+    @datasets.command(verb, cls=Command, help=about)
+    @of_target
+    @of_mirror
+    @as_json
+    def simple_command(target: str, mirror: str | None, as_json: bool) -> None:
+        found = _ask(mirror, verb, target=target)
+        finish(found, as_json, lambda found: print_line(f"{found['want']}: {told}"))
+
+
+_add_simple("unwant", "not wanted any more", "Let go of a dataset: it may be evicted.")
+_add_simple("pin", "pinned", "Hold a revision, and never evict it.")
+_add_simple("unpin", "wanted, and not pinned any more", "Hold a revision, but not before all else.")
+
+
+@datasets.command("list", cls=Command)
+@of_mirror
+@as_json
+def list_command(mirror: str | None, as_json: bool) -> None:
+    """Show datasets and their revisions."""
+    finish(_ask(mirror, "list"), as_json, _print_list)
+
+
+@datasets.command("status", cls=Command)
+@click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@of_mirror
+@as_json
+def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
+    """Show what is wanted, how much of it is held, and what does not fit."""
+    if watch and as_json:
+        raise click.UsageError("give only one of --watch and --json")
+    finish(_ask(mirror, "status"), as_json, _print_status)
+    while watch:
+        time.sleep(_WATCH_SECONDS)
+        _print_status(_ask(mirror, "status"))
+
+
+@datasets.command("path", cls=Command)
+@of_target
+@of_mirror
+@as_json
+def path_command(target: str, mirror: str | None, as_json: bool) -> None:
+    """Print a folder with all files of a revision, for any program.
+
+    It is made of hard links where files are not small, and stays until the revision is not wanted
+    any more. Exits with 3 if something is missing.
+    """
+    finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
+
+
+@datasets.command("verify", cls=Command)
+@of_target
+@of_mirror
+@as_json
+def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
+    """Compare what is held of a dataset with its checksums.
+
+    What is wrong is dropped, and fetched again if it is wanted. Exits with 3 if something was.
+    """
+    found = _ask(mirror, "verify", target=target)
+    finish(found, as_json, _print_verified)
+    if found["wrong"]:
+        sys.exit(3)
+
+
+@datasets.command("gc", cls=Command)
+@of_mirror
+@as_json
+def gc_command(mirror: str | None, as_json: bool) -> None:
+    """Forget revisions that nobody wants, but the latest ones, and delete what only they had."""
+    finish(_ask(mirror, "gc"), as_json, _print_forgotten)
+
+
+@datasets.command("remove", cls=Command)
+@click.argument("name")
+@of_mirror
+@as_json
+def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
+    """Forget the dataset NAME, and delete what only it had."""
+    finish(_ask(mirror, "remove", dataset=name), as_json, _print_forgotten)
+
+
+def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
+    """The answer of the node process, which is started if a config says how. Raises: ConfigError if
+    there is no mirror; as verbs do."""
+    from megablend.mirror.node.frames import Kind
+
+    if mirror is None:
+        raise ConfigError(
+            f"no mirror is named\ngive --mirror CONFIG or --mirror FOLDER, or set {VARIABLE}"
+        )
+    # A folder does not say how large its mirror may be
+    starts = not Path(mirror).is_dir()
+    answer: dict[str, Any] = ask_node(mirror, Kind.DATASETS, {"verb": verb, **about}, starts=starts)
+    return answer
+
+
+def _locate(source: str) -> list[str]:
+    """The patterns of a source, absolute. Raises: ConfigError."""
+    from megablend.config.load import load_config
+    from megablend.storage.location import find_scheme
+    from megablend.storage.objects.urls import LIST_ENDING, expand_location
+
+    if find_scheme(source):
+        return expand_location(source)
+    path = Path(source).expanduser().absolute()
+    if source.endswith(LIST_ENDING):
+        return expand_location(str(path))
+    if source.endswith(_CONFIG_ENDINGS) and path.is_file():
+        return [each for source in load_config(path).all_sources.values() for each in source.path]
+    return [f"{path}/" if source.endswith("/") else str(path)]
+
+
+def _parse_time(text: str) -> float:
+    """Seconds of the clock. Raises: ConfigError if it is no time, or past."""
+    try:
+        end = datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise ConfigError(
+            f"--until: found {text!r}, expected a time\nwrite it as 2027-01-31 or 2027-01-31T18:00"
+        ) from None
+    if end <= time.time():
+        raise ConfigError(f"--until: {text} is past\nname a time to come")
+    return end
+
+
+def _print_added(found: dict[str, Any]) -> None:
+    is_new = "a new revision" if found["is_new"] else "as it was"
+    print_line(
+        f"{found['dataset']}@{found['digest'][:12]}: {is_new}, {found['num_files']:,} files, {format_gb(found['num_bytes'])}"
+    )
+
+
+def _print_wanted(found: dict[str, Any]) -> None:
+    told = f"held, {format_gb(found['bytes'])}" if "missing" in found else "wanted"
+    print_line(f"{found['want']}: {told}")
+
+
+def _print_list(found: dict[str, Any]) -> None:
+    columns = {
+        "revision": lambda each: f"{each['dataset']}@{each['digest'][:12]}",
+        "files": lambda each: each["num_files"],
+        "size": lambda each: format_gb(each["num_bytes"]),
+        "added": lambda each: datetime.fromtimestamp(each["added"]).isoformat(" ", "seconds"),
+    }
+    print_table("datasets", columns, found["revisions"])
+    print_lines(found["wants"], "wanted: ")
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    print_line(f"room: {format_gb(found['capacity'])}")
+    if found["trouble"]:
+        print_line(f"not up to date: {found['trouble']}")
+    for each in found["goals"]:
+        held = format_gb(each["bytes"] - each["missing"])
+        pinned = ", pinned" if each["pinned"] else ""
+        print_line(
+            f"{each['want']}: {each['revision'][:12]}{pinned}: held {held} of {format_gb(each['bytes'])}"
+        )
+        if each["short"]:
+            print_line(
+                f"  does not fit: {format_gb(each['short'])} too much beside what is pinned, was wanted before, or jobs read"
+            )
+        if each["trouble"]:
+            print_line(f"  {each['trouble']}")
+
+
+def _print_verified(found: dict[str, Any]) -> None:
+    print_lines(found["wrong"], "wrong, and dropped: ")
+    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were wrong")
+
+
+def _print_forgotten(found: dict[str, Any]) -> None:
+    print_lines(found["revisions"], "forgotten: ")
+    print_line(f"deleted {format_gb(found['bytes'])} of {found['files']:,} files")

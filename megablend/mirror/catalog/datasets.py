@@ -1,0 +1,336 @@
+"""Answers `megablend datasets` in the node process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from megablend.errors import ConfigError, ResourceError
+from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
+from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, size_of
+from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import count_pages, pages_of_file, split_portions
+from megablend.mirror.node import engine
+from megablend.mirror.node.engine import AwayError, Engine
+from megablend.mirror.node.frames import Need
+from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
+
+_MEETING_SECONDS = 1.0
+
+
+class Datasets:
+    """Datasets of a mirror: verbs, each of which returns what there is to tell, for JSON. They raise
+    ConfigError for what cannot be.
+
+    Args:
+        pages: the engine that gets pages.
+        source: is listed.
+        catalog: what there is.
+        holding: holds what is wanted.
+    """
+
+    def __init__(
+        self, pages: Engine, source: SourceReader, catalog: Catalog, holding: Holding
+    ) -> None:
+        self._pages = pages
+        self._source = source
+        self._catalog = catalog
+        self.holding = holding
+        self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+            "add": self.add,
+            "want": self.want,
+            "unwant": self.unwant,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "list": self.list_all,
+            "status": self.get_status,
+            "wait": self.wait,
+            "path": self.make_folder,
+            "verify": self.verify,
+            "gc": self.collect,
+            "remove": self.remove,
+        }
+
+    @classmethod
+    async def open(
+        cls,
+        pages: Engine,
+        source: SourceReader,
+        needs: Needs,
+        select: Callable[[Need], Awaitable[Need]],
+    ) -> Datasets:
+        """Those of a mirror, which keeps what is wanted from now on. Raises: DataError if what is
+        wanted cannot be read."""
+        catalog = await pages.call(Catalog, pages.store.folder)
+        holding = Holding(pages, needs, select, catalog)
+        await pages.call(holding.keep_all)
+        return cls(pages, source, catalog, holding)
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a command asks for. Raises: as verbs do."""
+        verb = self._verbs.get(request.pop("verb"))
+        if verb is None:
+            raise ConfigError(
+                "the node process does not know this command\nstop it: it is of another version"
+            )
+        return await verb(**request)
+
+    async def add(self, dataset: str, sources: list[str]) -> dict[str, Any]:
+        """List sources as the latest revision of a dataset. Raises: as `list_files` does."""
+        check_name(dataset)
+
+        def list_and_pack(storage: Storage) -> tuple[list[DataFile], str, bytes]:
+            files = list_files(storage, sources, self._source.check_allowed)
+            return files, *pack_manifest(files)
+
+        files, digest, data = await self._source.ask(list_and_pack)
+        revision = Revision(
+            dataset=dataset,
+            digest=digest,
+            num_files=len(files),
+            num_bytes=sum(file.key.size for file in files),
+            added=time.time(),
+            sources=tuple(sources),
+        )
+        # A mounted file has a longer etag where it is opened
+        states = [file.key for file in files if find_scheme(file.key.location)]
+        await self._pages.call(self._pages.store.put_states, states, revision.added)
+        is_new = await self._pages.call(self._catalog.add, revision, data)
+        self.holding.change()
+        return asdict(revision) | {"is_new": is_new}
+
+    async def want(
+        self, target: str, whole: bool = False, pin: bool = False, until: float | None = None
+    ) -> dict[str, Any]:
+        """Want a dataset."""
+        dataset, revision = self._catalog.find(target)
+        latest = self._catalog.find_dataset(dataset)[-1]
+        if pin and revision is None:
+            raise ConfigError(
+                f"{target!r}: what is pinned stays as it is, so that it needs a revision\n"
+                f"pin the latest one: {latest}"
+            )
+        name = LATEST if revision is None else revision.digest
+        want = Want(
+            dataset=dataset,
+            revision=name,
+            is_whole=whole,
+            is_pinned=pin,
+            until=until,
+            since=time.time(),
+        )
+        if earlier := self._catalog.wants.get(want.name):
+            want = replace(want, since=earlier.since)
+        await self._check_size(want, revision or latest)
+        return await self._put(want)
+
+    async def _check_size(self, want: Want, revision: Revision) -> None:
+        """Raises: ConfigError if there can never be room for a revision."""
+        try:
+            share = await asyncio.wait_for(
+                self.holding.find_share(revision, is_whole=want.is_whole), _MEETING_SECONDS
+            )
+        except (asyncio.TimeoutError, ResourceError, AwayError):
+            return  # what this node's share is shows when the nodes have met
+        sizes = size_of(share)
+        pinned: dict[str, int] = {}
+        for state in self.holding.states:
+            if want.is_pinned and state.goal.is_pinned:
+                pinned |= size_of(state.share)
+        beside = sum((pinned | sizes).values()) - sum(sizes.values())
+        capacity = await self._pages.call(self._pages.store.find_capacity)
+        if beside + sum(sizes.values()) > capacity:
+            raise ConfigError(
+                f"{want.target}: never fits: {sum(sizes.values()):,} bytes are this node's to hold, beside "
+                f"{beside:,} pinned ones, and its mirror has room for {capacity:,}\n"
+                "raise `size` of `mirror`, free space, or share it among more nodes"
+            )
+
+    async def _put(self, want: Want) -> dict[str, Any]:
+        await self._pages.call(self._catalog.put_want, want)
+        self.holding.change()
+        return {"want": want.target}
+
+    async def unwant(self, target: str) -> dict[str, Any]:
+        """Do not want a dataset any more."""
+        want = self._find_want(target)
+        await self._pages.call(self._catalog.remove_want, want)
+        self.holding.change()
+        return {"want": want.target}
+
+    async def pin(self, target: str) -> dict[str, Any]:
+        """Pin a revision, wanted or not."""
+        dataset, revision = self._catalog.find(target)
+        earlier = self._catalog.wants.get(f"{dataset}@{revision and revision.digest}")
+        if earlier is None:
+            return await self.want(target, pin=True)
+        return await self.want(target, earlier.is_whole, pin=True, until=earlier.until)
+
+    async def unpin(self, target: str) -> dict[str, Any]:
+        """Want a revision without pinning it."""
+        return await self._put(replace(self._find_want(target), is_pinned=False))
+
+    def _find_want(self, target: str) -> Want:
+        dataset, revision = self._catalog.find(target)
+        name = f"{dataset}@{LATEST}" if revision is None else revision.name
+        if (want := self._catalog.wants.get(name)) is not None:
+            return want
+        others = [each.target for each in self._catalog.wants.values() if each.dataset == dataset]
+        raise ConfigError(
+            f"{target!r}: is not wanted on this node\nwanted of {dataset!r} are: {', '.join(others) or 'none'}"
+        )
+
+    async def list_all(self) -> dict[str, Any]:
+        """Revisions, and wants."""
+        revisions = self._catalog.revisions.values()
+        ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
+        return {
+            "revisions": [asdict(each) for each in ordered],
+            "wants": [each.target for each in self._catalog.wants.values()],
+        }
+
+    async def get_status(self) -> dict[str, Any]:
+        """What is wanted, and how it stands."""
+        return {
+            "capacity": self.holding.capacity,
+            "trouble": self.holding.trouble,
+            "goals": [each.as_json() for each in self.holding.states],
+        }
+
+    async def wait(self, target: str) -> dict[str, Any]:
+        """Return when what is wanted is held. Raises: ResourceError if there is no room for it;
+        DataError if files are gone."""
+        want = self._find_want(target)
+        last: State | None = None
+
+        def find() -> bool:
+            nonlocal last
+            found = [each for each in self.holding.states if each.goal.want.name == want.name]
+            last = found[-1] if found else None
+            if last is None:
+                return not self.holding.trouble
+            return bool(last.error or last.short or not last.missing)
+
+        await self.holding.wait_for(find)
+        if last is None:
+            raise ConfigError(f"{want.target}: is not wanted any more\nask for it again")
+        if last.error is not None:
+            raise last.error
+        if last.short:
+            raise ResourceError(
+                f"{want.target}: does not fit: {last.short:,} bytes too much beside what is pinned, was wanted before, or jobs "
+                "read\nunwant something, raise `size` of `mirror`, or share it among more nodes"
+            )
+        return last.as_json()
+
+    async def make_folder(self, target: str) -> dict[str, Any]:
+        """The folder of a revision that is held; of the latest one that is. Raises: ResourceError if
+        something is missing."""
+        dataset, revision = self._catalog.find(target)
+        held = [
+            state
+            for state in self.holding.states
+            if state.goal.revision.dataset == dataset and revision in (None, state.goal.revision)
+        ]
+        if not held:
+            raise ConfigError(
+                f"{target!r}: is not wanted on this node\nmegablend datasets want {target} --copies all --wait"
+            )
+        chosen = ([each for each in held if not each.missing] or held)[-1].goal.revision
+        files = await self._read_files(chosen)
+        parts = [files[i : i + FILES_AT_A_TIME] for i in range(0, len(files), FILES_AT_A_TIME)]
+        missing = [each for some in parts for each in await self._pages.call(self._count, some)]
+        if any(missing):
+            raise ResourceError(
+                f"{chosen}: {sum(missing):,} of {chosen.num_bytes:,} bytes are missing on this node, in "
+                f"{sum(map(bool, missing)):,} of {len(files):,} files\n"
+                f"wait for them: megablend datasets want {chosen} --copies all --wait"
+            )
+        for some in parts:
+            await self._pages.call(self.holding.folders.make, chosen, some)
+        self.holding.change()
+        path = self.holding.folders.find(chosen)
+        return {"dataset": dataset, "revision": chosen.digest, "path": str(path)}
+
+    async def _read_files(self, revision: Revision) -> list[DataFile]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
+
+    def _count(self, files: Sequence[DataFile]) -> list[int]:
+        """Bytes of each that are not held."""
+        keys = [file.key for file in files]
+        count = self.holding.count_missing
+        return [min(key.size, count([(key, pages_of_file(key.size))])) for key in keys]
+
+    async def verify(self, target: str) -> dict[str, Any]:
+        """Compare what is held of a dataset, or of one revision, with its checksums."""
+        dataset, revision = self._catalog.find(target)
+        files = dict[FileKey, str]()
+        for each in self._catalog.find_dataset(dataset) if revision is None else [revision]:
+            files |= {file.key: file.path for file in await self._read_files(each)}
+        num_bytes = 0
+        wrong = set[str]()
+        for key, path in files.items():
+            for part in split_portions(await self._pages.call(self._pages.store.held, key)):
+                right, data = await self._pages.read_held(engine.Want(key, part))
+                num_bytes += len(data)
+                if count_pages(right.masks) < count_pages(part.masks):
+                    wrong.add(path)
+        self.holding.change()
+        return {"bytes": num_bytes, "wrong": sorted(wrong)}
+
+    async def collect(self) -> dict[str, Any]:
+        """Forget revisions that nobody wants, but each dataset's latest, and delete what only they
+        had."""
+        await self.holding.wait_for(lambda: True)
+        known = self._catalog.revisions
+        kept = {each.goal.revision.name for each in self.holding.states} | {*self._catalog.wants}
+        kept |= {self._catalog.list_revisions(each.dataset)[-1].name for each in known.values()}
+        # What is left in a folder is the copy of another revision, too
+        find = self.holding.folders.find
+        kept |= {name for name, each in known.items() if find(each).exists()}
+        old = [each for name, each in known.items() if name not in kept]
+        return await self._pages.call(self._forget, old)
+
+    async def remove(self, dataset: str) -> dict[str, Any]:
+        """Forget a dataset, and delete what only it had."""
+        known = self._catalog.find_dataset(dataset)
+        wants = [each for each in self._catalog.wants.values() if each.dataset == dataset]
+        for want in wants:
+            if want.is_pinned:
+                raise ConfigError(f"{dataset}: is pinned\nmegablend datasets unpin {want.target}")
+        for want in wants:
+            await self._pages.call(self._catalog.remove_want, want)
+        done = await self._pages.call(self._forget, known)
+        self.holding.change()
+        return done
+
+    def _forget(self, revisions: Sequence[Revision]) -> dict[str, Any]:
+        others = [each for each in self._catalog.revisions.values() if each not in revisions]
+        kept = {
+            file.key.digest for each in others for file in self._catalog.read_files(each.digest)
+        }
+        sizes = list[int]()
+        for revision in revisions:
+            files = self._catalog.read_files(revision.digest)
+            gone = [file.key for file in files if file.key.digest not in kept]
+            sizes += [self._pages.store.remove_file(key) for key in gone]
+            self.holding.folders.remove(revision, files, ())
+            self._catalog.remove_revision(revision)
+        return {
+            "revisions": [str(each) for each in revisions],
+            "files": sum(size > 0 for size in sizes),
+            "bytes": sum(sizes),
+        }
+
+    def remove_all(self) -> None:
+        """Delete all that is not the mirror's itself; in the store's thread."""
+        self.holding.folders.remove_all()
+        self._catalog.remove()

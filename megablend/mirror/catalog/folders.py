@@ -1,0 +1,109 @@
+"""Complete revisions as folders, for programs that map files:
+
+    folders/<dataset>/<revision>/<path>
+
+Files of 64 KiB and more are hard links to the mirror's copies. In those no holes are made any more:
+they are given up as a whole, so that whoever has mapped them keeps them. Smaller ones, to whose
+copies the mirror appends its own words, are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from megablend.errors import ResourceError
+from megablend.mirror.catalog.catalog import Revision
+from megablend.mirror.catalog.manifest import DataFile
+from megablend.mirror.disk.disk_calls import disk_error
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import pages_of_file
+from megablend.mirror.disk.stored_file import SMALL_BYTES
+
+
+class Folders:
+    """The folders in a mirror. Used by the store's thread. Raises: DataError if the disk fails."""
+
+    def __init__(self, store: PageStore) -> None:
+        self._store = store
+        self._path = store.folder.path / "folders"
+
+    def find(self, revision: Revision) -> Path:
+        """Where a revision's folder is, or would be."""
+        return self._path / revision.dataset / revision.digest
+
+    def make(self, revision: Revision, files: Sequence[DataFile]) -> None:
+        """Put files of a revision into its folder. Raises: ResourceError if one is not held."""
+        folder = self.find(revision)
+        try:
+            for file in files:
+                path = folder / file.path
+                self._make_parent(path)
+                if not self._store.is_complete(file.key):
+                    raise _not_held(path)
+                if file.key.size >= SMALL_BYTES:
+                    self._link(path, file)
+                elif not path.exists():
+                    self._write(path, file)
+        except OSError as error:
+            raise disk_error(folder, error) from error
+
+    def _make_parent(self, path: Path) -> None:
+        for parent in [*reversed(path.relative_to(self._path).parents)]:
+            place = self._path / parent
+            if not place.is_dir():
+                place.mkdir(mode=0o700)
+                self._store.folder.open_to_group(place)
+
+    def _link(self, path: Path, file: DataFile) -> None:
+        copy = self._store.folder.data_path(file.key.digest)
+        if path.exists() and path.samefile(copy):
+            return
+        new = path.with_name(f".{file.key.digest}.new")
+        new.unlink(missing_ok=True)
+        os.link(copy, new)
+        new.rename(path)
+
+    def _write(self, path: Path, file: DataFile) -> None:
+        data = self._store.read(file.key, pages_of_file(file.key.size))
+        if data is None:
+            raise _not_held(path)
+        new = path.with_name(f".{file.key.digest}.new")
+        new.unlink(missing_ok=True)
+        new.write_bytes(data)
+        new.chmod(self._store.folder.file_mode)
+        new.rename(path)
+
+    def remove(self, revision: Revision, files: Sequence[DataFile], kept: Collection[str]) -> None:
+        """Take a revision's folder away, and give up the copies that were in it; except links to
+        files that are kept, by their digests, since programs may have mapped them."""
+        folder = self.find(revision)
+        try:
+            for file in files:
+                path = folder / file.path
+                is_linked = file.key.size >= SMALL_BYTES
+                if not path.exists():
+                    continue
+                if not is_linked or file.key.digest not in kept or path.stat().st_nlink == 1:
+                    path.unlink()
+                    copy = self._store.folder.data_path(file.key.digest)
+                    if is_linked and copy.exists() and copy.stat().st_nlink == 1:
+                        self._store.remove_file(file.key)
+            places = [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
+            for place in [*places, folder.parent]:
+                with contextlib.suppress(OSError):  # not empty
+                    place.rmdir()
+        except OSError as error:
+            raise disk_error(folder, error) from error
+
+    def remove_all(self) -> None:
+        """Delete all folders."""
+        if self._path.exists():
+            shutil.rmtree(self._path)
+
+
+def _not_held(path: Path) -> ResourceError:
+    return ResourceError(f"{path}: is not held any more\nask for the folder again")

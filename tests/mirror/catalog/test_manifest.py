@@ -1,0 +1,82 @@
+"""Manifests: the same files have the same revision, whatever lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.mirror.catalog.manifest import (
+    DataFile,
+    check_name,
+    list_files,
+    pack_manifest,
+    unpack_manifest,
+)
+from megablend.mirror.disk.folder import FileKey
+from megablend.storage.by_scheme import make_storage
+
+FILES = [
+    DataFile("a/b.bin", FileKey("s3://b/a/b.bin", '"e1"', 10)),
+    DataFile("c", FileKey("s3://b/c \ud800", "", 0)),
+]
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    revision, data = pack_manifest(FILES)
+    # Persisted, and compared between machines: it never changes
+    assert revision == "3d06150a4844e25cd558473ad1aebc98"
+    assert unpack_manifest(revision, data) == FILES
+    other, _ = pack_manifest(FILES[:1])
+    with pytest.raises(ValueError, match="another digest"):
+        unpack_manifest(other, data)
+    for at in range(len(data)):
+        with pytest.raises(ValueError, match="is damaged"):
+            unpack_manifest(revision, data[:at])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a@b", "a\n", "a\x7f", "a\x85", "x" * 101])
+def test_names_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a dataset's name\nchoose 1 to 100 bytes"):
+        check_name(name)
+
+
+def refuse_nothing(_: str) -> None:
+    """Anything may be read."""
+
+
+def find_paths(*sources: object) -> list[str]:
+    return [each.path for each in list_files(make_storage(), [*map(str, sources)], refuse_nothing)]
+
+
+def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
+    for name in ("m/1/a.bin", "m/1/b.bin", "m/2/a.bin", "m/c.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    assert find_paths(tmp_path / "m/*/*.bin") == ["1/a.bin", "1/b.bin", "2/a.bin"]
+    assert find_paths(tmp_path / "m/1/a.bin") == ["a.bin"]
+    every = ["1/a.bin", "1/b.bin", "2/a.bin", "c.txt"]
+    assert find_paths(tmp_path / "m") == every
+    assert find_paths(f"{tmp_path}/m/") == every
+    assert find_paths(tmp_path / "m/1/*", tmp_path / "m/1/a.bin") == ["a.bin", "b.bin"]
+    with pytest.raises(ConfigError, match=r"has the path 'a.bin' in the dataset, which .*1/a.bin"):
+        find_paths(tmp_path / "m/1/a.bin", tmp_path / "m/2/a.bin")
+    with pytest.raises(ConfigError, match=r"nothing\*: matches no files\nlook for"):
+        find_paths(tmp_path / "m/*", tmp_path / "nothing*")
+
+
+def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("m/a", "n/a/b"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+    with pytest.raises(ConfigError, match=r"n/a/b: is below a file of the dataset\ngive one"):
+        find_paths(tmp_path / "m", tmp_path / "n")
+
+
+def test_a_path_with_a_control_character(tmp_path: Path) -> None:
+    (tmp_path / "a\nb").write_text("x")
+    with pytest.raises(ConfigError, match="its path in the dataset would be 'a\\\\nb'\nrename it"):
+        find_paths(tmp_path / "*")
