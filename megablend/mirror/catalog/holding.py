@@ -269,7 +269,8 @@ class Holding:
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
-        """Fetch what is missing and has room. Returns: whether something came."""
+        """Fetch what is missing and has room. Returns: whether what is held is to be looked at
+        again: something came, perhaps before it was asked for."""
         parts = iter(await self._pages.call(self._list_missing))
         failed = set[FileKey | State]()
         num_done = 0
@@ -298,7 +299,10 @@ class Holding:
             if state not in in_trouble:
                 state.trouble = ""
         await self._tell()
-        return num_done > 0
+        is_late = any(
+            state.missing and not state.short and state not in in_trouble for state in self.states
+        )
+        return num_done > 0 or is_late
 
     def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
         """Portions, the most important first."""

@@ -1,0 +1,82 @@
+"""The process's side of wants, with a real engine whose source is held up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
+from megablend.mirror.catalog.holding import Holding
+from megablend.mirror.catalog.manifest import DataFile, pack_manifest
+from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import Pages, count_bytes
+from megablend.mirror.node import engine
+from megablend.mirror.node.engine import Engine, Keep, Origins
+from megablend.mirror.node.frames import Need
+from megablend.mirror.node.needs import Needs
+
+pytestmark = pytest.mark.timeout(60)
+KEY = FileKey("s3://b/x", "e", 70_000)
+
+
+class HeldUpReader:
+    """Gives zeros, when the gate is open."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def read(self, want: engine.Want, keep: Keep) -> None:
+        self.is_asked.set()
+        await self.gate.wait()
+        data = bytes(count_bytes(want.pages, want.key.size))
+        await keep(want.pages, memoryview(data), Origins(source=len(data)))
+
+
+async def select_all(need: Need) -> Need:
+    return need
+
+
+def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
+    """A fetch that was begun anew finds nothing to do, since what was on its way has come."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        reader = HeldUpReader()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+
+        class LateNeeds(Needs):
+            """When it is asked the second time, what is on its way comes."""
+
+            num_asked = 0
+
+            def list_needed(self) -> dict[FileKey, Pages]:
+                self.num_asked += 1
+                if self.num_asked == 2:
+                    loop.call_soon_threadsafe(reader.gate.set)
+                    while not store.is_complete(KEY):
+                        time.sleep(0.01)
+                return super().list_needed()
+
+        catalog = Catalog(store.folder)
+        digest, manifest = pack_manifest([DataFile("x", KEY)])
+        revision = Revision(
+            dataset="d", digest=digest, num_files=1, num_bytes=KEY.size, added=0.0, sources=()
+        )
+        catalog.add(revision, manifest)
+        catalog.put_want(Want(dataset="d", revision=LATEST, since=0.0))
+        holding = Holding(pages, LateNeeds(pages), select_all, catalog)
+        running = asyncio.ensure_future(holding.run())
+        await reader.is_asked.wait()
+        holding.change()
+        await asyncio.wait_for(holding.wait_for(lambda: not holding.states[0].missing), 10)
+        assert holding.states[0].as_json()["trouble"] == ""
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
