@@ -22,7 +22,7 @@ from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
 
-_MEETING_SECONDS = 1.0
+_MEETING_SECONDS = 10.0
 
 
 class Datasets:
@@ -133,17 +133,21 @@ class Datasets:
 
     async def _check_size(self, want: Want, revision: Revision) -> None:
         """Raises: ConfigError if there can never be room for a revision."""
+        pinned: dict[str, int] = {}
+        others = [each for each in self._catalog.wants.values() if each.is_pinned]
+
+        async def find_sizes() -> dict[str, int]:
+            for other in others:
+                if want.is_pinned and other.name in self._catalog.revisions:
+                    known = self._catalog.revisions[other.name]
+                    share = await self.holding.find_share(known, is_whole=other.is_whole)
+                    pinned.update(size_of(share))
+            return size_of(await self.holding.find_share(revision, is_whole=want.is_whole))
+
         try:
-            share = await asyncio.wait_for(
-                self.holding.find_share(revision, is_whole=want.is_whole), _MEETING_SECONDS
-            )
+            sizes = await asyncio.wait_for(find_sizes(), _MEETING_SECONDS)
         except (asyncio.TimeoutError, ResourceError, AwayError):
             return  # what this node's share is shows when the nodes have met
-        sizes = size_of(share)
-        pinned: dict[str, int] = {}
-        for state in self.holding.states:
-            if want.is_pinned and state.goal.is_pinned:
-                pinned |= size_of(state.share)
         beside = sum((pinned | sizes).values()) - sum(sizes.values())
         capacity = await self._pages.call(self._pages.store.find_capacity)
         if beside + sum(sizes.values()) > capacity:

@@ -272,7 +272,8 @@ class Holding:
         """Fetch what is missing and has room. Returns: whether what is held is to be looked at
         again: something came, perhaps before it was asked for."""
         parts = iter(await self._pages.call(self._list_missing))
-        failed = set[FileKey | State]()
+        failed: dict[FileKey | State, Exception] = {}
+        in_trouble = set[State]()
         num_done = 0
 
         async def fetch() -> None:
@@ -280,29 +281,27 @@ class Holding:
             for state, key, part in parts:
                 while self._needs.is_fetching:
                     await asyncio.sleep(_PAUSE_SECONDS)
-                if failed & {key, state}:
-                    continue
+                error = failed.get(key) or failed.get(state)
                 try:
-                    await self._pages.obtain(engine.Want(key, part))
-                    state.missing -= count_pages(part.masks) * PAGE_BYTES
-                    num_done += 1
-                except Exception as error:
+                    if error is None:
+                        await self._pages.obtain(engine.Want(key, part))
+                        state.missing -= count_pages(part.masks) * PAGE_BYTES
+                        num_done += 1
+                except Exception as new:
+                    error = new
                     # Where there is no room, or a node is waited for, other files wait, too
                     has_to_wait = isinstance(error, ResourceError | engine.AwayError)
-                    failed.add(state if has_to_wait else key)
+                    failed[state if has_to_wait else key] = error
+                if error is not None:
                     in_trouble.add(state)
                     _note(state, error)
 
-        in_trouble = set[State]()
         await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
-        for state in self.states:
-            if state not in in_trouble:
-                state.trouble = ""
+        well = [state for state in self.states if state not in in_trouble]
+        for state in well:
+            state.trouble = ""
         await self._tell()
-        is_late = any(
-            state.missing and not state.short and state not in in_trouble for state in self.states
-        )
-        return num_done > 0 or is_late
+        return num_done > 0 or any(state.missing and not state.short for state in well)
 
     def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
         """Portions, the most important first."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megablend.errors import MissingFileError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.manifest import DataFile, pack_manifest
@@ -37,8 +38,32 @@ class HeldUpReader:
         await keep(want.pages, memoryview(data), Origins(source=len(data)))
 
 
+class FailingReader:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    async def read(self, want: engine.Want, keep: Keep) -> None:
+        self.num_asked += 1
+        raise MissingFileError(want.key.location, "is gone")
+
+
 async def select_all(need: Need) -> Need:
     return need
+
+
+def make_catalog(store: PageStore, *datasets: str) -> Catalog:
+    """Of datasets with the same file, which are wanted."""
+    catalog = Catalog(store.folder)
+    digest, manifest = pack_manifest([DataFile("x", KEY)])
+    for dataset in datasets:
+        revision = Revision(
+            dataset=dataset, digest=digest, num_files=1, num_bytes=KEY.size, added=0.0, sources=()
+        )
+        catalog.add(revision, manifest)
+        catalog.put_want(Want(dataset=dataset, revision=LATEST, since=0.0))
+    return catalog
 
 
 def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
@@ -63,19 +88,39 @@ def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
                         time.sleep(0.01)
                 return super().list_needed()
 
-        catalog = Catalog(store.folder)
-        digest, manifest = pack_manifest([DataFile("x", KEY)])
-        revision = Revision(
-            dataset="d", digest=digest, num_files=1, num_bytes=KEY.size, added=0.0, sources=()
-        )
-        catalog.add(revision, manifest)
-        catalog.put_want(Want(dataset="d", revision=LATEST, since=0.0))
+        catalog = make_catalog(store, "d")
         holding = Holding(pages, LateNeeds(pages), select_all, catalog)
         running = asyncio.ensure_future(holding.run())
         await reader.is_asked.wait()
         holding.change()
         await asyncio.wait_for(holding.wait_for(lambda: not holding.states[0].missing), 10)
         assert holding.states[0].as_json()["trouble"] == ""
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again_at_once(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        reader = FailingReader()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        holding = Holding(pages, Needs(pages), select_all, make_catalog(store, "d", "e"))
+        running = asyncio.ensure_future(holding.run())
+        await asyncio.wait_for(
+            holding.wait_for(
+                lambda: len(holding.states) == 2 and all(each.error for each in holding.states)
+            ),
+            10,
+        )
+        assert [each.trouble for each in holding.states] == ["s3://b/x: is gone"] * 2
+        num_asked = reader.num_asked
+        assert num_asked <= 2
+        await asyncio.sleep(0.5)
+        assert reader.num_asked == num_asked
         running.cancel()
         await pages.close()
 
