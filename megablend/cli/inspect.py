@@ -184,6 +184,9 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
         "epoch": "epoch",
     }
     print_table("pieces", columns, found.pieces)
+    for place in dict.fromkeys(place for piece in found.pieces for place in piece.texts):
+        key = "" if place.key is None else f", key {place.key}"
+        print_line(f"text: {place.text}, line {place.line:,}, byte {place.offset:,}{key}")
     print_line(
         f"documents, or the rest of one, begin at {_shorten_list(found.document_starts, whole, ', ')}"
     )
@@ -246,6 +249,13 @@ def _shorten(text: str, length: int) -> str:
     type=click.IntRange(1),
     help=f"Number of samples to list.  [default: {SHOWN_SAMPLES} in tables, all in JSON]",
 )
+@click.option(
+    "--line",
+    type=click.IntRange(0),
+    help="Of a file of text: the document's line, from 1 (row, from 0).",
+)
+@click.option("--byte", type=click.IntRange(0), help="The same: a byte of the document's line.")
+@click.option("--key", help="The same: what the source's `key` holds.")
 @click.option("--all", "whole", is_flag=True, help="List all samples.")
 @in_cache
 @as_json
@@ -256,11 +266,14 @@ def find(
     split: str,
     batch: int | None,
     limit: int | None,
+    line: int | None,
+    byte: int | None,
+    key: str | None,
     whole: bool,
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """List the samples that read a data file, or a row of it.
+    """List the samples that read a data file, or a row of it, or a document of a file of text.
 
     FILE is the path of a data file, or enough of the end of the path that was indexed to be the
     only one. Rows count from 0.
@@ -269,9 +282,22 @@ def find(
 
     if limit is None and not whole and not as_json:
         limit = SHOWN_SAMPLES
-    file, row = split_place(place)
+    if sum(each is not None for each in (line, byte, key)) > 1:
+        raise click.UsageError("give only one of --line, --byte and --key")
+    is_text = any(each is not None for each in (line, byte, key))
+    file, row = (place, None) if is_text else split_place(place)
     found = find_samples(
-        what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache
+        what,
+        file,
+        row,
+        run=run,
+        split=split,
+        batch_size=batch,
+        limit=limit,
+        cache=cache,
+        line=line,
+        byte=byte,
+        key=key,
     )
     finish(found, as_json, lambda found: _print_found(found, counts_steps=batch is not None))
 

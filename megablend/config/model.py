@@ -177,6 +177,7 @@ class Config(Settings):
         with a number, the snapshot of that number in the run."""
         return (
             source.append_eod is not None
+            or source.text is not None  # `find` tells where a line is read
             or source.documents is not None
             or (self.split is not None and max(self.split) != 1)
             or bool(source.extra_columns)

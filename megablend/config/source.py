@@ -80,7 +80,7 @@ class Source(Share):
     """The files are text, which `build` tokenises: the JSON key or column that holds it, dotted for
     nested ones; see docs/text.md."""
     key: Annotated[str, Field(min_length=1)] | None = None
-    """JSON key or column that names a document of a text source: kept beside its tokens."""
+    """JSON key or column that names a document of a text source: `show` and `find` tell it."""
     eos: bool = False
     """Append the end-of-text token that the tokenizer names: the same as `append_eod` with its
     id."""

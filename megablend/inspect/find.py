@@ -16,11 +16,13 @@ from megablend.errors import ConfigError
 from megablend.inspect.match_files import locate_file, match_files
 from megablend.inspect.sample_pieces import EpochSample, iterate_samples
 from megablend.inspect.stored_tokens import list_stored_ranges
+from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.system.failures import translating
+from megablend.text.places import find_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -89,8 +91,11 @@ def find(
     batch_size: int | None = None,
     limit: int | None = None,
     cache: str | None = None,
+    line: int | None = None,
+    byte: int | None = None,
+    key: str | None = None,
 ) -> FindResult:
-    """At which samples a run reads a file, or one row of it.
+    """At which samples a run reads a file, or one row of it, or a document of a file of text.
 
     Args:
         what: a config, or a cache's folder (then `run` is needed).
@@ -98,6 +103,8 @@ def find(
         row: of the file, from 0; a document. All of the file if absent.
         batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
+        line, byte, key: at most one of them, of a document of the file of text `file`; see
+            `megablend.text.places.find_document`.
 
     Raises: ConfigError if no file, several files, or no such row is meant; CacheError; as
         BlockStore.read does.
@@ -106,6 +113,10 @@ def find(
     limit = None if limit is None else whole_number("limit", limit, least=1)
     opened = Session(what, cache=cache, run=run).open(split)
     skips = skips_of(opened)
+    if line is not None or byte is not None or key is not None:
+        texts = TextPlaces(opened)
+        storage = opened.store.storage
+        file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)
     found = []
     for (path, source), numbers in _group_by_source(opened, match_files(opened, file)).items():
         row_number = None if row is None else whole_number("row", row)

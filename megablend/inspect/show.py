@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
+from megablend.text.places import TextPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Piece(Record):
     """Tokens of a sample that come from one block."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"texts"})
     file: str
     block: int
     """Number of the block in the index."""
@@ -28,6 +32,8 @@ class Piece(Record):
     stop_token: int
     """The piece is tokens [first_token, stop_token) of the block."""
     epoch: int
+    texts: tuple[TextPlace, ...] = ()
+    """Of a source of text: where the documents are that the tokens are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -168,6 +174,7 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
     _, epochs, blocks, starts, stops = sample.spans
     offsets = snapshot.blocks(blocks)["offset"]
     files = snapshot.file_of(blocks)
+    texts = TextPlaces(dataset.run)
     pieces = tuple(
         Piece(
             file=snapshot.path(int(file), store.roots),
@@ -176,6 +183,9 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
             first_token=int(start),
             stop_token=int(stop),
             epoch=int(epoch),
+            texts=texts.list_documents(
+                snapshot.path(int(file), store.roots), int(block), int(start), int(stop)
+            ),
         )
         for file, block, offset, start, stop, epoch in zip(
             files, blocks, offsets, starts, stops, epochs, strict=True

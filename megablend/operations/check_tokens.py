@@ -19,7 +19,7 @@ import numpy.typing as npt
 from megablend.config import Config
 from megablend.config.tokenizer_file import find_tokenizer
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
-from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
+from megablend.formats.base import STARTS_MID_DOCUMENT, FileIndex, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_pieces
 from megablend.index.blocks.block_store import BlockStore
@@ -115,15 +115,40 @@ def find_row(
 
     Raises: as `Format.index` does; ChangedFileError if the file is not the one that was indexed.
     """
-    column = entry.column_taken
-    kind = entry.kind
-    read = dataclasses.replace(entry.read, column=column, count_documents=True)
-    index = kind.index(path, read, storage=storage)
+    index = _index_again(path, entry, num_tokens, storage)
+    block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
+    first_row, offsets = _read_rows(path, entry, index, block, storage)
+    inside = place - int(index.blocks["first_token"][block])
+    within = int(np.searchsorted(offsets, inside, side="right")) - 1
+    row_group = int(index.chunks["row_group"][index.blocks["chunk"][block]])
+    return first_row + within, row_group
+
+
+def read_rows(
+    path: str, entry: SourceEntry, block: int, num_tokens: int, storage: Storage
+) -> tuple[int, npt.NDArray[np.int64]]:
+    """The first row of a file that has tokens in its block number `block`, and where each row that
+    has some begins in the block, and the end: int64 [n + 1].
+
+    Raises: as `find_row`.
+    """
+    index = _index_again(path, entry, num_tokens, storage)
+    return _read_rows(path, entry, index, block, storage)
+
+
+def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storage) -> FileIndex:
+    read = dataclasses.replace(entry.read, column=entry.column_taken, count_documents=True)
+    index = entry.kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
         raise ChangedFileError(
             path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}"
         )
-    block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
+    return index
+
+
+def _read_rows(
+    path: str, entry: SourceEntry, index: FileIndex, block: int, storage: Storage
+) -> tuple[int, npt.NDArray[np.int64]]:
     rows_before = int(index.blocks["rows"][:block].sum()) - bool(
         index.blocks["flags"][block] & STARTS_MID_DOCUMENT
     )
@@ -133,15 +158,11 @@ def find_row(
         structure=index.structure,
         meta=index.meta,
     )
-    reader = kind.open(path, column, opened, storage=storage)
+    reader = entry.kind.open(path, entry.column_taken, opened, storage=storage)
     (offsets,), _ = read_pieces(
         reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage
     )
-    within = (
-        int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right"))
-        - 1
-    )
-    return rows_before + within, int(index.chunks["row_group"][index.blocks["chunk"][block]])
+    return rows_before, offsets
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from megablend.errors import CorruptFileError
 from megablend.storage.base import Storage
@@ -47,6 +46,8 @@ class TokenFileWriter:
     """Writes a token file, a row group for each portion of documents."""
 
     def __init__(self, path: Path, *, has_keys: bool) -> None:
+        import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
+
         item = pa.field("element", pa.int32(), nullable=False)
         fields = [
             pa.field("tokens", pa.list_(item), nullable=False),
@@ -108,8 +109,10 @@ class TokenFileWriter:
             self._writer.close()
 
 
-def open_token_file(storage: Storage, path: str) -> pq.ParquetFile:
+def open_token_file(storage: Storage, path: str) -> Any:
     """A token file, for reading its columns. Raises: MissingFileError; CorruptFileError."""
+    import pyarrow.parquet as pq  # as above
+
     try:
         size = storage.stat(path).size
         return pq.ParquetFile(pa.PythonFile(StoredFile(storage, path, size), "r"))

@@ -1,0 +1,175 @@
+"""Where the documents of token files are in their text, and the inverse."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import ConfigError
+from megablend.storage.base import Storage
+from megablend.text.tables import ARROW, PARQUET
+from megablend.text.token_file import open_token_file, read_footer
+
+_TOKEN_FILE = re.compile(r"(.*/[0-9a-f]{16})/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlace:
+    """Where a document is in a file of text."""
+
+    text: str
+    """Path of the file."""
+    line: int
+    """From 1; of a table, the row, from 0."""
+    offset: int
+    """The first byte of the line, in the uncompressed file; of a table, the row."""
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A token file, by its path."""
+
+    path: str
+    folder: str
+    """That of the tokenizer."""
+    text: str
+    """Name of the text file."""
+    number: int
+
+
+def parse_path(path: str) -> TextPart | None:
+    """What the path of a token file says; None for any other file."""
+    found = _TOKEN_FILE.fullmatch(path)
+    return None if found is None else TextPart(path, found[1], found[2], int(found[3]))
+
+
+def list_parts(paths: Sequence[str]) -> dict[tuple[str, str], list[TextPart]]:
+    """The token files of each text file, in order."""
+    found = dict[tuple[str, str], list[TextPart]]()
+    for path in paths:
+        if (part := parse_path(path)) is not None:
+            found.setdefault((part.folder, part.text), []).append(part)
+    return {key: sorted(each, key=lambda part: part.number) for key, each in found.items()}
+
+
+def locate_rows(
+    path: str, rows: Sequence[int], parts: Sequence[TextPart], storage: Storage
+) -> list[TextPlace]:
+    """Where rows of a token file are in its text.
+
+    Args:
+        parts: those of the same text file.
+
+    Raises: DataError if a token file cannot be read.
+    """
+    footer = read_footer(storage, path)
+    number = next(part.number for part in parts if part.path == path)
+    is_table = _is_table(footer)
+    before = [part for part in parts if part.number < number]
+    lines_before = sum(read_footer(storage, each.path)["part"]["lines"] for each in before)
+    table = _read_columns(path, storage)
+    keys = table.get("key")
+    return [
+        TextPlace(
+            text=footer["text"],
+            line=table["offset"][i] if is_table else lines_before + table["line"][i] + 1,
+            offset=table["offset"][i],
+            key=None if keys is None else keys[i],
+        )
+        for i in rows
+    ]
+
+
+def find_document(
+    text: str,
+    paths: Sequence[str],
+    storage: Storage,
+    *,
+    line: int | None = None,
+    byte: int | None = None,
+    key: str | None = None,
+) -> tuple[str, int]:
+    """The token file and the row of a document of a text file.
+
+    Args:
+        text: path of the text file, or its end.
+        paths: of the files of an index.
+        line: of the document, from 1; of a table, the row, from 0.
+        byte: within its line, in the uncompressed file; of a table, the row.
+        key: what the source's `key` holds.
+
+    Raises: ConfigError if there is no such file or document, or several; DataError.
+    """
+    wanted = text.removeprefix("./")
+    absolute = os.path.abspath(text)  # noqa: PTH100  (not of a URL, which has no such end)
+    found = [
+        parts
+        for (_, name), parts in list_parts(paths).items()
+        if name == wanted
+        or name.endswith(f"/{wanted}")
+        or f"/{wanted}".endswith(f"/{name}")
+        or absolute.endswith(f"/{name}")
+    ]
+    if len(found) > 1:
+        found = [
+            parts
+            for parts in found
+            if read_footer(storage, parts[0].path)["text"] in (text, absolute)
+        ] or found
+    if len(found) != 1:
+        raise ConfigError(
+            f"{text}: {len(found)} files of text have this name, expected one; give the path as the config's sources find it"
+        )
+    lines_before = 0
+    for part in found[0]:
+        whole = read_footer(storage, part.path)
+        footer = whole["part"]
+        is_table = _is_table(whole)
+        place = byte if byte is not None else line if is_table else None
+        row: int | None = None
+        if place is not None and footer["start"] <= place < footer["stop"]:
+            row = _find_last(_read_columns(part.path, storage)["offset"], place, exact=is_table)
+        elif key is not None:
+            row = _find_key(_read_columns(part.path, storage), key, part.path)
+        elif line is not None and lines_before < line <= lines_before + footer["lines"]:
+            lines = _read_columns(part.path, storage)["line"]
+            row = _find_last(lines, line - 1 - lines_before, exact=True)
+        if row is not None:
+            return part.path, row
+        lines_before += footer["lines"]
+    asked = f"line {line}" if line is not None else f"byte {byte}" if byte is not None else key
+    raise ConfigError(
+        f"{text}: has no document at {asked}: it is blank, was left out, or is not in the file; give that of a document"
+    )
+
+
+def _is_table(footer: Mapping[str, Any]) -> bool:
+    return bool(footer["text"].lower().endswith((*PARQUET, *ARROW)))
+
+
+def _find_last(places: Sequence[int], place: int, *, exact: bool) -> int | None:
+    """The last of ascending places up to one, or the one itself."""
+    at = int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
+    return None if at < 0 or (exact and places[at] != place) else at
+
+
+def _find_key(table: Mapping[str, Any], key: str, path: str) -> int | None:
+    if "key" not in table:
+        raise ConfigError(
+            f"{path}: has no keys, since its source names none; give --line or --byte"
+        )
+    return table["key"].index(key) if key in table["key"] else None
+
+
+def _read_columns(path: str, storage: Storage) -> dict[str, Any]:
+    """The columns of a token file but its tokens."""
+    file = open_token_file(storage, path)
+    names = [name for name in file.schema_arrow.names if name != "tokens"]
+    found: dict[str, Any] = file.read(columns=names).to_pydict()
+    return found

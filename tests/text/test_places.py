@@ -1,0 +1,121 @@
+"""From samples to lines of text, and from lines to samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.inspect.find import find
+from megablend.inspect.show import show
+from megablend.operations.build import build
+from megablend.text import tokenise as tokenise_module
+from tests.cli.commands import run
+from tests.text.test_build import SMALL, make_config
+from tests.text.test_lines import write
+from tests.text.tokenizers_of_kinds import corpus
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+
+
+def write_kind(folder: Path, kind: str) -> dict[int, tuple[int, str]]:
+    """A file of text with blank lines, empty texts and bad ones: the byte (or row) and the text of each line (or row)."""
+    folder.mkdir(parents=True)
+    texts: list[str | None] = [text[:700] for text in corpus()[:150]]
+    texts[3] = ""
+    texts[70] = None
+    places = dict[int, tuple[int, str]]()
+    if kind in ("parquet", "arrow"):
+        table = pa.table({"id": [f"k{i}" for i in range(150)], "text": texts})
+        if kind == "parquet":
+            pq.write_table(table, folder / "a.parquet", row_group_size=20)
+        else:
+            with pa.ipc.new_file(str(folder / "a.arrow"), table.schema) as writer:
+                writer.write_table(table, max_chunksize=20)
+        return {i: (i, text) for i, text in enumerate(texts) if text is not None}
+    data = b""
+    line = 1
+    for i, text in enumerate(texts):
+        if i % 11 == 5:
+            data += b"\n"
+            line += 1
+        if text is not None:
+            places[line] = len(data), text
+        data += json.dumps({"id": f"k{i}", "text": text}).encode() + b"\n"
+        line += 1
+    write(folder / f"a.{kind}", data)
+    return places
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"])
+@pytest.mark.parametrize("eos", [False, True])
+def test_show_and_find_agree_with_the_text(tmp_path: Path, kind: str, eos: bool) -> None:
+    from tokenizers import Tokenizer
+
+    places = write_kind(tmp_path / "data", kind)
+    config = make_config(
+        tmp_path, eos=eos, on_bad_document="skip", max_bad=0.5, samples=None, epochs=1
+    )
+    config = {key: each for key, each in config.items() if each is not None}
+    num_samples = build(config).ledger.ends[-1]
+    model = Tokenizer.from_file(f"{config['tokenizer']}/tokenizer.json")
+    text_file = str(tmp_path / f"data/a.{kind}")
+    shown = dict[int, set[int]]()
+    for k in range(num_samples):
+        sample = show(config, k)
+        whole = model.decode(list(sample.tokens), skip_special_tokens=True)
+        for piece in sample.pieces:
+            for place in piece.texts:
+                assert place.text == text_file
+                assert places[place.line][0] == place.offset
+                assert place.key is not None
+                shown.setdefault(place.line, set()).add(k)
+        starts = [*sample.document_starts[1:], len(sample.tokens)]
+        listed = [place for piece in sample.pieces for place in piece.texts]
+        first = model.decode(list(sample.tokens[: starts[0]]), skip_special_tokens=True)
+        assert first.strip("\ufffd") in places[listed[0].line][1]
+        assert whole
+    with_tokens = {line for line, (_, text) in places.items() if text}
+    assert shown.keys() <= with_tokens
+    assert len(shown) > 0.8 * len(with_tokens)
+    for line in sorted(with_tokens)[::9]:
+        offset, _ = places[line]
+        by_line = find(config, text_file, line=line)
+        (found,) = by_line.found
+        expected = {each.sample for each in found.samples}
+        assert shown.get(line, set()) == expected
+        assert find(config, f"a.{kind}", byte=offset).found == by_line.found
+    with pytest.raises(ConfigError, match="has no document at line 100000"):
+        find(config, text_file, line=100_000)
+    with pytest.raises(ConfigError, match="0 files of text have this name"):
+        find(config, "b.jsonl", line=1)
+
+
+def test_by_key_and_by_the_command(tmp_path: Path) -> None:
+    places = write_kind(tmp_path / "data", "jsonl")
+    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.5)
+    build(config)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    said = run("show", path, "--sample", 5)
+    assert said.returncode == 0, said.stderr
+    assert f"text: {tmp_path}/data/a.jsonl, line " in said.stdout
+    assert ", key k" in said.stdout
+    line = sorted(places)[20]
+    by_key: Any = find(config, "a.jsonl", key="k20")
+    assert by_key.found == find(config, "a.jsonl", line=line).found
+    assert run("find", path, "a.jsonl", "--key", "k20").returncode == 0
+    missing = run("find", path, "a.jsonl", "--key", "none")
+    assert missing.returncode == 2
+    assert "has no document at none" in missing.stderr
+    assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
+    blank = run("find", path, "a.jsonl", "--line", 6)
+    assert "has no document at line 6: it is blank" in blank.stderr
