@@ -51,7 +51,8 @@ def report_due(run: Run, future: StepSequence, taken: Sequence[int]) -> DueRepor
 
     Args:
         future: the loader's steps from now on.
-        taken: one number, how many of these steps were taken, which the loader changes.
+        taken: two numbers, which the loader changes: how many of these steps were taken, and of how
+            many after them everything has been asked for.
     """
     storage = run.store.storage
     firsts = [column.files.start for column in run.store.snapshot.columns]
@@ -145,7 +146,8 @@ class DueReporter:
         run: the run that is read.
         future: the loader's steps from now on.
         storage: told.
-        taken: one number, how many of these steps were taken, which the loader changes.
+        taken: two numbers, which the loader changes: how many of these steps were taken, and of how
+            many after them everything has been asked for.
     """
 
     def __init__(
@@ -228,7 +230,7 @@ def _report(
     quiet_until = -math.inf
     repeat_at = -math.inf
     while True:
-        num_taken = taken[0]
+        num_taken, num_ahead = taken
         now = time.monotonic()
         num_steps_since = num_taken - num_told
         is_off = abs(now - told_at - pace * num_steps_since) > _MOST_OFF + 1.5 * pace
@@ -237,7 +239,8 @@ def _report(
                 pace = (now - told_at) / num_steps_since
             elif num_taken >= _FEWEST_STEPS:
                 pace = (now - started) / num_taken
-            tell(num_taken, num_steps)
+            # What was asked for already is not waited for
+            tell(num_taken + num_ahead, num_steps)
             told_at = now
             num_told = num_taken
             quiet_until = now + _TELLING_SHARE * (time.monotonic() - now)

@@ -125,6 +125,15 @@ class ReadAhead:
         self._submit_reads()
         return samples
 
+    def count_steps_ahead(self) -> int:
+        """The number of coming steps all of whose reads have been submitted."""
+        stop = -self._step
+        for each in self._in_flight:
+            if each.unissued:
+                return max(0, stop + each.unissued[0].first_use)
+            stop += each.window.forecast.num_steps
+        return stop
+
     def close(self) -> None:
         """Stop the threads and release all blocks."""
         self._end.detach()

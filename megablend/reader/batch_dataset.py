@@ -48,7 +48,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
-        self._taken = [0]
+        self._taken = [0, 0]
         self._section = dataset.run.sections[0]
         self._expected = 0
         self._process = os.getpid()
@@ -73,7 +73,9 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
+        assert self._ahead is not None
         self._taken[0] += 1
+        self._taken[1] = self._ahead.count_steps_ahead()
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
@@ -123,7 +125,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
-        self._taken = [0]
+        self._taken = [0, 0]
         self._due = report_due(run, future, self._taken)
         return ReadAhead(
             run,

@@ -190,22 +190,23 @@ def test_a_mirror_of_a_half_is_near_the_optimum(tmp_path: Path, reads: list[Page
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.25, 0.5])
 @pytest.mark.parametrize(
-    ("weights", "most"),
-    [((1.0,), 1.03), ((4.0, 3.0, 2.0, 1.5, 1.0, 0.75, 0.5, 0.25), 1.1)],
+    "weights",
+    [(1.0,), (4.0, 3.0, 2.0, 1.5, 1.0, 0.75, 0.5, 0.25)],
     ids=["1 source", "8 sources"],
 )
 def test_longer_runs_are_near_the_optimum(
-    tmp_path: Path, reads: list[Page], weights: Sequence[float], most: float, share: float
+    tmp_path: Path, reads: list[Page], weights: Sequence[float], share: float
 ) -> None:
-    """Measured on two busy cores: 1.002 of the optimum with one source, 1.06 with eight."""
+    """What is kept for half a second after it was due, or is read ahead, takes a part of the mirror
+    that is the smaller the longer the run is: in 100 seconds 2 % were measured, a few processes a core."""
     found = measure(
         tmp_path,
         reads,
         weights=weights,
         num_tokens=6_000_000,
         share=share,
-        seconds=100,
-        memory="3MiB",
+        seconds=150,
+        memory="1.5MiB",
     )
-    assert found.counted < most * found.optimum
-    assert found.counted < found.lru
+    assert found.counted < 1.03 * found.optimum
+    assert found.counted < 0.9 * found.lru

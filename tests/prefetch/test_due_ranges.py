@@ -20,7 +20,9 @@ from megablend.errors import MissingFileError
 from megablend.formats.arrow.reader import ARROW
 from megablend.formats.parquet.decoding.dictionaries import CACHE
 from megablend.prefetch import due_ranges
-from megablend.prefetch.due_ranges import FIRST_SECONDS, count_horizon
+from megablend.prefetch.due_ranges import FIRST_SECONDS, count_horizon, plan_due
+from megablend.prefetch.read_schedule import StepSequence
+from megablend.run.run import Run
 from megablend.storage import registry
 from megablend.storage.base import Allocate, Bytes, ReadLimits
 from megablend.storage.hints import DueRanges
@@ -243,6 +245,13 @@ def test_it_is_told_to_the_end_of_the_next_epoch_and_later_further(
 ) -> None:
     monkeypatch.setattr(due_ranges, "_REPEAT_SECONDS", 0.0)
     monkeypatch.setattr(due_ranges, "_TURN_SECONDS", 0.01)
+    firsts = list[int]()
+
+    def plan(run: Run, future: StepSequence, step: int, *rest: Any) -> list[DueRanges]:
+        firsts.append(step)
+        return plan_due(run, future, step, *rest)
+
+    monkeypatch.setattr(due_ranges, "plan_due", plan)
     config = make_run(tmp_path, epochs=5)
     with recording() as log:
         loader = make_loader(config, log)
@@ -256,6 +265,7 @@ def test_it_is_told_to_the_end_of_the_next_epoch_and_later_further(
         num_told_before = len(log.told)
         log.wait_told(num_told_before + 2)
         later = log.told[num_told_before + 1]
+        first = firsts[num_told_before + 1]
         loader.close()
     check_told(
         told,
@@ -263,7 +273,9 @@ def test_it_is_told_to_the_end_of_the_next_epoch_and_later_further(
         find_first_steps(config, list_batches(0, num_told, BATCH)),
         FIRST_SECONDS,
     )
-    steps = find_first_steps(config, list_batches(30 * BATCH, num_told, BATCH))
+    # What was asked for ahead of the 30 steps is due no more
+    assert 30 < first < len(loader) - num_told
+    steps = find_first_steps(config, list_batches(first * BATCH, num_told, BATCH))
     due = due_by_byte(later).values()
     latest = max(each[np.isfinite(each)].max() for each in due) - min(each.min() for each in due)
     last = max(first[np.isfinite(first)].max() for first in steps.values())
