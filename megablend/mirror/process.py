@@ -21,9 +21,10 @@ import megablend
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import Members, Pace, describe_members, find_members
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.frames import PROTOCOL, Kind, Need
+from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States

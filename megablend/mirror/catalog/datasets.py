@@ -14,9 +14,9 @@ from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, si
 from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_pages, pages_of_file, split_portions
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node import engine
 from megablend.mirror.node.engine import AwayError, Engine
-from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage

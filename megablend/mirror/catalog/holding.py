@@ -30,9 +30,8 @@ from megablend.mirror.disk.pages import (
     pages_of_file,
     split_portions,
 )
-from megablend.mirror.disk.room import NEVER, PINNED, WANTED
+from megablend.mirror.disk.room import NEVER, PINNED, WANTED, Need
 from megablend.mirror.node import engine
-from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import Needs
 from megablend.system.log import LOG
 

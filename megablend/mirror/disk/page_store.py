@@ -30,7 +30,7 @@ from megablend.mirror.disk.pages import (
     subtract,
     unite,
 )
-from megablend.mirror.disk.room import PAST_SECONDS, DueRows, Room
+from megablend.mirror.disk.room import PAST_SECONDS, Need, Room
 from megablend.mirror.disk.stored_file import (
     SMALL_BYTES,
     StoredFile,
@@ -278,10 +278,10 @@ class PageStore:
             self._used.add(key.digest)
             self._room.touch(key.digest, pages, self._use)
 
-    def set_due(self, rows: Iterable[DueRows], grace: float = PAST_SECONDS) -> None:
+    def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
         """When pages are due, held or not: instead of all that was set or written before. See
         Room.set_due."""
-        self._room.set_due(rows, grace)
+        self._room.set_due(needs, grace)
 
     def is_complete(self, key: FileKey) -> bool:
         """Whether all pages are held, as far as is known without its map."""

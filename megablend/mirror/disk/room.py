@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from megablend.arrays import Float64s, Int64s, Uint32s, Uint64s
+from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
 
 NEVER = 1 << 62
@@ -36,16 +37,24 @@ _FEW = 4096
 _SORTED_AT_A_TIME = 16
 
 
-class DueRows(NamedTuple):
-    """When pages of a file are due; a page may be in several rows: the earliest counts."""
+class Need(NamedTuple):
+    """Pages of a file that are needed, and when."""
 
-    digest: str
-    blocks: Uint32s
-    """uint32 [n], in any order, perhaps with repeats."""
-    masks: Uint64s
-    """uint64 [n], the pages of the block."""
+    key: FileKey
+    pages: Pages
+    """Perhaps blocks in any order, with repeats: the earliest of a page's times counts."""
     due: Float64s
-    """float64 [n], seconds of the monotonic clock."""
+    """float64 [blocks], seconds of this process's monotonic clock; infinite: never."""
+
+    @classmethod
+    def of(cls, key: FileKey, pages: Pages, due: float) -> Need:
+        """A need of pages that are due at the same time."""
+        return cls(key, pages, np.full(len(pages.blocks), due))
+
+    def sort(self) -> tuple[Uint32s, Uint64s, Float64s]:
+        """Blocks, masks and due times, by block."""
+        order = np.argsort(self.pages.blocks, kind="stable")
+        return self.pages.blocks[order], self.pages.masks[order], self.due[order]
 
 
 class Room:
@@ -72,7 +81,7 @@ class Room:
         self._uses: dict[str, Int64s] = {}
         self._kept: Mapping[str, Int64s] = {}
         self._wholes = set[str]()
-        self._due: dict[str, DueRows] = {}  # blocks ascending
+        self._due: dict[str, tuple[Uint32s, Uint64s, Float64s]] = {}  # see Need.sort
         self._due_since: dict[tuple[str, int], list[tuple[int, int]]] = {}  # key, mask
         self._queue: list[tuple[int, str, int]] = []  # a heap: key, digest, block
         self._bound = 0  # what is held and not in the queue has no smaller key
@@ -89,14 +98,14 @@ class Room:
             self._wholes.add(digest)
         self._uses[digest] = np.full(num_blocks, use)
 
-    def set_due(self, rows: Iterable[DueRows], grace: float = PAST_SECONDS) -> None:
+    def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
         """All due times, instead of those before; so many seconds after them pages count as
         read."""
         self._grace = grace
-        parts: dict[str, list[DueRows]] = {}
-        for each in rows:
-            parts.setdefault(each.digest, []).append(each)
-        self._due = {digest: _sort_rows(digest, some) for digest, some in parts.items()}
+        by_file: dict[str, list[Need]] = {}
+        for each in needs:
+            by_file.setdefault(each.key.digest, []).append(each)
+        self._due = {digest: _join(some).sort() for digest, some in by_file.items()}
         self._due_since = {}
         self._is_stale = True
 
@@ -163,10 +172,11 @@ class Room:
         use = int(self._find_use(digest, block))
         if use >= PINNED:
             return [(use, held)] if held else []
-        if (rows := self._due.get(digest)) is not None:
-            begin, stop = np.searchsorted(rows.blocks, np.array([block, block + 1], np.uint32))
-            times = map(_key_of, rows.due[begin:stop].tolist())
-            due = [*due, *zip(times, rows.masks[begin:stop].tolist(), strict=True)]
+        if digest in self._due:
+            blocks, masks, times = self._due[digest]
+            begin, stop = np.searchsorted(blocks, np.array([block, block + 1], np.uint32))
+            keys = map(_key_of, times[begin:stop].tolist())
+            due = [*due, *zip(keys, masks[begin:stop].tolist(), strict=True)]
         found = []
         past = _key_of(self._now() - self._grace)
         for key, mask in sorted(due, reverse=True):  # the earliest first
@@ -212,17 +222,17 @@ class Room:
     def _find_keys(self, digest: str, pages: Pages) -> Int64s:
         """For each block with held pages a key that none of them is below."""
         keys: Int64s = self._find_use(digest, pages.blocks)
-        rows = self._due.get(digest)
-        if rows is None:
+        if digest not in self._due:
             return keys
         pinned = keys >= PINNED
-        is_coming = rows.due >= self._now() - self._grace
+        blocks, masks, times = self._due[digest]
+        is_coming = times >= self._now() - self._grace
         if not is_coming.any():
             return keys
-        rows = DueRows(digest, rows.blocks[is_coming], rows.masks[is_coming], rows.due[is_coming])
-        first = np.flatnonzero(np.diff(rows.blocks, prepend=-1))
-        due = Pages(rows.blocks[first], np.bitwise_or.reduceat(rows.masks, first))
-        last = np.maximum.reduceat(rows.due, first)
+        first = np.flatnonzero(np.diff(blocks[is_coming], prepend=-1))
+        masks_due = np.bitwise_or.reduceat(masks[is_coming], first)
+        due = Pages(blocks[is_coming][first], masks_due)
+        last = np.maximum.reduceat(times[is_coming], first)
         is_due = np.isin(pages.blocks, subtract(pages, due).blocks, invert=True)
         at = np.searchsorted(due.blocks, pages.blocks[is_due])
         keys[is_due] = np.fromiter(map(_key_of, last[at].tolist()), np.int64, len(at))
@@ -235,10 +245,7 @@ def _key_of(due: float) -> int:
     return -round(due * 1_000_000)
 
 
-def _sort_rows(digest: str, parts: list[DueRows]) -> DueRows:
-    blocks = np.concatenate([each.blocks for each in parts])
-    order = np.argsort(blocks, kind="stable")
-    masks = np.concatenate([each.masks for each in parts])[order]
-    return DueRows(
-        digest, blocks[order], masks, np.concatenate([each.due for each in parts])[order]
-    )
+def _join(needs: list[Need]) -> Need:
+    blocks = np.concatenate([each.pages.blocks for each in needs])
+    masks = np.concatenate([each.pages.masks for each in needs])
+    return Need(needs[0].key, Pages(blocks, masks), np.concatenate([each.due for each in needs]))

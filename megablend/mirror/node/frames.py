@@ -17,15 +17,15 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from megablend import errors
-from megablend.arrays import Float64s
 from megablend.errors import DataError, MegablendError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_bytes, subtract
+from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
 PROTOCOL = 4
@@ -72,20 +72,6 @@ class Kind(enum.IntEnum):
     DONE = 16
     FAILED = 17
     """JSON of an error."""
-
-
-class Need(NamedTuple):
-    """Pages of a file that are needed."""
-
-    key: FileKey
-    pages: Pages
-    due: Float64s
-    """float64 [blocks], seconds of this process's monotonic clock; infinite: never."""
-
-    @classmethod
-    def of(cls, key: FileKey, pages: Pages, due: float) -> Need:
-        """A need of pages that are due at the same time."""
-        return cls(key, pages, np.full(len(pages.blocks), due))
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableSet, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,9 +22,8 @@ from megablend.mirror.disk.pages import (
     split_portions,
     unite,
 )
-from megablend.mirror.disk.room import PAST_SECONDS, DueRows
+from megablend.mirror.disk.room import PAST_SECONDS, Need
 from megablend.mirror.node.engine import SOON_SECONDS, AwayError, Engine, Want
-from megablend.mirror.node.frames import Need
 from megablend.storage.hints import Filled
 from megablend.system.log import LOG
 
@@ -39,36 +39,27 @@ _RETRY_SECONDS = 1.0
 """After which it is tried again where there was no room, or a node did not answer."""
 
 
+@dataclass(eq=False)
 class Needs:
-    """Merges the needs of clients, and fetches ahead what is due first.
+    """Merges the needs of clients, and fetches ahead what is due first."""
 
-    Args:
-        engine: gets the pages.
-        tell: is told of the clients' needs when they have changed.
-        select: what this node is to hold of a need; None: all.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None,
-        select: Callable[[Need], Awaitable[Need]] | None = None,
-    ) -> None:
-        self._engine = engine
-        self._tell = tell
-        self._select = select
-        self._needs: dict[str, Sequence[Need]] = {}
-        self._kept: dict[str, Sequence[Need]] = {}
-        self._changed = asyncio.Event()
-        self._is_told = True
-        self._more = asyncio.Event()
-        self._parts: Iterator[Want] = iter(())
-        self._later: list[Want] = []
-        self._refused = set[float]()
-        """Due times of parts for which there was no room."""
-        self._turn = 0
-        self._grace = PAST_SECONDS
-        self._warned_at = -_WARN_SECONDS
+    engine: Engine
+    tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None
+    """Is told of the clients' needs when they have changed."""
+    select: Callable[[Need], Awaitable[Need]] | None = None
+    """What this node is to hold of a need; None: all."""
+    _needs: dict[str, Sequence[Need]] = field(default_factory=dict)
+    _kept: dict[str, Sequence[Need]] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_told: bool = True
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
+    _parts: Iterator[Want] = field(default_factory=lambda: iter(()))
+    _later: list[Want] = field(default_factory=list)
+    _refused: MutableSet[float] = field(default_factory=set)
+    """Due times of parts for which there was no room."""
+    _turn: int = 0
+    _grace: float = PAST_SECONDS
+    _warned_at: float = -_WARN_SECONDS
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """What a client needs, instead of what it said before."""
@@ -110,14 +101,13 @@ class Needs:
                 self._changed.clear()
                 own = [need for needs in self._needs.values() for need in needs]
                 kept = [need for needs in self._kept.values() for need in needs]
-                rows = [DueRows(key.digest, *pages, due) for key, pages, due in own + kept]
-                held = await self._engine.call(self._engine.store.usage)
+                held = await self.engine.call(self.engine.store.usage)
                 lead = await loop.run_in_executor(
                     None, find_lead, own, held.num_bytes // _LEAD_SHARE
                 )
-                self._engine.lead = lead
+                self.engine.lead = lead
                 self._grace = min(PAST_SECONDS, max(_LEAST_GRACE, lead))
-                await self._engine.call(self._engine.store.set_due, rows, self._grace)
+                await self.engine.call(self.engine.store.set_due, own + kept, self._grace)
                 parts = await loop.run_in_executor(None, order_by_due, own)
                 self._turn += 1
                 self._parts = parts
@@ -125,11 +115,11 @@ class Needs:
                 self._refused = set()
                 self._more.set()
                 # Not because others have told something: they would do so, too, and so on
-                if self._tell is not None and not self._is_told:
+                if self.tell is not None and not self._is_told:
                     self._is_told = True
                     # A node that is silent holds up no change; what is told last counts
                     telling.cancel()
-                    telling = asyncio.ensure_future(self._tell(own))
+                    telling = asyncio.ensure_future(self.tell(own))
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:
             for each in (*fetchers, telling):
@@ -137,12 +127,12 @@ class Needs:
 
     async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
         """Fetch what this node is to hold of needs, whenever it is due, or only count it."""
-        own = needs if self._select is None else [await self._select(each) for each in needs]
-        wanted = [_unite_rows(need, *_sort_rows(need)) for need in own if len(need.pages.blocks)]
+        own = needs if self.select is None else [await self.select(each) for each in needs]
+        wanted = [_unite_rows(need, *need.sort()) for need in own if len(need.pages.blocks)]
         filled = Filled()
         portions = list[Want]()
         for want in wanted:
-            missing = await self._engine.call(self._engine.store.missing, want.key, want.pages)
+            missing = await self.engine.call(self.engine.store.missing, want.key, want.pages)
             filled = filled.plus(
                 Filled(
                     needed=count_bytes(want.pages, want.key.size),
@@ -166,7 +156,7 @@ class Needs:
 
     async def _fill_portion(self, want: Want) -> Filled:
         try:
-            origins = await self._engine.obtain(want)
+            origins = await self.engine.obtain(want)
         except ResourceError:
             return Filled(refused=count_bytes(want.pages, want.key.size))
         return Filled(source=origins.source, peers=origins.peers)
@@ -211,7 +201,7 @@ class Needs:
             return False
         self._refused.discard(part.due)
         try:
-            await self._engine.obtain(part)
+            await self.engine.obtain(part)
         except ResourceError:
             self._refused.add(part.due)
             return False
@@ -259,12 +249,6 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
                 yield _unite_rows(needs[which[some[0]]], blocks[some], masks[some], due[some])
 
     return parts()
-
-
-def _sort_rows(need: Need) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks, masks and due times, by block."""
-    order = np.argsort(need.pages.blocks, kind="stable")
-    return need.pages.blocks[order], need.pages.masks[order], need.due[order]
 
 
 def _unite_rows(need: Need, blocks: np.ndarray, masks: np.ndarray, due: np.ndarray) -> Want:

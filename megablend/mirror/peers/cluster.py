@@ -17,11 +17,11 @@ import aiohttp
 import numpy as np
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import list_id
 from megablend.mirror.members.launchers import Members, Pace, is_loopback
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, PageReader, Want
 from megablend.mirror.node.frames import (
-    Need,
     batch_needs,
     check_pages,
     pack_json,

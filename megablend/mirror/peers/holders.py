@@ -28,9 +28,9 @@ from megablend.mirror.disk.pages import (
     subtract,
     unite,
 )
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine, Mode, Want
-from megablend.mirror.node.frames import Need
 from megablend.system.log import LOG
 
 _NUM_COPIERS = 4

@@ -14,12 +14,12 @@ import aiohttp
 
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.pages import NO_PAGES, Pages
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError, Mode, Want
 from megablend.mirror.node.frames import (
     MAX_PAYLOAD,
     PROTOCOL,
-    Need,
     pack_json,
     pack_needs,
     unpack_error,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
-from megablend.mirror.node.frames import Need, pack_needs
+from megablend.mirror.node.frames import pack_needs
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.peer import Peer
 from megablend.system.log import LOG

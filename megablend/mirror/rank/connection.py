@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 from megablend.errors import ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import describe_members
 from megablend.mirror.node.frames import (
     HEAD,
     PROTOCOL,
     Kind,
-    Need,
     pack,
     pack_json,
     pack_needs,

@@ -19,7 +19,8 @@ from megablend.errors import ConfigError, DataError, MegablendError, MissingFile
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.pages import pages_of_ranges, rows_of_ranges
-from megablend.mirror.node.frames import ORIGINS, Need
+from megablend.mirror.disk.room import Need
+from megablend.mirror.node.frames import ORIGINS
 from megablend.mirror.node.source_reads import make_key
 from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage

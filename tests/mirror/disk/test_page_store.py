@@ -12,8 +12,8 @@ import pytest
 
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.disk.pages import NO_PAGES, pages_of_file, subtract
-from megablend.mirror.disk.room import DueRows
+from megablend.mirror.disk.pages import NO_PAGES, Pages, pages_of_file, subtract
+from megablend.mirror.disk.room import Need
 from tests.mirror.disk.mirrors import (
     bytes_of,
     key_of,
@@ -212,10 +212,9 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
             }
             held = {each: due_now.get(each) for each in held}
             store.set_due(
-                DueRows(
-                    keys[f].digest,
-                    np.array([b], np.uint32),
-                    np.array([1 << p], np.uint64),
+                Need(
+                    keys[f],
+                    Pages(np.array([b], np.uint32), np.array([1 << p], np.uint64)),
                     np.array([due]),
                 )
                 for (f, b, p), due in due_now.items()

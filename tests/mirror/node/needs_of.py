@@ -6,7 +6,7 @@ import numpy as np
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages
-from megablend.mirror.node.frames import Need
+from megablend.mirror.disk.room import Need
 
 
 def make_need(key: FileKey, rows: list[tuple[int, int, float]]) -> Need:

@@ -21,6 +21,7 @@ from megablend.mirror.disk.pages import (
     split_portions,
     unite,
 )
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import (
     SOON_SECONDS,
     AwayError,
@@ -30,7 +31,6 @@ from megablend.mirror.node.engine import (
     Origins,
     Want,
 )
-from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import Needs
 from tests.mirror.disk.mirrors import bytes_of, pages_at
 from tests.mirror.node.needs_of import make_need

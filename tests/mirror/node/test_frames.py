@@ -7,7 +7,8 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages
-from megablend.mirror.node.frames import Need, batch_needs, pack_needs, unpack_needs
+from megablend.mirror.disk.room import Need
+from megablend.mirror.node.frames import batch_needs, pack_needs, unpack_needs
 
 
 def list_rows(needs: list[Need]) -> list[tuple[FileKey, int, int]]:

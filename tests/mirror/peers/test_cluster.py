@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megablend.mirror.disk.pages import pages_of_file
-from megablend.mirror.node.frames import Need, batch_needs
+from megablend.mirror.disk.room import Need
+from megablend.mirror.node.frames import batch_needs
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import Faults, FaultySource
 

@@ -11,8 +11,8 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_bytes, pages_of_file
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import AwayError, Mode, Want
-from megablend.mirror.node.frames import Need
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once
 from tests.mirror.peers.test_links import is_settled_at, make_small, names_by_home

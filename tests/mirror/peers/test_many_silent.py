@@ -11,9 +11,9 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, pages_of_file
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import Want
-from megablend.mirror.node.frames import Need
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import FaultySource
 

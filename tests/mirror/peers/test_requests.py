@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, pages_of_file
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import Mode, Want
-from megablend.mirror.node.frames import PROTOCOL, Need, pack_needs, pack_pages, unpack_pages
+from megablend.mirror.node.frames import PROTOCOL, pack_needs, pack_pages, unpack_pages
 from tests.mirror.peers.clusters import MOST_FILES, PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import make_files
 from tests.storage.faulty import FaultySource

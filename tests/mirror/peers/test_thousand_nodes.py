@@ -16,10 +16,9 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import NO_PAGES, PIECE_BLOCKS, Pages, count_bytes
-from megablend.mirror.disk.room import DueRows, Room
+from megablend.mirror.disk.room import Need, Room
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins, Want
-from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import find_lead, order_by_due
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.peer import Peer
@@ -166,7 +165,7 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
             blocks = rng.integers(0, FILE_BYTES >> 18, 4 * own // len(KEYS)).astype(np.uint32)
             due = time.monotonic() + rng.random(len(blocks)) * 1e5
             needs.append(Need(key, Pages(blocks, np.full(len(blocks), WHOLE)), due))
-        room.set_due([DueRows(need.key.digest, *need.pages, need.due) for need in needs])
+        room.set_due(needs)
         assert find_lead(needs, 1 << 30) > 0
         assert next(order_by_due(needs)).due < min(need.due.min() for need in needs) + 1
         return tracemalloc.get_traced_memory()[1]
