@@ -15,9 +15,9 @@ from megablend.mirror.catalog.manifest import DataFile, pack_manifest
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, count_bytes
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node import engine
 from megablend.mirror.node.engine import Engine, Keep, Origins
-from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import Needs
 
 pytestmark = pytest.mark.timeout(60)
