@@ -270,7 +270,13 @@ class Holding:
     async def _fetch(self) -> bool:
         """Fetch what is missing and has room. Returns: whether what is held is to be looked at
         again: something came, perhaps before it was asked for."""
-        parts = iter(await self._pages.call(self._list_missing))
+        loop = asyncio.get_running_loop()
+        try:
+            parts = iter(await self._pages.call(self._list_missing))
+            twins = await loop.run_in_executor(None, self._find_twins)
+        except MegablendError as error:
+            self.trouble = str(error)
+            return False
         failed: dict[FileKey | State, Exception] = {}
         in_trouble = set[State]()
         num_done = 0
@@ -283,7 +289,7 @@ class Holding:
                 error = failed.get(key) or failed.get(state)
                 try:
                     if error is None:
-                        await self._pages.obtain(engine.Want(key, part))
+                        await self._get(key, part, twins.get(key))
                         state.missing -= count_pages(part.masks) * PAGE_BYTES
                         num_done += 1
                 except Exception as new:
@@ -301,6 +307,32 @@ class Holding:
             state.trouble = ""
         await self._tell()
         return num_done > 0 or any(state.missing and not state.short for state in well)
+
+    async def _get(self, key: FileKey, part: Pages, twin: FileKey | None) -> None:
+        """Get pages, or copy them from the same file at another location. Raises: as `obtain`."""
+        if twin is not None:
+            held, data = await self._pages.read_held(engine.Want(twin, part))
+            if count_pages(held.masks) == count_pages(part.masks):
+                store = self._pages.store
+                await self._pages.call(store.write, key, part, memoryview(data), None)
+        await self._pages.obtain(engine.Want(key, part))
+
+    def _find_twins(self) -> dict[FileKey, FileKey]:
+        """Files of incomplete revisions whose source has moved: their path, size and etag are those
+        of a file of an earlier revision, at another location."""
+        twins: dict[FileKey, FileKey] = {}
+        for state in self.states:
+            revision = state.goal.revision
+            *others, last = self._catalog.list_revisions(revision.dataset)[-_MOST_REVISIONS:]
+            if state.missing and others and revision == last:
+                files = self._catalog.read_files(last.digest)
+                own = {(file.path, *file.key[1:]): file.key for file in files if file.key.etag}
+                for other in others:
+                    for path, key in self._catalog.read_files(other.digest):
+                        new = own.get((path, key.etag, key.size))
+                        if new not in (None, key):
+                            twins[new] = key
+        return twins
 
     def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
         """Portions, the most important first."""

@@ -194,6 +194,22 @@ def test_the_latest_revision_moves_when_it_is_complete(tmp_path: Path) -> None:
         assert mapped[:] == files["d/big.bin"]
 
 
+def test_a_source_that_moved_is_not_fetched_again(tmp_path: Path) -> None:
+    files = make_files("d", MIXED)
+    moved = {name.replace("d/", "e/"): data for name, data in files.items()}
+    moved["e/big.bin"] = bytes(MB)
+    with machine(tmp_path, files) as node:
+        node.add("corpus", "d")
+        node.ask("want", "corpus", "--wait")
+        node.source.files = {f"b/{name}": data for name, data in moved.items()}
+        second = node.add("corpus", "e")
+        before = node.source.bytes
+        assert node.ask("want", "corpus", "--wait")["revision"] == second
+        # Only the file that is another one, and a byte by which its version is seen
+        assert MB <= node.source.bytes - before <= MB + 1
+        check_folder(node.ask("path", "corpus")["path"], moved, "e")
+
+
 def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: Path) -> None:
     names = {f"{i}.bin": 250_000 for i in range(4)}
     files = dict[str, bytes]()

@@ -101,6 +101,31 @@ def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
+    """Nor is the revision taken for an empty one."""
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, FailingReader())
+        catalog = make_catalog(store, "d")
+        (manifest,) = (tmp_path / "m" / "manifests").iterdir()
+        manifest.write_bytes(b"x" * 50)
+        holding = Holding(pages, Needs(pages), select_all, catalog)
+        running = asyncio.ensure_future(holding.run())
+        while "is damaged" not in holding.trouble:
+            await asyncio.sleep(0.01)
+        assert f"{manifest}: is damaged: " in holding.trouble
+        assert not holding.states
+        manifest.write_bytes(pack_manifest([DataFile("x", KEY)])[1])
+        holding.change()
+        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
+        assert not running.done()
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
 def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again_at_once(
     tmp_path: Path,
 ) -> None:
