@@ -120,8 +120,14 @@ def _print_tokens(found: CheckDataResult) -> None:
 @command()
 @of_what
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
+@click.option(
+    "--text",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokenise N documents of each source of text again, too.",
+)
 @as_json
-def verify(what: str, data: bool, as_json: bool) -> None:
+def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
     """Check a cache: checksums, counts, runs.
 
     With --data all data files, too. Exits with 3 if anything is wrong.
@@ -140,7 +146,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
             f"{what}: no such folder; expected a config, or a cache filled by `megablend build`"
         )
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
-        result = verify_cache(what, data=data, progress=progress)
+        result = verify_cache(what, data=data, progress=progress, text=text or 0)
     finish(result, as_json, _print_verified)
     if result.problems:
         sys.exit(3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from megablend.caches.base import SKIPS, CacheStore
-from megablend.errors import REBUILD_REMEDY, CacheError
+from megablend.errors import REBUILD_REMEDY, CacheError, ConfigError
 from megablend.index.build.build import Progress
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.index.verify.verify import verify as verify_index
@@ -14,6 +14,7 @@ from megablend.index.verify.verify_data import SnapshotUse
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.snapshot_users import find_uses
+from megablend.operations.source_specs import list_specs
 from megablend.run.ledger_file import load_ledger, run_names
 from megablend.run.skips import lacks_checksum, load_skips
 from megablend.storage.base import Storage
@@ -48,6 +49,7 @@ def verify(
     data: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
+    text: int = 0,
 ) -> VerifyResult:
     """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
@@ -57,8 +59,9 @@ def verify(
         data: read every block of every data file too, and compare counts and checksums.
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
+        text: tokenise so many documents of each text source again, by Hugging Face's tokenizers.
 
-    Raises: CacheError if there is no cache.
+    Raises: CacheError if there is no cache; ConfigError if `text` is asked for without a config.
     """
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None
@@ -72,6 +75,14 @@ def verify(
     problems += verify_index(
         store, data=data, storage=session.storage, progress=progress, uses=uses
     )
+    if text:
+        if config is None:
+            raise ConfigError(
+                f"{cache}: found a cache, expected a config, which says where the text is"
+            )
+        from megablend.text.verify_text import verify_text  # few need it
+
+        problems += verify_text(config, list_specs(config), session.storage, text)
     notes = list[str]()
     problems += _run_problems(store, notes)
     return VerifyResult(

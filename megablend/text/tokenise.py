@@ -110,7 +110,6 @@ def tokenise(
         for spec in texts:
             each = find_text(config, spec, storage)
             _check_same_tokenizer(each.setup.tokenizer, (known or {}).get(spec.name, ()))
-            each.setup = replace(each.setup, part_bytes=PART_BYTES)
             found.append(each)
         _list_existing(found)
     notes: list[str] = []
@@ -157,7 +156,7 @@ def find_text(config: Config, spec: SourceSpec, storage: Storage) -> _Found:
     assert config.tokenizer is not None
     tokenizer = load_tokenizer(config.tokenizer)
     setup = make_setup(config, spec.name, config.all_sources[spec.name], tokenizer, storage)
-    return _find(spec, setup, storage)
+    return _find(spec, replace(setup, part_bytes=PART_BYTES), storage)
 
 
 def estimate_pending(
