@@ -171,20 +171,27 @@ def _print_verified(result: VerifyResult) -> None:
     show_default=True,
     help="Keep anything used within the last DAYS days; set this longer than your longest job that reads an index directly.",
 )
+@click.option(
+    "--tokens",
+    is_flag=True,
+    help="Also remove tokens that were made of the config's text, and that no index of this cache needs.",
+)
 @as_json
-def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
+def gc(what: str, dry_run: bool, older_than: float, tokens: bool, as_json: bool) -> None:
     """Remove from a cache what is no longer needed.
 
     That is old indexes that no run uses, and fragments that no index uses.
     """
     from megablend.operations.gc import gc as collect
 
-    finish(collect(what, older_than_days=older_than, dry_run=dry_run), as_json, _print_collected)
+    found = collect(what, older_than_days=older_than, dry_run=dry_run, tokens=tokens)
+    finish(found, as_json, _print_collected)
 
 
 def _print_collected(found: GcResult) -> None:
     verb = "would remove" if found.dry_run else "removed"
     print_lines(found.removed, f"{verb}: index ")
+    print_lines(found.token_files, f"{verb}: tokens ")
     print_line(
         f"{found.cache}: {verb}: {len(found.removed)} indexes, {found.other_files} fragments and tables, "
         f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indexes kept"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from megablend.errors import ConfigError
+from megablend.index.read.snapshot import open_snapshot
 from megablend.index.verify.gc import collect
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.snapshot_users import list_references
+from megablend.operations.source_specs import has_text
 from megablend.run.ledger_file import list_runs
 from megablend.system.failures import translating
 from megablend.system.log import LOG
@@ -22,6 +25,7 @@ DEFAULT_DAYS = 7.0
 class GcResult(Record):
     """What `gc` removed, or with `dry_run` would remove."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"token_files"})
     OLD_KEYS: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
     cache: str
     """The cache's absolute path."""
@@ -34,11 +38,17 @@ class GcResult(Record):
     """Number of fragments, document tables and other files removed."""
     bytes: int
     """Disk space of all that is removed."""
+    token_files: tuple[str, ...] = ()
+    """Paths of the files of tokens made from text that are removed."""
 
 
 @translating("gc")
 def gc(
-    cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False
+    cache: ConfigLike,
+    *,
+    older_than_days: float = DEFAULT_DAYS,
+    dry_run: bool = False,
+    tokens: bool = False,
 ) -> GcResult:
     """Remove index snapshots that no run uses, and what belongs only to them.
 
@@ -49,6 +59,9 @@ def gc(
         older_than_days: keep anything used within so many days; set this longer than your longest
             job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
+        tokens: also remove files of tokens that `build` made of a config's text, and that no index
+            of this cache which is kept names; they are made again where they are needed.
+            Other caches that share the folder are not looked at.
 
     Raises: ConfigError; CacheError if there is no cache, a build is running, or a ledger or an
         index to keep is damaged.
@@ -56,7 +69,12 @@ def gc(
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
 
-    store = Session(cache).cache
+    session = Session(cache)
+    store = session.cache
+    if tokens and not (session.is_config and has_text(session.config)):
+        raise ConfigError(
+            f"{cache}: found no config with a source of text, expected one for tokens"
+        )
 
     def needed() -> set[str]:
         return {index for ledger in list_runs(store) for index in ledger.indices} | set(
@@ -67,11 +85,41 @@ def gc(
     if not dry_run:
         for digest in collected.snapshots:
             LOG.info("%s: removed index %s, which no run uses", store.location, digest)
+    removed = dict[str, int]()
+    if tokens:
+        removed = _collect_tokens(session, collected.kept, older_than_days * 86400, dry_run)
     return GcResult(
         cache=store.location,
         dry_run=dry_run,
         removed=collected.snapshots,
         kept=collected.kept,
         other_files=collected.others,
-        bytes=collected.bytes,
+        bytes=collected.bytes + sum(removed.values()),
+        token_files=tuple(removed),
     )
+
+
+def _collect_tokens(
+    session: Session, kept: Sequence[str], min_age_seconds: float, dry_run: bool
+) -> dict[str, int]:
+    """Remove the token files that no kept index names. Returns: their paths and sizes."""
+    from megablend.text.places import parse_path
+    from megablend.text.token_folder import TokenFolder
+
+    config = session.config
+    source = next(each for each in config.all_sources.values() if each.text is not None)
+    folder = TokenFolder(source.token_folder, config.storage)
+    named = set[str]()
+    for digest in kept:
+        snapshot = open_snapshot(session.cache, digest)
+        named |= {snapshot.path(i) for i in range(len(snapshot.file_names()))}
+    before = time.time() - min_age_seconds
+    found = dict[str, int]()
+    for name, entry in folder.list_entries().items():
+        path = folder.path(name)
+        is_old = entry.modified <= before
+        if is_old and path not in named and parse_path(path) is not None:
+            found[path] = entry.bytes
+            if not dry_run:
+                folder.remove(name)
+    return found

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from megablend.errors import CacheError
 from megablend.storage.location import find_scheme, join
@@ -31,6 +32,14 @@ seconds."""
 _WHAT = "tokens"
 
 
+class StoredEntry(NamedTuple):
+    """A file of a token folder."""
+
+    bytes: int
+    modified: float
+    """Seconds since 1970."""
+
+
 class TokenFolder:
     """Files by their names below a location. Picklable."""
 
@@ -48,17 +57,22 @@ class TokenFolder:
 
     def list_files(self, folder: str) -> dict[str, int]:
         """Names of the complete files below a folder, sorted, and their sizes. Raises: CacheError."""
+        return {name: each.bytes for name, each in self.list_entries(folder).items()}
+
+    def list_entries(self, folder: str = "") -> dict[str, StoredEntry]:
+        """The complete files below a folder by name, sorted. Raises: CacheError."""
         if self._prefix is not None:
             listed = self._prefix.list_objects(folder)
-            return {each.key: each.bytes for each in listed}
-        found = dict[str, int]()
+            return {each.key: StoredEntry(each.bytes, each.modified) for each in listed}
+        found = dict[str, StoredEntry]()
         with translate_os_errors(Path(self.location), _WHAT):
             for above, _, names in os.walk(Path(self.location, folder)):
                 for name in names:
                     path = Path(above, name)
                     if not name.startswith(TEMPORARY):
                         relative = path.relative_to(self.location).as_posix()
-                        found[relative] = path.stat().st_size
+                        state = path.stat()
+                        found[relative] = StoredEntry(state.st_size, state.st_mtime)
         return dict(sorted(found.items()))
 
     def remove_leftovers(self, folder: str) -> None:
