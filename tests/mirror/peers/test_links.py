@@ -105,11 +105,21 @@ def test_a_silent_link_holds_up_the_first_reads_only(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_both_sides_of_a_partition_read_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sides",
+    [((0, 1), (2, 3, 4)), pytest.param(((0, 1, 2), (3, 4, 5, 6, 7)), marks=pytest.mark.slow)],
+    ids=["2 of 5", "3 of 8"],
+)
+def test_both_sides_of_a_partition_read_on(
+    sides: tuple[tuple[int, ...], tuple[int, ...]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    count = sum(map(len, sides))
+
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 5, SLOW, has_links=True, copies=2) as nodes:
-            sides = [(0, 1), (2, 3, 4)]
-            await nodes.start(*range(5))
+        async with NodesOf(tmp_path, source, count, SLOW, has_links=True, copies=2) as nodes:
+            await nodes.start(*range(count))
             await nodes.read_all(names=["d/0"])
             await nodes.settle()
             for side, other in (sides, sides[::-1]):
@@ -121,13 +131,20 @@ def test_both_sides_of_a_partition_read_on(tmp_path: Path) -> None:
             # Once on each side
             once = size_of(source)
             assert once < source.bytes < 2 * once
+            for side, other in (sides, sides[::-1]):
+                for i in side:
+                    away = nodes.cluster(i).as_json()["away_nodes"]
+                    assert away
+                    assert set(away) <= {nodes.names[j] for j in other}
+            assert "is away: it has not answered for 3 s" in caplog.text
             for link in nodes.links:
                 link.silent_for = set()
             await nodes.settle()
-            assert not any(nodes.cluster(i).as_json()["away"] for i in range(5))
+            assert not any(nodes.cluster(i).as_json()["away"] for i in range(count))
             before = source.bytes
             await nodes.read_all()
             assert is_settled_at(source, before)
+            assert "is back after" in caplog.text
 
     with FaultySource({f"d/{i}": random.Random(i).randbytes(9 << 20) for i in range(3)}) as source:
         asyncio.run(run())
