@@ -6,12 +6,14 @@ network namespace for each node, and one rank reads in each.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,8 @@ from megablend.mirror.disk.folder import MirrorFolder
 
 SOURCE = "10.9.0.254:8080"
 _UNSHARE = ["unshare", "-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
-_SECONDS = 150
+_SECONDS = 280
+_GO = "go"
 _NGINX = """daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/errors;
 events {{ worker_connections 1024; }}
 http {{
@@ -56,9 +59,11 @@ def run_cluster(folder: Path, files: Path, steps: Sequence[dict[str, Any]]) -> l
     Args:
         steps: each `{"ranks": [{"node": i, "config": ..., "rank": r, "size": n}, ...]}`, read at the same time; with
             `"build": config`, that is built before, on node 0; with `"kill": folder`, the node process of that mirror is
-            killed before, and the folder taken away.
+            killed before, and the folder taken away. With `"epoch": n` each rank reads n batches and the validation, waits
+            until all have done so, and reads the rest and the validation again.
 
-    Returns: of each step `{"digests": [of each rank], "bytes": that have left the source in it}`.
+    Returns: of each step `{"digests": [of each rank], "bytes": that have left the source in it, "later": those of them
+        that left it after all had waited}`.
     """
     order = folder / "order.json"
     order.write_text(json.dumps({"folder": str(folder), "files": str(files), "steps": list(steps)}))
@@ -89,27 +94,34 @@ def _run(order: dict[str, Any]) -> None:
         time.sleep(0.01)
     found = []
     for step in order["steps"]:
+        before = _count_bytes(served / "access")
         if "kill" in step:
             mirror = Path(step["kill"])
             os.kill(MirrorFolder.attach(mirror).read_owner()["pid"], signal.SIGKILL)
             mirror.rename(f"{mirror}.lost")
         if "build" in step:
             _in_node(0, count, "build", json.dumps(step["build"]))
-        before = _count_bytes(served / "access")
+        meeting = Path(tempfile.mkdtemp(dir=folder))
         with ThreadPoolExecutor(len(step["ranks"])) as threads:
-            digests = list(
-                threads.map(
-                    lambda rank: _in_node(rank["node"], count, "read", json.dumps(rank)),
-                    step["ranks"],
-                )
-            )
-        time.sleep(0.2)  # nginx writes its log after an answer
-        found.append(
-            {
-                "digests": [json.loads(each.splitlines()[-1]) for each in digests],
-                "bytes": _count_bytes(served / "access") - before,
-            }
-        )
+            orders = [
+                json.dumps(rank | {"epoch": step.get("epoch"), "meeting": str(meeting)})
+                for rank in step["ranks"]
+            ]
+            reading = [
+                threads.submit(_in_node, rank["node"], count, "read", order)
+                for rank, order in zip(step["ranks"], orders, strict=True)
+            ]
+            while len(list(meeting.iterdir())) < len(reading) and not all(
+                each.done() for each in reading
+            ):
+                time.sleep(0.05)
+            time.sleep(0.2)  # nginx writes its log after an answer
+            halfway = _count_bytes(served / "access")
+            (meeting / _GO).touch()
+        time.sleep(0.2)
+        after = _count_bytes(served / "access")
+        digests = [json.loads(each.result().splitlines()[-1]) for each in reading]
+        found.append({"digests": digests, "bytes": after - before, "later": after - halfway})
     print(json.dumps(found))
 
 
@@ -159,14 +171,26 @@ def _read(order: dict[str, Any]) -> None:
     import megablend
     from tests.mirror.test_runs import digest_fields
 
-    loader = megablend.Loader(
-        megablend.open(order["config"]),
-        micro_batch_size=4,
-        data_parallel_rank=order["rank"],
-        data_parallel_size=order["size"],
-        replicas=order.get("replicas", 1),
-    )
-    print(json.dumps([digest_fields(batch) for batch in loader]))
+    def load(split: str) -> megablend.Loader:
+        return megablend.Loader(
+            megablend.open(order["config"], split),
+            micro_batch_size=4,
+            data_parallel_rank=order["rank"],
+            data_parallel_size=order["size"],
+            replicas=order.get("replicas", 1),
+        )
+
+    batches = iter(load("train"))
+    found = [digest_fields(batch) for batch in itertools.islice(batches, order["epoch"])]
+    if order["epoch"] is not None:
+        found += map(digest_fields, load("valid"))
+        meeting = Path(order["meeting"])
+        (meeting / str(order["node"])).touch()
+        while not (meeting / _GO).exists():
+            time.sleep(0.05)
+        found += map(digest_fields, batches)
+        found += map(digest_fields, load("valid"))
+    print(json.dumps(found))
 
 
 def _build(config: dict[str, Any]) -> None:

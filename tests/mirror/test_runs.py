@@ -49,9 +49,9 @@ def list_paths(source: dict[str, Any]) -> list[str]:
     return [str(each) for each in list_files(source)]
 
 
-def digest_batches(config: dict[str, Any], **options: Any) -> list[str]:
+def digest_batches(config: dict[str, Any], split: str = "train", **options: Any) -> list[str]:
     """A digest of all fields of each batch."""
-    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, **options)
+    loader = megablend.Loader(megablend.open(config, split), micro_batch_size=4, **options)
     return [digest_fields(batch) for batch in loader]
 
 
