@@ -182,15 +182,16 @@ class Node:
         answer = {"pid": os.getpid(), "version": megablend.__version__, "differing": []}
         is_reader = "options" in hello
         has_to_stay = self._is_service or self.server.is_read
+        if not is_reader:
+            # Of any version: it may stop this process
+            return answer
         if hello.get("protocol") != PROTOCOL:
-            if is_reader and not has_to_stay:
+            if not has_to_stay:
                 self._leave()
             raise ConfigError(
                 f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, this process {hello.get('protocol')}\n"
                 "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
             )
-        if not is_reader:
-            return answer
         own = self.options if hello["members"] else self.options.alone()
         asked = parse_mirror(hello["options"])
         differing = [

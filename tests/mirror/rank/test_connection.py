@@ -6,14 +6,18 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megablend.errors import ConfigError
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank import connection
-from tests.mirror.nodes import connect, kill_node, mirror
+from megablend.mirror.rank.connection import Connection
+from megablend.storage.object_options import ObjectOptions
+from tests.mirror.nodes import connect, find_node, kill_node, mirror, options_of
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -58,3 +62,21 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
         answer = connected.request(Kind.STATUS, b"").result(60)
         assert str(before).encode() not in answer
         is_over.set()
+
+
+def test_a_process_of_another_version_can_stop_a_node_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message says that refuses it as a reader."""
+    with mirror(tmp_path / "m", "s3://bucket") as settings:
+        reader = connect(settings)
+        reader.command(Kind.STATUS)
+        monkeypatch.setattr(connection, "PROTOCOL", 0)
+        with pytest.raises(ConfigError, match=r"this process 0\n.*`megablend node stop`"):
+            connect(settings).command(Kind.STATUS)
+        other = Connection(options_of(settings), ObjectOptions(), starts=False, asks_only=True)
+        other.command(Kind.STOP)
+        end = time.monotonic() + 60
+        while find_node(tmp_path / "m") is not None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
