@@ -190,6 +190,8 @@ class LineParser:
             raise ConfigError(MISSING) from error
         self._fields = fields
         self._decode = msgspec.json.Decoder(_make_type(msgspec, fields)).decode
+        self._text_way = [_attribute(name) for name in fields.text.split(".")]
+        self._key_way = [_attribute(name) for name in (fields.key or "").split(".")]
 
     def parse(self, lines: Lines, line: int) -> Portion:
         """The documents of consecutive lines.
@@ -238,11 +240,13 @@ class LineParser:
     def _read_fast(self, row: bytes) -> tuple[str, object]:
         found = self._decode(row)
         text = found
-        for name in self._fields.text.split("."):
-            text = getattr(text, _attribute(name))
-        key = found if self._fields.key is not None else None
-        for name in (self._fields.key or "").split(".") if key is not None else ():
-            key = getattr(key, _attribute(name), None)
+        for name in self._text_way:
+            text = getattr(text, name)
+        if self._fields.key is None:
+            return text, None
+        key = found
+        for name in self._key_way:
+            key = getattr(key, name, None)
         return text, key
 
     def _read_exactly(self, row: bytes, place: Place) -> Document | BadDocument:
