@@ -25,7 +25,8 @@ from tests.storage.faulty import FaultySource
 
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(300)]
 BATCH = 4
-DOCUMENT = 250
+DOCUMENT = 4000
+"""Tokens: the lists of documents are a small part of what is read, and files under 64 KiB are held as a whole."""
 FILES = 24
 
 
@@ -140,16 +141,17 @@ def test_what_fits_leaves_the_source_once(num_nodes: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_leaves_it_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_nodes", "most"), [(1, 0.03), (2, 0.06)])
+def test_what_does_not_fit_leaves_it_again(num_nodes: int, most: float, tmp_path: Path) -> None:
     """Within 3 % if the run is long: what counts as read only some time after it was due, or is
-    fetched ahead, is then a small part of the mirror."""
+    fetched ahead, is then a small part of the mirror. With two nodes 0.5 to 4.8 % were measured."""
     found, source_bytes, _ = compare(
-        tmp_path, num_nodes=1, share=0.5, seconds=150.0, megabytes=24.0
+        tmp_path, num_nodes=num_nodes, share=0.5, seconds=150.0, megabytes=24.0
     )
     assert not found.fits
     described = sum(epoch.source_bytes for epoch in found.epochs)
     assert 1.3 * found.needed_bytes < described < 1.7 * found.needed_bytes
-    assert abs(source_bytes / described - 1) < 0.03
+    assert abs(source_bytes / described - 1) < most
 
 
 def test_of_long_runs_a_part_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
