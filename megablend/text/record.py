@@ -30,11 +30,13 @@ _MAX_DOCUMENT_SLOW = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A text file that is tokenised."""
+    """A text file that is tokenised, or cannot be read."""
 
     size: int
     etag: str
     parts: tuple[PartResult, ...]
+    unreadable: str = ""
+    """Why it was left out."""
 
 
 def make_setup(
@@ -130,6 +132,7 @@ def parse_record(data: bytes | None) -> dict[str, Entry]:
                 size=each["size"],
                 etag=each["etag"],
                 parts=tuple(PartResult(**part) for part in each["parts"]),
+                unreadable=each.get("unreadable", ""),
             )
             for name, each in files.items()
         }
@@ -156,6 +159,7 @@ def make_spec(
 ) -> SourceSpec:
     """The source as the index takes it: its token files, as if they had been found."""
     listed = list(entries)
+    left_out = [entry.unreadable for entry in listed if entry.unreadable]
     paths = sorted({setup.folder.path(part.name) for entry in listed for part in entry.parts})
     counted = spec.read.count_documents or spec.kind.documents_known
     return replace(
@@ -163,7 +167,7 @@ def make_spec(
         root=setup.folder.location,
         paths=tuple(paths),
         read=replace(spec.read, count_documents=counted),
-        skipped=tuple(skipped),
+        skipped=(*skipped, *left_out),
         note="; ".join(describe_parts(spec.name, listed)) or None,
     )
 

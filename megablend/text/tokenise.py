@@ -79,6 +79,7 @@ class _Found:
             for file in self.files
             if (entry := self.entries.get(file.name)) is None
             or (entry.size, entry.etag) != (file.size, file.etag)
+            or (entry.unreadable and not self.setup.skips_unreadable)
         ]
 
 
@@ -368,25 +369,26 @@ def _keep(found: Sequence[_Found], jobs: Sequence[Job], results: Mapping[int, Ta
     """Write the records of what was tokenised."""
     parts = dict[tuple[int, str], list[PartResult]]()
     files = dict[tuple[int, str], TextFile]()
+    unreadable = dict[tuple[int, str], str]()
     for number, job in enumerate(jobs):
         key = job.setup, job.task.file.name
         result = results[number]
         if result.unreadable:
-            found[job.setup].skipped.append(result.unreadable)
-            continue
+            unreadable[key] = result.unreadable
         parts.setdefault(key, []).extend(result.parts)
         files[key] = job.task.file
     for (number, name), made in parts.items():
         file = files[number, name]
         made.sort(key=lambda part: part.number)
-        entry = Entry(size=file.size, etag=file.etag, parts=tuple(made))
+        reason = unreadable.get((number, name), "")
+        # A file is left out as a whole
+        kept = () if reason else tuple(made)
+        entry = Entry(size=file.size, etag=file.etag, parts=kept, unreadable=reason)
         found[number].entries[name] = entry
     for each in found:
-        left_out = {file.name for file in each.pending}
-        each.files = [file for file in each.files if file.name not in left_out]
-        each.entries = {name: e for name, e in each.entries.items() if name not in left_out}
-        if not each.files:
-            raise each.spec.complaint(f"none of its files can be read: {each.skipped[0]}")
+        reasons = [entry.unreadable for entry in each.entries.values()]
+        if all(reasons):
+            raise each.spec.complaint(f"none of its files can be read: {reasons[0]}")
         save_record(each.setup, each.root, each.entries)
 
 

@@ -18,6 +18,7 @@ from megablend.errors import CacheError, ChangedFileError, ConfigError, DataErro
 from megablend.operations.build import build
 from megablend.operations.build_results import BuildResult
 from megablend.operations.session import Session
+from megablend.operations.source_specs import list_specs
 from megablend.reader.dataset import Dataset
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
@@ -349,7 +350,9 @@ def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
         build(config | {"on_bad_document": "error"})
 
 
-def test_unreadable_files_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_text(tmp_path / "data", num_files=3, suffix=".gz")
     path = tmp_path / "data/0001.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-100])
@@ -359,6 +362,18 @@ def test_unreadable_files_are_left_out_and_named(tmp_path: Path) -> None:
     built = build(config | {"on_unreadable": "skip"})
     assert "0001.jsonl.gz" in built.index.skipped[0]
     assert len(list((tmp_path / "cache/tokens").glob("*/*.gz"))) >= 2
+    # That is known until the file changes
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenise_module, "_tokenise_pending", None)
+        again = build(config | {"on_unreadable": "skip"})
+        assert "0001.jsonl.gz" in again.index.skipped[0]
+        session = Session(config | {"on_unreadable": "skip"})
+        assert len(list_specs(session.config, session.storage)[0].paths) >= 2
+    with pytest.raises(DataError, match=r"0001.jsonl.gz .*cannot be decompressed"):
+        build(config)
+    write_text(tmp_path / "new", num_files=3, suffix=".gz")
+    (tmp_path / "new/0001.jsonl.gz").rename(path)
+    assert not build(config).index.skipped
 
 
 def test_special_tokens_in_text_are_counted(tmp_path: Path) -> None:
