@@ -43,7 +43,7 @@ def datasets() -> None:
 @of_mirror
 @as_json
 def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json: bool) -> None:
-    """List the files of SOURCE... as a revision of the dataset NAME; nothing is fetched.
+    """List files as a revision of a dataset; nothing is fetched.
 
     A source is a file, a pattern, a folder with all that is in it, a .urls file, or a config, whose
     sources are meant. Add a dataset again when its source has changed.
@@ -117,7 +117,7 @@ def list_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
-    """Show what is wanted, how much of it is held, and what does not fit."""
+    """Show what is wanted, how much of it is held, what does not fit."""
     if watch and as_json:
         raise click.UsageError("give only one of --watch and --json")
     finish(_ask(mirror, "status"), as_json, _print_status)
@@ -158,7 +158,10 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def gc_command(mirror: str | None, as_json: bool) -> None:
-    """Forget revisions that nobody wants, but the latest ones, and delete what only they had."""
+    """Forget revisions that nobody wants, and delete their files.
+
+    The latest ones are kept, and so is what other revisions have.
+    """
     finish(_ask(mirror, "gc"), as_json, _print_forgotten)
 
 

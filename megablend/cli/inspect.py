@@ -273,7 +273,7 @@ def find(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """List the samples that read a data file, or a row of it, or a document of a file of text.
+    """List the samples that read a file, a row, or a document.
 
     FILE is the path of a data file, or enough of the end of the path that was indexed to be the
     only one. Rows count from 0.

@@ -226,6 +226,8 @@ RUNTIME = {
         "create_attention_mask",
         "inter_document_masking",
     ),
+    # How text is tokenised: a run is built on the tokens
+    *("tokenizer", "token_files", "on_bad_document", "max_bad", "max_document"),
 }
 """Keys that cannot change which tokens a sample has."""
 

@@ -33,7 +33,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _one_descriptor() -> Iterator[None]:
     """The process keeps one file open, so that a path is opened again and again."""
-    make_storage(max_open_files=1)
+    shared_pool("local", 1)
     yield
     shared_pool("local", default_capacity())
 

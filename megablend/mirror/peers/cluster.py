@@ -47,6 +47,8 @@ from megablend.storage.objects.rate_limiter import MAX_REQUESTS, RateLimiter
 from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
+_LOOKS = 5
+"""Times `Pace.ping` after which a torchrun job's first machine is looked after."""
 _MAX_BLOCKS = 64
 """Of a request of another node."""
 
@@ -278,6 +280,13 @@ class Cluster:
                     query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._agreement.is_reached)}"
                 elif news.is_set():
                     needs = self._holders.take_untold(peer.name)
+                elif self._joining.is_first(peer):
+                    # After it has started again it knows nobody: others have to notice
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(news.wait(), _LOOKS * self._pace.ping)
+                    if not news.is_set():
+                        await peer.ping()
+                    continue
                 else:
                     await news.wait()
                     continue

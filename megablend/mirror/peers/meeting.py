@@ -166,11 +166,16 @@ class Joining:
         finally:
             first.close()
 
+    def is_first(self, peer: Peer) -> bool:
+        """Whether a node is the first machine of a torchrun job."""
+        torchrun = self.members.torchrun
+        return torchrun is not None and peer.name == torchrun.first
+
     async def join(self, peer: Peer) -> list[str]:
         """The list, if the other node is the job's first machine, which does not know it after it has
         started again. Raises: as Peer.post; AwayError while others are missing."""
         torchrun = self.members.torchrun
-        if torchrun is None or peer.name != torchrun.first:
+        if torchrun is None or not self.is_first(peer):
             return []
         joining = {"rank": torchrun.rank, "name": self.members.own}
         return [str(each) for each in await peer.call("/v1/join", joining)]

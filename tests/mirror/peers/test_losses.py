@@ -209,8 +209,8 @@ def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: 
                 await nodes.read(asker, name)
                 await nodes.settle()
                 await nodes.read_all(names=[name])
-                # Others have it as it was
-                assert source.bytes - before <= 100
+                # Others have it as it was; a home without copies may ask the source before them
+                assert source.bytes - before <= (100 if copies > 1 else 2 * key.size + 100)
 
     with FaultySource(make_small(6)) as source:
         asyncio.run(run())
