@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from megablend.errors import CacheError
 from megablend.text.engine import Engine, GigatokenEngine
@@ -64,7 +66,9 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
                 engine.encode([each.text for each in chosen[:MIN_CHECKED]])  # fills caches
                 start = time.process_time()
                 found = engine.encode([each.text for each in chosen])
-                with setup.folder.writing(setup.tokenizer.digest) as path:
+                # Not in the folder of tokens: a dry run changes nothing
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder, "part")
                     with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
                         writer.write(chosen, found)
                     written += path.stat().st_size

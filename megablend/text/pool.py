@@ -45,19 +45,7 @@ def run_jobs(
     Raises: the first error of a job; ResourceError if a process was killed.
     """
     if num_processes == 1 or len(jobs) < 2:
-        workers = dict[int, Worker]()
-        results = list[TaskResult]()
-
-        def report_here(num_bytes: int, documents: int, tokens: int) -> None:
-            report(num_bytes, documents, tokens)
-            tick()
-
-        with without_threads():
-            for job in jobs:
-                if job.setup not in workers:
-                    workers = {job.setup: Worker(setups[job.setup])}
-                results.append(workers[job.setup].do(job, report_here))
-        return results
+        return _run_here(setups, jobs, report, tick)
     done: list[TaskResult | None] = [None] * len(jobs)
     waiting = queue.SimpleQueue[int]()
     for number in range(len(jobs)):
@@ -101,6 +89,24 @@ def run_jobs(
     if errors:
         raise errors[0]
     return [each for each in done if each is not None]
+
+
+def _run_here(
+    setups: Sequence[Setup], jobs: Sequence[Job], report: Report, tick: Callable[[], None]
+) -> list[TaskResult]:
+    workers = dict[int, Worker]()
+    results = list[TaskResult]()
+
+    def report_here(num_bytes: int, documents: int, tokens: int) -> None:
+        report(num_bytes, documents, tokens)
+        tick()
+
+    with without_threads():
+        for job in jobs:
+            if job.setup not in workers:
+                workers = {job.setup: Worker(setups[job.setup])}
+            results.append(workers[job.setup].do(job, report_here))
+    return results
 
 
 def _start() -> subprocess.Popen[bytes]:

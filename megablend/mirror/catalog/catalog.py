@@ -7,7 +7,6 @@ manifests/<32 hex>.zlib      the files of a revision
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +16,15 @@ from megablend.mirror.catalog.manifest import DataFile, unpack_manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.system.atomic_write import flush_folder, write_flushed
 from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
 
 LATEST = "latest"
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
+_MOST_MANIFESTS = 4
+"""In memory: one of a million files takes a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class Catalog:
             name: Want(**parse_json(value))
             for name, value in self._database.get_all("want").items()
         }
-        self.read_files = lru_cache(maxsize=16)(self._read_files)
+        self.read_files = lru_cache(_MOST_MANIFESTS)(self._read_files)
 
     def add(self, revision: Revision, manifest: bytes) -> bool:
         """A revision is its dataset's latest now. Returns: whether it is a new one."""
@@ -103,11 +106,10 @@ class Catalog:
         new = Path(f"{path}.new")
         try:
             self._manifests.mkdir(mode=0o700, exist_ok=True)
-            with new.open("wb") as file:
-                file.write(manifest)
-                file.flush()
-                os.fsync(file.fileno())
+            new.unlink(missing_ok=True)
+            write_flushed(new, [manifest])
             new.rename(path)
+            flush_folder(self._manifests)
         except OSError as error:
             raise disk_error(path, error) from error
         self._database.put("revision", {revision.name: json.dumps(asdict(revision)).encode()})
@@ -167,6 +169,14 @@ class Catalog:
             f"give {_LEAST_DIGITS} digits or more of one: {', '.join(names[-5:])}"
         )
 
+    def read_known_files(self, digest: str) -> list[DataFile]:
+        """As `read_files`; none of a damaged manifest, until its dataset is added again."""
+        try:
+            return self.read_files(digest)
+        except DataError as error:
+            LOG.warning("mirror: %s", error)
+            return []
+
     def remove(self) -> None:
         """Delete all of it."""
         self._database.remove()
@@ -183,9 +193,11 @@ class Catalog:
         path = self._path(digest)
         try:
             return unpack_manifest(digest, path.read_bytes())
+        except FileNotFoundError:
+            problem = "is gone"
         except OSError as error:
             raise disk_error(path, error) from error
         except ValueError as error:
-            raise DataError(
-                str(path), f"{error}; add the dataset again, with `megablend datasets add`"
-            ) from None
+            problem = str(error)
+        remedy = "add the dataset again, with `megablend datasets add`"
+        raise DataError(str(path), f"{problem}; {remedy}")

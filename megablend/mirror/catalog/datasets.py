@@ -319,11 +319,13 @@ class Datasets:
     def _forget(self, revisions: Sequence[Revision]) -> dict[str, Any]:
         others = [each for each in self._catalog.revisions.values() if each not in revisions]
         kept = {
-            file.key.digest for each in others for file in self._catalog.read_files(each.digest)
+            file.key.digest
+            for each in others
+            for file in self._catalog.read_known_files(each.digest)
         }
         sizes = list[int]()
         for revision in revisions:
-            files = self._catalog.read_files(revision.digest)
+            files = self._catalog.read_known_files(revision.digest)
             gone = [file.key for file in files if file.key.digest not in kept]
             sizes += [self._pages.store.remove_file(key) for key in gone]
             self.holding.folders.remove(revision, files, ())

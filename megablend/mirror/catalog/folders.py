@@ -46,7 +46,8 @@ class Folders:
                     raise _not_held(path)
                 if file.key.size >= SMALL_BYTES:
                     self._link(path, file)
-                elif not path.exists():
+                elif not path.exists() or path.stat().st_size != file.key.size:
+                    # Perhaps cut by a power failure
                     self._write(path, file)
         except OSError as error:
             raise disk_error(folder, error) from error
@@ -79,9 +80,12 @@ class Folders:
 
     def remove(self, revision: Revision, files: Sequence[DataFile], kept: Collection[str]) -> None:
         """Take a revision's folder away, and give up the copies that were in it; except links to
-        files that are kept, by their digests, since programs may have mapped them."""
+        files that are kept, by their digests, since programs may have mapped them. Without files,
+        whose manifest is damaged: the copies stay, and are evicted in their time."""
         folder = self.find(revision)
         try:
+            if not files and folder.exists():
+                shutil.rmtree(folder)
             for file in files:
                 path = folder / file.path
                 is_linked = file.key.size >= SMALL_BYTES

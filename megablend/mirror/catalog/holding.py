@@ -16,9 +16,16 @@ from typing import Any
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.errors import ChangedFileError, MegablendError, MissingFileError, ResourceError
+from megablend.errors import (
+    ChangedFileError,
+    DataError,
+    MegablendError,
+    MissingFileError,
+    ResourceError,
+)
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.folders import Folders
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
@@ -118,7 +125,8 @@ class Holding:
         """Keep all files of what is wanted, before it is known what this node's share is. In the
         store's thread."""
         goals = self._list_goals(self._list_candidates(), ())
-        self._keep((goal, self._list_pages(goal.revision)) for goal in goals)
+        read = self._catalog.read_known_files
+        self._keep((goal, _list_pages(read(goal.revision.digest))) for goal in goals)
 
     def change(self) -> None:
         """Revisions or wants have changed, or what is held."""
@@ -216,12 +224,18 @@ class Holding:
         await call(self._remove_folders, wanted)
 
     async def _look(self, want: Want, revision: Revision) -> State:
-        share = await self.find_share(revision, is_whole=want.is_whole)
+        goal = Goal(want, revision, want.is_pinned)
+        try:
+            share = await self.find_share(revision, is_whole=want.is_whole)
+        except DataError as error:
+            # What else is wanted does not wait until this manifest is there again
+            return State(
+                goal, [], revision.num_bytes, revision.num_bytes, trouble=str(error), error=error
+            )
         missing = 0
         for begin in range(0, len(share), FILES_AT_A_TIME):
             some = share[begin : begin + FILES_AT_A_TIME]
             missing += await self._pages.call(self.count_missing, some)
-        goal = Goal(want, revision, want.is_pinned)
         state = State(goal, share, sum(size_of(share).values()), missing)
         state.trouble = next((each.trouble for each in self.states if each.name == state.name), "")
         return state
@@ -231,16 +245,13 @@ class Holding:
         place = (revision.digest, is_whole)
         if place not in self._shares:
             loop = asyncio.get_running_loop()
-            share = await loop.run_in_executor(None, self._list_pages, revision)
+            files = await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
+            share = _list_pages(files)
             if not is_whole:
                 needs = [await self._select(Need.of(*each, math.inf)) for each in share]
                 share = [(need.key, need.pages) for need in needs]
             self._shares[place] = share
         return self._shares[place]
-
-    def _list_pages(self, revision: Revision) -> Share:
-        files = self._catalog.read_files(revision.digest)
-        return [(file.key, pages_of_file(file.key.size)) for file in files]
 
     def count_missing(self, share: Share) -> int:
         """Bytes of pages that are not held. In the store's thread."""
@@ -264,7 +275,7 @@ class Holding:
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self._catalog.revisions.items():
             if name not in held and self.folders.find(revision).is_dir():
-                files = self._catalog.read_files(revision.digest)
+                files = self._catalog.read_known_files(revision.digest)
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
@@ -302,7 +313,7 @@ class Holding:
                     _note(state, error)
 
         await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
-        well = [state for state in self.states if state not in in_trouble]
+        well = [state for state in self.states if state not in in_trouble and state.error is None]
         for state in well:
             state.trouble = ""
         await self._tell()
@@ -325,10 +336,10 @@ class Holding:
             revision = state.goal.revision
             *others, last = self._catalog.list_revisions(revision.dataset)[-_MOST_REVISIONS:]
             if state.missing and others and revision == last:
-                files = self._catalog.read_files(last.digest)
+                files = self._catalog.read_known_files(last.digest)
                 own = {(file.path, *file.key[1:]): file.key for file in files if file.key.etag}
                 for other in others:
-                    for path, key in self._catalog.read_files(other.digest):
+                    for path, key in self._catalog.read_known_files(other.digest):
                         new = own.get((path, key.etag, key.size))
                         if new not in (None, key):
                             twins[new] = key
@@ -343,6 +354,10 @@ class Holding:
             for key, pages in state.share
             for part in split_portions(self._find_missing(key, pages))
         ]
+
+
+def _list_pages(files: Sequence[DataFile]) -> Share:
+    return [(file.key, pages_of_file(file.key.size)) for file in files]
 
 
 def _note(state: State, error: Exception) -> None:

@@ -55,7 +55,7 @@ class SourceReader:
         self._options = options
         once = tuple((prefix, (("hedges", False),)) for prefix in options.prefixes)
         self._objects = dataclasses.replace(
-            objects, mirror=None, by_prefix=(*once, *objects.by_prefix)
+            objects, mirror=None, by_prefix=(*objects.by_prefix, *once)
         )
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()

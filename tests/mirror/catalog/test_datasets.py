@@ -413,6 +413,54 @@ def test_a_catalog_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path: Path)
         assert node.ask("list") == {"revisions": [], "wants": []}
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_damaged_manifest_holds_up_nothing_else(is_gone: bool, tmp_path: Path) -> None:
+    """Nor jobs that read through the mirror; the remedy that the message names is one."""
+    files = make_files("d", MIXED) | make_files("e", {"x": 100_000})
+    with machine(tmp_path, files) as node:
+        lost = node.add("corpus", "d")
+        node.add("other", "e")
+        node.ask("want", "corpus", "--wait")
+        folder = node.ask("path", "corpus")["path"]
+        node.ask("want", "other")
+        kill_node(node.folder)
+        manifest = node.folder / "manifests" / f"{lost}.zlib"
+        manifest.write_bytes(manifest.read_bytes()[:-3])
+        if is_gone:
+            manifest.unlink()
+        before = count_sent(node.source)
+        assert node.read("s3://b/d/big.bin") == files["d/big.bin"]
+        assert node.ask("want", "other", "--wait")["missing"] == 0
+        trouble = node.goals()[lost]["trouble"]
+        assert f"{manifest}: " in trouble
+        assert "add the dataset again, with `megablend datasets add`" in trouble
+        assert node.fail("want", "corpus", "--wait")[0] == 3
+        assert node.fail("path", "corpus")[0] == 3
+        # It is of the same files: nothing is fetched
+        assert node.add("corpus", "d") == lost
+        assert node.ask("want", "corpus", "--wait")["missing"] == 0
+        assert count_sent(node.source) <= before + 100_000 + 10_000  # with listings
+        check_folder(folder, files, "d")
+        manifest.write_bytes(b"")
+        kill_node(node.folder)
+        assert node.ask("unwant", "corpus")["want"] == "corpus@latest"
+        assert node.ask("remove", "corpus")["revisions"] == [f"corpus@{lost[:12]}"]
+        assert not Path(folder).exists()
+        assert [each["dataset"] for each in node.ask("list")["revisions"]] == ["other"]
+
+
+def test_a_small_file_that_a_power_failure_cut_is_written_again(tmp_path: Path) -> None:
+    files = make_files("d", MIXED)
+    with machine(tmp_path, files) as node:
+        node.add("corpus", "d")
+        node.ask("want", "corpus", "--wait")
+        folder = Path(node.ask("path", "corpus")["path"])
+        (folder / "sub/small.txt").unlink()
+        (folder / "sub/small.txt").write_bytes(b"")
+        node.ask("path", "corpus")
+        check_folder(folder, files, "d")
+
+
 def test_nodes_hold_their_shares(tmp_path: Path) -> None:
     files = make_files("d", {f"{i}.bin": 9 * MB for i in range(4)})
     with (

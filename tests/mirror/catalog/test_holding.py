@@ -112,13 +112,15 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         manifest.write_bytes(b"x" * 50)
         holding = Holding(pages, Needs(pages), select_all, catalog)
         running = asyncio.ensure_future(holding.run())
-        while "is damaged" not in holding.trouble:
-            await asyncio.sleep(0.01)
-        assert f"{manifest}: is damaged: " in holding.trouble
-        assert not holding.states
+        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
+        (state,) = holding.states
+        assert f"{manifest}: is damaged: " in state.trouble
+        assert state.missing == KEY.size
         manifest.write_bytes(pack_manifest([DataFile("x", KEY)])[1])
         holding.change()
-        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
+        await asyncio.wait_for(
+            holding.wait_for(lambda: "is gone" in str(holding.states[0].error)), 10
+        )
         assert not running.done()
         running.cancel()
         await pages.close()

@@ -1,0 +1,76 @@
+"""What is told before text is tokenised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.errors import CacheError
+from megablend.operations.build import build
+from megablend.operations.dry_run import dry_run
+from megablend.operations.session import Session
+from megablend.operations.source_specs import list_specs
+from megablend.storage.by_scheme import make_storage
+from megablend.text import tokenise
+from megablend.text.estimate import Estimate, check_space
+from megablend.text.token_folder import TokenFolder
+from megablend.text.tokenise import estimate_pending, find_text
+from tests.text.test_build import make_config, write_text
+
+
+def estimate_all(config: dict[str, Any]) -> Estimate:
+    loaded = Session(config).config
+    (spec,) = list_specs(loaded)
+    _, found, _ = estimate_pending(loaded, spec, make_storage(), processes=1)
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_a_dry_run_tells_what_a_build_makes_and_changes_nothing(
+    suffix: str, tmp_path: Path
+) -> None:
+    write_text(tmp_path / "data", num_files=3, suffix=suffix)
+    config = make_config(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    (told,) = dry_run(config)
+    assert told.tokenising is not None
+    assert told.tokenising.startswith("3 files of text, about ")
+    assert sorted(tmp_path.rglob("*")) == before
+    expected = estimate_all(config)
+    assert expected.files == 3
+    build(config)
+    loaded = Session(config).config
+    (spec,) = list_specs(loaded)
+    found = find_text(loaded, spec, make_storage())
+    parts = [part for entry in found.entries.values() for part in entry.parts]
+    # Of compressed text only the size of the files is known
+    share = 0.5 if suffix else 0.1
+    assert sum(part.tokens for part in parts) == pytest.approx(expected.tokens, rel=share)
+    sizes = [path.stat().st_size for path in (tmp_path / "cache/tokens").rglob("*.parquet")]
+    # Of each file's beginning a token file is made, with a footer of its own
+    assert 0.3 * expected.disk_bytes < sum(sizes) < 3 * expected.disk_bytes
+    again = estimate_all(config)
+    assert (again.files, again.tokens, again.disk_bytes) == (0, 0, 0)
+
+
+def test_a_disk_that_is_too_small_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "data")
+    config = make_config(tmp_path)
+    monkeypatch.setattr(TokenFolder, "count_free_bytes", lambda _: 1000)
+    monkeypatch.setattr(tokenise, "_ESTIMATED_BYTES", 0)
+    with pytest.raises(CacheError, match=r"has 0.0 GB free, .* set `token_files` to a folder"):
+        build(config)
+    assert not list((tmp_path / "cache").rglob("*.parquet"))
+
+
+def test_a_bucket_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "data")
+    loaded = Session(make_config(tmp_path)).config
+    (spec,) = list_specs(loaded)
+    setup = find_text(loaded, spec, make_storage()).setup
+    monkeypatch.setattr(TokenFolder, "count_free_bytes", lambda _: None)
+    check_space(setup, 1 << 60)
