@@ -17,11 +17,13 @@ from megablend.errors import ConfigError
 from megablend.storage.mirror_options import VARIABLE
 
 _WATCH_SECONDS = 2.0
+_VARIABLE = "MEGABLEND_DATASETS"
+"""Not VARIABLE, which names the folder that jobs read through: a config is none."""
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
     metavar="CONFIG|FOLDER",
-    envvar=VARIABLE,
+    envvar=[_VARIABLE, VARIABLE],
     show_envvar=True,
     help="Config with a mirror, or the mirror's folder.",
 )
@@ -181,7 +183,7 @@ def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
 
     if mirror is None:
         raise ConfigError(
-            f"no mirror is named\ngive --mirror CONFIG or --mirror FOLDER, or set {VARIABLE}"
+            f"no mirror is named\ngive --mirror CONFIG or --mirror FOLDER, or set {_VARIABLE}"
         )
     # A folder does not say how large its mirror may be
     starts = not Path(mirror).is_dir()

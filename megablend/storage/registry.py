@@ -74,6 +74,8 @@ def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
     """The mirror of the config, or of the environment. Raises: ConfigError."""
     if objects.mirror is not None or not (folder := os.environ.get(VARIABLE)):
         return objects.mirror
+    if Path(folder).is_file():
+        raise ConfigError(f"{VARIABLE}: {folder} is a file\nname the mirror's folder there")
     try:
         return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
     except ValueError as error:

@@ -30,6 +30,11 @@ def test_the_mirror_of_the_environment(
     done = run("node", "status", config)
     assert done.returncode == 2
     assert "MEGABLEND_MIRROR: found 's3://m', expected a path on this machine" in done.stderr
+    (tmp_path / "m.yaml").write_text("{}")
+    monkeypatch.setenv("MEGABLEND_MIRROR", str(tmp_path / "m.yaml"))
+    done = run("node", "status", config)
+    assert done.returncode == 2
+    assert f"MEGABLEND_MIRROR: {tmp_path}/m.yaml is a file\n" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "scrub", "remove"])

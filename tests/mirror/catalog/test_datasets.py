@@ -311,6 +311,9 @@ def test_bad_input(tmp_path: Path) -> None:
             assert ": is not below a prefix that this node's mirror may fetch\n" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror is named\n")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("MEGABLEND_DATASETS", str(node.config))
+            assert run("datasets", "list").returncode == 0
         done = run("datasets", "list", "--mirror", tmp_path)
         assert done.returncode == 2
         assert len(node.ask("list")["revisions"]) == 1
