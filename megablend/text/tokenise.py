@@ -27,6 +27,7 @@ from megablend.index.build.build_report import Progress
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
+from megablend.system import count_cpus
 from megablend.system.log import LOG
 from megablend.text.engine import Engine, GigatokenEngine, find_version, without_threads
 from megablend.text.estimate import Estimate, check_space, estimate
@@ -174,7 +175,7 @@ def estimate_pending(
     is_fast = found.setup.tokenizer.is_listed and find_version("gigatoken")
     if is_fast and total >= MIN_PROVED_BYTES:
         found.setup = replace(found.setup, engine="gigatoken")
-    number = processes or len(os.sched_getaffinity(0))
+    number = processes or count_cpus()
     return found.files, estimate(found.setup, tasks), min(number, max(1, len(tasks)))
 
 

@@ -352,6 +352,7 @@ class Cluster:
                 or (self._is_one_formed and are_away)
                 or (
                     time.monotonic() > end
+                    and self._agreement.failure is None
                     and self._agreement.is_enough(
                         [f"{name} ({self._explain(name)})" for name in missing]
                     )

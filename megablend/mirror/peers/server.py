@@ -2,9 +2,11 @@
 
     POST /v1/pages[?held=1][&fresh=1]   needs -> pages: those that are held, or got for whoever asks; only those that are
                                         held; got again, since they were wrong
-    POST /v1/tell[?whole=...]           needs: what a node holds; JSON of `Greeting` in the query of the first one
+    POST /v1/tell[?list=&session=&formed=]
+                                        needs: what a node holds; with the first, which list it has, and whether it has met all
     POST /v1/due[?more=1]               needs: what a node will ask for, instead of what it said before, or in addition
     POST /v1/join                       JSON: a node of a torchrun job -> the list of all
+    POST /v1/check                      nothing -> JSON: a line for each node that this one does not reach
     GET  /v1/ping                       nothing
     GET  /metrics                       numbers, for Prometheus; to whoever asks
 

@@ -146,6 +146,33 @@ def test_other_secrets(other: bytes | None, tmp_path: Path) -> None:
         asyncio.run(run())
 
 
+def test_a_fault_stays_one_until_it_is_mended(tmp_path: Path) -> None:
+    """A majority does not go on beside a node that is there, and refuses."""
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, HASTY) as nodes:
+            secret = make_secret(tmp_path / "a")
+            for i in range(2):
+                nodes.settings_of[i] = {"secret_file": secret}
+            other = make_secret(tmp_path / "b", b"another one, as long")
+            nodes.settings_of[2] = {"secret_file": other}
+            await nodes.start(0, 1, 2)
+            for i in range(3):
+                await fail(nodes, i, ConfigError, "(?s)`secret_file`")
+            await asyncio.sleep(2 * HASTY.complete)
+            for i in range(3):
+                await fail(nodes, i, ConfigError, "(?s)`secret_file`")
+            await nodes.stop(2)
+            nodes.settings_of[2] = {"secret_file": secret}
+            await nodes.start(2)
+            await nodes.meet()
+            await nodes.read_all()
+            assert is_read_once(source, 4)
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
 @asynccontextmanager
 async def listening(port: int, **headers: str) -> AsyncIterator[None]:
     """A web server that is no node of ours."""
