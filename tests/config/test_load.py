@@ -253,6 +253,13 @@ BAD = [
         "sources[1].tokenizer",
         "all text sources share the `tokenizer` of the top level",
     ),
+    (
+        "max_epochs: 4",
+        "on_bad_document: skip",
+        12,
+        "sources[1].on_bad_document",
+        "unknown key; it stands at the top level, for all sources of text",
+    ),
     ("max_epochs: 4", "key: id", 12, "sources[1]", "so key does not apply; remove key, or name"),
     (
         "max_epochs: 4",
