@@ -123,6 +123,19 @@ def test_what_is_wanted_goes_after_what_nobody_needs_and_pinned_never() -> None:
     assert room.choose(4 * PAGE_BYTES, None, any_due=True) == {(F, i): 1 for i in range(4)}
 
 
+def test_a_pinned_page_that_comes_for_a_job_stays() -> None:
+    """After what is evicted next was sorted."""
+    held = {F: make_pages(0, 1)}
+    room = Room(held.items, lambda _, block: int(block in held[F].blocks), lambda: 100.0)
+    room.add_file(F, 3, 0)
+    room.note(F, make_pages(0, 1), None, 1)
+    room.set_kept({F: np.array([-NEVER, -NEVER, PINNED])})
+    assert room.choose(PAGE_BYTES, None, any_due=True) == {(F, 0): 1}
+    held[F] = make_pages(1, 2)
+    room.note(F, make_pages(2), 500.0, 2)
+    assert room.choose(9 * PAGE_BYTES, None, any_due=True) == {(F, 1): 1}
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_blocks_go_in_their_order(seed: int) -> None:
     """Against a sort of all of them."""
