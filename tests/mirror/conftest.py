@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mirror.etcd import EtcdServer
 from tests.storage.objects.conftest import obstore as obstore
 from tests.storage.objects.conftest import plain_environment as plain_environment
 
@@ -21,3 +22,12 @@ def few_open_files() -> Iterator[None]:
     yield
     if sum(1 for _ in Path("/proc/self/fd").iterdir()) > _MANY_FILES:
         gc.collect()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """A real etcd, which answers; without data."""
+    server = EtcdServer(tmp_path / "etcd")
+    server.start()
+    yield server
+    server.stop()

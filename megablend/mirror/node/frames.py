@@ -192,7 +192,8 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
 
 def pack_error(error: Exception) -> bytes:
     """An error for another process."""
-    fields: dict[str, Any] = {"class": type(error).__name__, "text": str(error)}
+    kinds = [each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__)]
+    fields: dict[str, Any] = {"class": [*kinds, type(error).__name__][0], "text": str(error)}
     if isinstance(error, DataError):
         fields |= {"path": error.path, "problem": error.problem, "offset": error.offset}
     return pack_json(fields)

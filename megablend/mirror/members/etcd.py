@@ -1,0 +1,354 @@
+"""A client of etcd, 3.4 and later: the few calls of its JSON gateway that are needed, over aiohttp.
+
+Keys are text, values are bytes. Of several endpoints one is asked, and the next when it is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from megablend.errors import ConfigError, ResourceError
+from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
+
+_PATIENCE_SECONDS = 5.0
+_SILENT_SECONDS = 30.0
+"""A watch that has told nothing for so long is begun anew: its connection may be dead."""
+_RETRY_SECONDS = 1.0
+_NOT_ENABLED = 9
+_OF_ABSENCE = (2, 4, 8, 13, 14)
+"""gRPC's codes of a server that cannot just now: its own trouble, too late, out of room, no
+leader."""
+
+
+class EtcdAwayError(ResourceError):
+    """No endpoint answers; of a change it is then not known whether it was done."""
+
+
+class StartOverError(Exception):
+    """What has changed since a revision is not known any more: all is to be read again."""
+
+
+class Value(NamedTuple):
+    """What is at a key."""
+
+    data: bytes
+    revision: int
+    """Of etcd, when the key was last put."""
+
+
+class Etcd:
+    """Calls of etcd, in the event loop that first calls.
+
+    All raise EtcdAwayError; ConfigError if it is not etcd, or refuses who asks.
+
+    Args:
+        endpoints: URLs, such as http://host:2379.
+        tls: for those with https; None: by the system's authorities.
+        user, password: None where etcd asks for none.
+        patience: seconds for an answer of one endpoint.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
+        self._endpoints = [each.rstrip("/") for each in endpoints]
+        self._tls = tls
+        self._user = user
+        self._password = password
+        self._patience = patience
+        self._token = ""
+        self._http: aiohttp.ClientSession | None = None
+        self.away_since: float | None = None
+        """Seconds of the clock; None: it answers."""
+        self.trouble = ""
+        """Why it does not."""
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
+        """All below a prefix; and the revision of etcd that it is of."""
+        answer = await self._ask("kv/range", _range_of(prefix))
+        found = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
+        return found, _revision_of(answer)
+
+    async def change(
+        self,
+        expected: Mapping[str, int],
+        puts: Mapping[str, bytes],
+        deletes: Collection[str] = (),
+        lease: int = 0,
+    ) -> int | None:
+        """Change keys together, if some are as they are expected to be.
+
+        Args:
+            expected: revisions of keys; 0: there is none.
+            lease: what is put ends with it; 0: with none.
+        Returns: the revision of etcd with the changes; None: something was not as expected.
+        """
+        request = {
+            "compare": [
+                {"key": _code(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(known)}
+                for key, known in expected.items()
+            ],
+            "success": [
+                *[
+                    {"request_put": {"key": _code(key), "value": _code(data), "lease": str(lease)}}
+                    for key, data in puts.items()
+                ],
+                *[{"request_delete_range": {"key": _code(key)}} for key in deletes],
+            ],
+        }
+        answer = await self._ask("kv/txn", request, is_change=True)
+        return _revision_of(answer) if answer.get("succeeded") else None
+
+    async def grant(self, seconds: float) -> int:
+        """A lease, which ends unless it is kept: its number."""
+        answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
+        return int(answer["ID"])
+
+    async def keep(self, lease: int) -> bool:
+        """Begin the time of a lease anew. Returns: False if it has ended."""
+        answer = await self._ask("lease/keepalive", {"ID": str(lease)})
+        return int(answer["result"].get("TTL", 0)) > 0
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease, and delete its keys."""
+        await self._ask("lease/revoke", {"ID": str(lease)}, is_change=True)
+
+    async def watch(
+        self, prefix: str, from_revision: int
+    ) -> AsyncIterator[list[tuple[str, Value | None, int]]]:
+        """What changes below a prefix, from a revision on: keys, what they have (None: they are
+        deleted), and revisions. It ends with an error only. Raises: StartOverError if etcd has
+        forgotten what changed, or has lost its data, or asks for the password again."""
+        while True:
+            request = _range_of(prefix) | {"start_revision": str(from_revision)}
+            async with aclosing(self._stream("watch", {"create_request": request})) as results:
+                async for result in results:
+                    is_refused = result.get("canceled") and "compact_revision" not in result
+                    if is_refused and not self._token:
+                        raise self._refusal(self._endpoints[0], result.get("cancel_reason", ""))
+                    # Data that were restored from a copy are older
+                    is_older = result.get("created") and _revision_of(result) < from_revision - 1
+                    if result.get("canceled") or is_older:
+                        raise StartOverError
+                    if events := result.get("events"):
+                        changes = [_change_of(each) for each in events]
+                        from_revision = max(revision for _, _, revision in changes) + 1
+                        yield changes
+
+    async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """Answers of the first endpoint, until it is silent. Raises: as all calls."""
+        endpoint = self._endpoints[0]
+        rest = b""
+        try:
+            async with self._post(endpoint, path, request, total=None) as answer:
+                if answer.status != 200:
+                    self._read(endpoint, answer.status, await answer.read())
+                while True:
+                    data = await asyncio.wait_for(answer.content.readany(), _SILENT_SECONDS)
+                    if not data:
+                        raise aiohttp.ClientPayloadError("the connection was closed")
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield self._read(endpoint, 200, line)["result"]
+        except asyncio.TimeoutError:
+            return
+        except _InvalidTokenError:
+            raise StartOverError from None
+        except (aiohttp.ClientError, OSError) as error:
+            self._turn_away(endpoint)
+            raise self._note_away(f"{endpoint}: {error}") from None
+
+    async def _ask(self, path: str, request: Any, *, is_change: bool = False) -> dict[str, Any]:
+        problems = []
+        for endpoint in list(self._endpoints):
+            try:
+                answer = await self._ask_as_user(endpoint, path, request)
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                trouble = str(error) or f"no answer for {self._patience:g} s"
+                problems.append(f"{endpoint}: {trouble}")
+                self._turn_away(endpoint)
+                if is_change and not isinstance(error, aiohttp.ClientConnectorError):
+                    break  # perhaps it was done
+                continue
+            if self.away_since is not None:
+                LOG.warning("mirror: etcd is back after %.0f s", time.time() - self.away_since)
+                self.away_since = None
+                self.trouble = ""
+            return answer
+        raise self._note_away("; ".join(problems))
+
+    def _turn_away(self, endpoint: str) -> None:
+        """Ask this one last."""
+        self._endpoints.sort(key=lambda each: each == endpoint)
+
+    def _note_away(self, trouble: str) -> EtcdAwayError:
+        self.trouble = trouble
+        if self.away_since is None:
+            self.away_since = time.time()
+            LOG.warning("mirror: etcd is away: %s", trouble)
+        return EtcdAwayError(
+            f"etcd is away: {trouble}\nstart it, or correct `endpoints` of `etcd` of `mirror`"
+        )
+
+    async def _ask_as_user(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
+        if self._token:
+            try:
+                return await self._ask_one(endpoint, path, request)
+            except _InvalidTokenError:
+                self._token = ""
+        if self._user is not None:
+            about = {"name": self._user, "password": self._password or ""}
+            answer = await self._ask_one(endpoint, "auth/authenticate", about)
+            self._token = answer.get("token", "")
+        return await self._ask_one(endpoint, path, request)
+
+    async def _ask_one(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
+        async with self._post(endpoint, path, request, total=self._patience) as answer:
+            return self._read(endpoint, answer.status, await answer.read())
+
+    def _post(self, endpoint: str, path: str, request: Any, *, total: float | None) -> Any:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+            )
+        return self._http.post(
+            f"{endpoint}/v3/{path}",
+            json=request,
+            headers={"Authorization": self._token} if self._token else {},
+            timeout=aiohttp.ClientTimeout(total=total, sock_connect=self._patience),
+            allow_redirects=False,
+        )
+
+    def _read(self, endpoint: str, status: int, body: bytes) -> dict[str, Any]:
+        """An answer. Raises: _InvalidTokenError; ClientError if it is away; ConfigError."""
+        try:
+            found = parse_json(body)
+            error = found.get("error")
+        except (ValueError, AttributeError):
+            raise ConfigError(
+                f"etcd: {endpoint}: answers, with status {status}, but not as etcd 3.4 and later do: {body[:80]!r}\n"
+                "correct `endpoints` of `etcd` of `mirror`; a gateway of etcd that is switched off is no use"
+            ) from None
+        if error is None and status == 200:
+            return dict(found)
+        about = error if isinstance(error, dict) else found
+        code = about.get("grpc_code", about.get("code"))
+        message = str(about.get("message", error))
+        if code in _OF_ABSENCE:
+            raise aiohttp.ClientError(message)
+        if code == _NOT_ENABLED and "authentication" in message:
+            return {}
+        raise self._refusal(endpoint, message)
+
+    def _refusal(self, endpoint: str, message: str) -> ConfigError:
+        kind = _InvalidTokenError if self._token else ConfigError
+        who = "without a user" if self._user is None else f"as user {self._user!r}"
+        return kind(
+            f"etcd: {endpoint}: refuses, {who}: {message}\n"
+            "give `etcd` of `mirror` a user and password who may read and write below its `prefix`"
+        )
+
+
+class _InvalidTokenError(ConfigError):
+    """A token is not valid any more, or its user may not do this."""
+
+
+class Followed:
+    """What is below a prefix of etcd, as far as it was heard.
+
+    Args:
+        etcd: is asked.
+    """
+
+    def __init__(self, etcd: Etcd, prefix: str) -> None:
+        self._etcd = etcd
+        self._prefix = prefix
+        self.values: dict[str, Value] = {}
+        """Replaced at each change."""
+        self.revision = 0
+        """Of etcd; 0: nothing was heard yet."""
+        self._news = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Hear of all changes, until cancelled. While etcd is away it is asked again and again.
+        Raises: ConfigError."""
+        while True:
+            with suppress(StartOverError, EtcdAwayError):
+                await self._hear()
+            # Not all nodes at once
+            await asyncio.sleep(random.uniform(0, 2 * _RETRY_SECONDS))
+
+    async def _hear(self) -> None:
+        values, revision = await self._etcd.get(self._prefix)
+        await self._tell(values, revision)
+        async for changes in self._etcd.watch(self._prefix, revision + 1):
+            values = dict(self.values)
+            for key, value, changed in changes:
+                revision = max(revision, changed)
+                values.pop(key, None)
+                if value is not None:
+                    values[key] = value
+            await self._tell(values, revision)
+
+    async def _tell(self, values: dict[str, Value], revision: int) -> None:
+        async with self._news:
+            self.values = values
+            self.revision = revision
+            self._news.notify_all()
+
+    async def wait_for(self, find: Callable[[], bool]) -> None:
+        """Wait until something is so, of what was heard."""
+        async with self._news:
+            await self._news.wait_for(find)
+
+
+def _code(text: str | bytes) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    return base64.b64encode(data).decode()
+
+
+def _text(code: str) -> str:
+    return base64.b64decode(code).decode(errors="replace")
+
+
+def _range_of(prefix: str) -> dict[str, str]:
+    """The keys that begin with a text, none of whose bytes is 255."""
+    last = prefix.encode()
+    end = last[:-1] + bytes([last[-1] + 1])
+    return {"key": _code(prefix), "range_end": _code(end)}
+
+
+def _revision_of(answer: Mapping[str, Any]) -> int:
+    return int(answer["header"]["revision"])
+
+
+def _value_of(found: Mapping[str, str]) -> Value:
+    return Value(base64.b64decode(found.get("value", "")), int(found["mod_revision"]))
+
+
+def _change_of(event: Mapping[str, Any]) -> tuple[str, Value | None, int]:
+    found = event["kv"]
+    value = None if event.get("type") == "DELETE" else _value_of(found)
+    return _text(found["key"]), value, int(found["mod_revision"])

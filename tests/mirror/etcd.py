@@ -1,0 +1,87 @@
+"""A real etcd for tests: a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tests.storage.objects.servers.start import find_free_port, unavailable
+
+_START_SECONDS = 60.0
+
+
+class EtcdServer:
+    """One member. It can be stopped, killed, and started again with the same address.
+
+    Args:
+        folder: of its data and its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        found = shutil.which("etcd")
+        if found is None:
+            unavailable("etcd is not installed (Debian: etcd-server)")
+        self._program = found
+        self.folder = folder
+        self.data = folder / "data"
+        self.port = find_free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._peer_url = f"http://127.0.0.1:{find_free_port()}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **environ: str) -> None:
+        """Return when it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "etcd.log"
+        command = [
+            self._program,
+            f"--data-dir={self.data}",
+            f"--listen-client-urls={self.url}",
+            f"--advertise-client-urls={self.url}",
+            f"--listen-peer-urls={self._peer_url}",
+            f"--initial-advertise-peer-urls={self._peer_url}",
+            f"--initial-cluster=default={self._peer_url}",
+        ]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "ETCD_UNSAFE_NO_FSYNC": "true", **environ},
+            )
+        end = time.monotonic() + _START_SECONDS
+        while not self._is_healthy():
+            said = log.read_text(errors="replace")[-500:]
+            if self._process.poll() is not None or time.monotonic() > end:
+                unavailable(f"etcd did not start: {said}")
+            time.sleep(0.05)
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return b'"true"' in answer.read()
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def send(self, number: int) -> None:
+        """SIGSTOP, SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        """End it; its data stay."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(timeout=20)
+            self._process = None
+
+    def lose_data(self) -> None:
+        """After `stop`: as if its disk were new."""
+        shutil.rmtree(self.data)
