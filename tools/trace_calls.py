@@ -29,8 +29,8 @@ PACKAGE = str(Path(megablend.__file__).parent) + "/"
 class Trace(NamedTuple):
     """What was entered while an operation ran."""
 
-    functions: dict[CodeType, None]
-    """In the order in which they were entered first."""
+    functions: dict[CodeType, str]
+    """In the order in which they were entered first, each with the name of the thread that did."""
     depths: list[int]
 
     @property
@@ -57,7 +57,7 @@ def tracing() -> Iterator[Trace]:
         if event == "call":
             local.depth = depth + 1
             trace.depths[0] = max(trace.depths[0], depth + 1)
-            trace.functions.setdefault(frame.f_code)
+            trace.functions.setdefault(frame.f_code, threading.current_thread().name)
         elif event == "return":
             local.depth = max(0, depth - 1)
 
@@ -71,7 +71,7 @@ def tracing() -> Iterator[Trace]:
 
 
 def make_config(folder: Path) -> dict[str, Any]:
-    """A run of two sources, of one file each, without a cache."""
+    """A run of two sources, of one file each, without a cache; EODs are appended to the second."""
     sources = []
     for number, name in enumerate(("a", "b")):
         path = folder / f"{name}.parquet"
@@ -82,6 +82,7 @@ def make_config(folder: Path) -> dict[str, Any]:
             pa.table({"ids": pa.array(documents, pa.list_(pa.int32()))}), path, data_page_size=800
         )
         sources.append({"name": name, "path": str(path), "column": "ids", "weight": 1 + number})
+    sources[1]["append_eod"] = 0
     settings = {
         "sequence_length": 16,
         "samples": 800,

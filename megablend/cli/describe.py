@@ -199,7 +199,7 @@ def print_cache(found: CacheDescription) -> None:
 
 
 def _print_files(found: FilesDescription) -> None:
-    """Print what is known without an index."""
+    """Print what is known without an index: all of it, with and without `--all`."""
     columns: dict[str, Column] = {
         "source": "name",
         "format": "format",
@@ -404,7 +404,7 @@ def _print_index(index: IndexDescription, cache: str) -> None:
 
 
 def _print_split(name: str, split: SplitDescription) -> None:
-    from megablend.inspect.html.figures import list_figures
+    from megablend.inspect.figures import list_figures
 
     columns: dict[str, Column] = {"source": "name"}
     columns |= {figure.title: figure.write for figure in list_figures(split)}

@@ -150,7 +150,8 @@ def _print_run(found: RunCommitment) -> None:
     sources = blend.pop("sources")
     keys = dict.fromkeys(key for source in sources for key in source if key != "name")
     columns: dict[str, Column] = {"source": lambda source: source["name"]}
-    columns |= {key: partial(_write_setting, key) for key in keys}
+    titles = {"cycles": "cycles per period"}
+    columns |= {titles.get(key, key): partial(_write_setting, key) for key in keys}
     print_table(f"run {found.run!r}", columns, sources)
     for key, value in blend.items():
         print_line(f"{key}: {value}")

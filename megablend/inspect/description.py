@@ -27,7 +27,7 @@ class FirstRepeat(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceDescription(Record):
-    """A source of one split, and how much of it the run reads."""
+    """A source of one split, and how much of it the run reads: from config, index and plan."""
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {
         "share_wanted": "requested_share",
@@ -137,7 +137,7 @@ class SplitDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexedSource(Record):
-    """A source as it was indexed."""
+    """A source as it was indexed: from the index alone."""
 
     name: str
     format: str | None
@@ -264,7 +264,7 @@ class RunDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceFiles(Record):
-    """The files of a source that is not indexed yet."""
+    """The files of a source that is not indexed yet: from the config and a listing."""
 
     name: str
     format: str | None

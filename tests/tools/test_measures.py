@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from duplicates import find_duplicates
 from size import measure
-from trace_calls import PACKAGE, operate, tracing
+from trace_calls import PACKAGE, Trace, operate, tracing
 
 from tests.preloaded import python
 
@@ -52,23 +53,51 @@ def test_functions_of_the_package_are_traced_and_no_others() -> None:
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_the_walk_of_a_sample_is_as_the_docs_say(tmp_path: Path) -> None:
-    _, _, text = ARCHITECTURE.partition("## The walk of a sample\n")
-    steps = re.findall(r"^\| `(?:\w+\.)?(\w+)` \| `([\w/.]+)` \|", text, re.MULTILINE)
-    assert len(steps) > 10
-    entered: list[tuple[str, str]] = []
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+    found: dict[str, Trace] = {}
 
     def trace(name: str, operation: Callable[[], Any]) -> Any:
-        with tracing() as found:
-            result = operation()
-        if name == "dataset[700]":
-            entered[:] = [(e.co_name, e.co_filename.removeprefix(PACKAGE)) for e in found.functions]
-        return result
+        with tracing() as found[name]:
+            return operation()
 
-    operate(tmp_path, trace)
+    operate(tmp_path_factory.mktemp("walks"), trace)
+    return found
+
+
+def list_entered(trace: Trace, thread: str = "") -> list[tuple[str, str]]:
+    """Name and file of the functions that threads whose names begin so entered first."""
+    return [
+        (code.co_name, code.co_filename.removeprefix(PACKAGE))
+        for code, name in trace.functions.items()
+        if name.startswith(thread)
+    ]
+
+
+def check_walk(steps: list[tuple[str, str]], entered: list[tuple[str, str]]) -> None:
+    assert len(steps) > 8
     missing = [step for step in steps if step not in entered]
     assert not missing
     assert sorted(steps, key=entered.index) == steps
+
+
+def walk_in_docs(title: str, columns: str = "") -> list[Any]:
+    text = ARCHITECTURE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    row = rf"^\| {columns}`(?:\w+\.)?(\w+)` \| `([\w/.]+)` \|"
+    return re.findall(row, text, re.MULTILINE)
+
+
+def test_the_walk_of_a_sample_is_as_the_docs_say(traces: dict[str, Trace]) -> None:
+    check_walk(walk_in_docs("The walk of a sample"), list_entered(traces["dataset[700]"]))
+
+
+def test_the_walk_of_a_batch_is_as_the_docs_say_in_each_thread(traces: dict[str, Trace]) -> None:
+    rows = walk_in_docs("The walk of a batch", r"(\w+) \| ")
+    threads = {"caller": threading.current_thread().name, "read": "megablend-read_"}
+    assert {thread for thread, *_ in rows} == set(threads)
+    for thread, name in threads.items():
+        steps = [(function, file) for row, function, file in rows if row == thread]
+        check_walk(steps, list_entered(traces["first batch"], name))
 
 
 @pytest.mark.long

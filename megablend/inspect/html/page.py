@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from megablend.inspect.description import RunDescription, SplitDescription
+from megablend.inspect.figures import list_figures
 from megablend.inspect.html.charts import Chart, list_charts, require_matplotlib
-from megablend.inspect.html.figures import list_figures
 from megablend.prefetch.memory_budget import format_bytes
 from megablend.system.atomic_write import check_target, replace_file
 

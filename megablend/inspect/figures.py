@@ -1,4 +1,5 @@
-"""The figures of a source as tables show them, on the page and in the terminal."""
+"""The figures of a source as tables show them, on the HTML page and in the terminal.
+Numbers only: columns of words are in megablend.cli.describe."""
 
 from __future__ import annotations
 
