@@ -44,7 +44,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     for end in ends:
         if end <= start:
             raise PlanError(
-                f"a stage ends at sample {end}; expected more than its first sample, {start}"
+                f"a stage ends at sample {end}; expected a sample after its first one, {start}"
             )
         residuals = [
             max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)
@@ -77,8 +77,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
     if total < sum(left) or (total > sum(left) and not free):
         at_least = "at least " if free else ""
         raise PlanError(
-            f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, the number that "
-            "lanes have begun to read"
+            f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, the number that the lanes have begun "
+            "to read"
         )
     short = free
     while short:

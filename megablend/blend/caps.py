@@ -38,7 +38,7 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
         raise PlanError(f"cannot divide {total} samples; expected more than 0")
     if (most := longest_stage(weights, caps, redistribute=True)) is not None and total > most:
         raise PlanError(
-            f"{total:,} samples requested, but the caps of all sources with a share allow {most:,}"
+            f"{total:,} samples requested, but the caps of the sources that have a share allow only {most:,}"
         )
     shares = [Fraction(0)] * len(weights)
     free = [source for source, weight in enumerate(weights) if weight > 0]

@@ -375,7 +375,7 @@ class StagesPlan:
 def _check(number: int, stage: StageRequest, num_sources: int) -> None:
     if len(stage.totals) != num_sources:
         raise PlanError(
-            f"stage {number} has totals of {len(stage.totals)} sources; expected {num_sources}"
+            f"stage {number} has totals for {len(stage.totals)} sources; expected {num_sources}"
         )
     if len(stage.totals) and stage.totals.min() < 0:
         source = int(stage.totals.argmin())

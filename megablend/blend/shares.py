@@ -212,8 +212,8 @@ def _fill(config: Config, split: str) -> list[str]:
     """What gives a source without tokens some in a split."""
     share = Fraction(1) if config.listed_by_split else config.shares[SPLITS.index(split)]
     if share == 0:
-        return [f"give {split} a share of `split`"]
-    larger = [f"give {split} a larger share of `split`"] if share < 1 else []
+        return [f"give {split} a share in `split`"]
+    larger = [f"give {split} a larger share in `split`"] if share < 1 else []
     return ["add files with tokens to it", *larger]
 
 
@@ -247,7 +247,7 @@ def _amounts_in_samples(
         return values
     if any(amount.denominator != 1 for amount in amounts):
         raise PlanError(
-            "without a length in the config, `samples` of sources are counts: expected integers"
+            "without a length in the config, `samples` of sources are counts; expected integers"
         )
     return amounts
 
@@ -294,7 +294,8 @@ def _redistribute(
     ]
     if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):
         raise PlanError(
-            f"{split} would have {num_samples:,} samples, but its sources' caps together allow {sum(capped):,}: "
-            f"{fit_all_caps(config, split, sum(capped))}raise a cap, or remove the cap of a source that may repeat"
+            f"{split} would have {num_samples:,} samples, but the caps of its sources together allow only "
+            f"{sum(capped):,}: {fit_all_caps(config, split, sum(capped))}raise a cap, or remove the cap of a source "
+            "that may repeat"
         )
     return tuple(capped_shares(requested, caps, num_samples))

@@ -22,12 +22,12 @@ def check_settings(settings: Settings) -> None:
     given = find_lengths(settings)
     if len(given) > 1:
         raise ValueError(
-            f"{given[1]}: the length of train is given by {given[0]} already; keep one of them"
+            f"{given[1]}: the length of train is already set by {given[0]}; keep only one of the two"
         )
     for split in SPLITS[1:]:
         if settings.is_blended(split) and not settings.has_split(split):
             raise ValueError(
-                f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
+                f"{split}_samples: there is no {split} split; give it a share in `split`, or sources of its own"
             )
     for split, sources in settings.sources.items():
         check_blend(split, sources, blended=settings.is_blended(split))
@@ -42,8 +42,8 @@ def check_settings(settings: Settings) -> None:
     texts = [source.name for each in settings.sources.values() for source in each if source.text]
     if texts and settings.tokenizer is None:
         raise ValueError(
-            f"tokenizer: missing; source {texts[0]!r} is text: name a tokenizer.json, its folder, or a model of the "
-            "Hugging Face cache"
+            f"tokenizer: missing; source {texts[0]!r} is text: give the path of a tokenizer.json or of its folder, "
+            "or the name of a model in the Hugging Face cache"
         )
 
 
@@ -70,7 +70,7 @@ def check_stages(
         if stage.schedule is not None and config.on_exhausted == "redistribute":
             raise ValueError(
                 f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
-                "`on_exhausted: error`, or list stages of constant shares"
+                "`on_exhausted: error`, or list stages with constant shares"
             )
         if (
             _is_weighted(config)
@@ -118,8 +118,9 @@ def _check_weights(settings: Settings) -> None:
     for split, i, source in listed:
         if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
             raise ValueError(
-                f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
-                "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
+                f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, but other sources have "
+                "`weight: size`; expected `size` for all sources of a blend, or numbers for all (0 leaves a source "
+                "out)"
             )
         if settings.temperature is not None and source.unit not in (None, "weight"):
             raise ValueError(

@@ -186,7 +186,10 @@ class _Reader:
             )
         self._repeated += size
         if self._repeated > MAX_REPEATED:
-            raise _refused(f"aliases expand to more than {MAX_REPEATED:,} values", event)
+            raise _refused(
+                f"aliases expand to more than {MAX_REPEATED:,} values; write the values out, or use fewer aliases",
+                event,
+            )
         return size
 
     def _add_scalar(self, event: Any) -> None:

@@ -50,7 +50,8 @@ def load_config(
         base = Path.cwd()
     elif not isinstance(config, str | os.PathLike):
         raise ConfigError(
-            f"found {type(config).__name__}, expected a config: a path of a YAML or JSON file, or its keys as a dict"
+            f"found {type(config).__name__}, expected a config: the path of a YAML or JSON file, or a dict with its "
+            "keys"
         )
     else:
         data, place = read_config_file(Path(config))
@@ -68,7 +69,7 @@ def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any
     """A line for each of the first problems of a config, and how many more there are."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     if (more := error.error_count() - len(lines)) > 0:
-        lines.append(f"{place.name}: and {more:,} more problem{'s' * (more > 1)}; mend these first")
+        lines.append(f"{place.name}: and {more:,} more problem{'s' * (more > 1)}; fix these first")
     return "\n".join(lines)
 
 

@@ -40,23 +40,23 @@ _OTHER_NAMES = {
 }
 """What Megatron, Streaming, datasets, nanotron and others call something like our keys."""
 _IN_STEPS = "runs are as long as their `samples`: steps x the global batch size"
-_OF_ALL_TEXT = "it stands at the top level, for all sources of text"
+_OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {
     "iterations": _IN_STEPS,
     "max_steps": _IN_STEPS,
     "steps": _IN_STEPS,
     "train_iters": _IN_STEPS,
-    "batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
-    "micro_batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
+    "batch_size": "batches are not part of the data: pass `micro_batch_size=` to megablend.Loader",
+    "micro_batch_size": "batches are not part of the data: pass `micro_batch_size=` to megablend.Loader",
     "global_batch_size": "it is micro batch x data-parallel size x accumulated steps of your training loop; remove the key",
-    "tokenizer": "all text sources share the `tokenizer` of the top level; for checks of token ids give `vocab_size`",
+    "tokenizer": "all text sources share the top-level `tokenizer`; to check token ids, set `vocab_size`",
     "token_files": _OF_ALL_TEXT,
     "on_bad_document": _OF_ALL_TEXT,
     "max_bad": _OF_ALL_TEXT,
     "max_document": _OF_ALL_TEXT,
     "shuffle": "runs are always shuffled, unless `order: sequential`; `shuffle_window` sets how far blocks are mixed",
-    "drop_last": "give `drop_last=` to megablend.Loader",
-    "num_workers": "give `num_workers=` to megablend.Loader",
+    "drop_last": "pass `drop_last=` to megablend.Loader",
+    "num_workers": "pass `num_workers=` to megablend.Loader",
 }
 """Keys of other tools that are set elsewhere here, or not at all: what to do instead."""
 _MAX_LISTED = 12

@@ -143,19 +143,19 @@ class Source(Share):
                 "remove documents, or remove extra_columns"
             )
         if self.documents is not None and self.format in ("raw", "megatron"):
-            key = (
-                "`format_options: {eod_token: ID}`"
+            hint = (
+                "set `format_options: {eod_token: ID}` instead"
                 if self.format == "raw"
-                else "nothing: an .idx says where they end"
+                else "an .idx already says where documents end"
             )
             raise ValueError(
-                f"source {self.name!r} has documents, but {self.format} files take {key}; remove "
-                "documents"
+                f"source {self.name!r} has `documents`, which does not apply to {self.format} files; remove it "
+                f"({hint})"
             )
         given = [unit for unit in UNITS if getattr(self, unit) is not None]
         if len(given) > 1:
             raise ValueError(
-                f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}"
+                f"source {self.name!r} has {' and '.join(given)}; expected only one of {', '.join(UNITS)}"
             )
         return self
 
@@ -168,16 +168,17 @@ class Source(Share):
             whose = "has no `text`" if self.text is None else "is tokenised from text"
             raise ValueError(
                 f"source {self.name!r} {whose}, so {found} does not apply; remove {found}"
-                + (", or name the key of the text in `text`" if self.text is None else "")
+                + (", or set `text` to the key of the text" if self.text is None else "")
             )
         names = sorted((f"{self.text}.", f"{self.key}."), key=len)
         if self.key is not None and names[1].startswith(names[0]):
             raise ValueError(
-                f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one within the other; expected two"
+                f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one of which contains the "
+                "other; expected two separate keys"
             )
         if self.bos and self.add_special_tokens:
             raise ValueError(
-                f"source {self.name!r} sets bos and add_special_tokens, which adds its own; keep one"
+                f"source {self.name!r} sets both bos and add_special_tokens, which adds its own; keep only one"
             )
 
 
@@ -194,9 +195,9 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
             sources[0].extra_columns
         ):
             raise ValueError(
-                f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, {sources[0].name!r} "
-                f"{', '.join(sources[0].extra_columns) or 'none'}; expected the same for all sources of {split}, whose samples "
-                "share batches"
+                f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, but "
+                f"{sources[0].name!r} has {', '.join(sources[0].extra_columns) or 'none'}; expected the same for all "
+                f"sources of {split}, whose samples share batches"
             )
         if source.name in seen:
             raise ValueError(
@@ -226,5 +227,5 @@ def check_units(split: str, sources: Sequence[Source]) -> None:
         )
     if all(getattr(source, source.unit or "") == 0 for source in sources):
         raise ValueError(
-            f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0"
+            f"sources: `{sources[0].unit}` is 0 for every source of {split}; expected at least one above 0"
         )

@@ -127,7 +127,7 @@ class StageSettings(_Changes):
         if not isinstance(value, Mapping):
             found = "a list" if isinstance(value, list | tuple) else repr(value)
             raise ValueError(
-                f"found {found}, expected the changes of each source, as in `sources: {{web: {{weight: 2}}}}`"
+                f"found {found}, expected the changes for each source, as in `sources: {{web: {{weight: 2}}}}`"
             )
         return value
 
@@ -191,8 +191,8 @@ def check_listed(
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                f"stages[0]: found `{key}`, but the first stage begins with the run; list the "
-                "stage that it cuts first, or remove it"
+                f"stages[0]: found `{key}`, but the first stage begins with the run; list the stage that it cuts "
+                "before it, or remove it"
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
@@ -222,11 +222,12 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
                 )
         if both := sorted(set(stage.withdraw) & stage.sources.keys()):
             raise ValueError(
-                f"stages[{i}]: source {both[0]!r} is withdrawn, and changed in `sources`; keep one of them"
+                f"stages[{i}]: source {both[0]!r} is both withdrawn and changed in `sources`; keep only one of the "
+                "two"
             )
         if stage.withdraw and stage.schedule is not None:
             raise ValueError(
-                f"stages[{i}]: the shares of a schedule change from those of the stage before, which has source "
+                f"stages[{i}]: a schedule starts from the shares of the stage before, which still has source "
                 f"{stage.withdraw[0]!r}; withdraw it in a stage before the schedule"
             )
         gone |= dict.fromkeys(stage.withdraw, i)

@@ -32,7 +32,7 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
         return path
     if (path / TOKENIZER).is_file():
         return path / TOKENIZER
-    tried = f"no file {path}, nor {path / TOKENIZER}"
+    tried = f"there is no file {path}, nor {path / TOKENIZER}"
     if _MODEL_NAME.fullmatch(given):
         home = os.environ.get("HF_HOME", "~/.cache/huggingface")
         hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
@@ -42,7 +42,7 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
         revision = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
         if found:
             return next((each for each in found if each.parent.name == revision), found[-1])
-        tried += f", nor a model {model}"
+        tried += f", nor a model in {model}"
     raise ConfigError(
         f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json, or download the model "
         f"(`hf download {Path(given).name if find_scheme(given) else given} {TOKENIZER}`)"
@@ -97,7 +97,8 @@ def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[st
         wants_eos = source.get("eos") is True
         if wants_eos and eod is not None:
             raise ConfigError(
-                f"{places.describe(location)}: eos and append_eod both name the token that ends documents; keep one"
+                f"{places.describe(location)}: eos and append_eod both set the token that ends documents; keep only "
+                "one"
             )
         if wants_eos:
             return {
@@ -125,7 +126,7 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: cannot read the tokenizer ({error}); write it again with `tokenizer.save`"
+            f"{path}: cannot read the tokenizer ({error}); save it again with `tokenizer.save`"
         ) from error
     if not isinstance(data, dict):
         raise ConfigError(

@@ -75,8 +75,9 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
     except (ImportError, RuntimeError) as error:
         # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
-            f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip install "
-            "'megablend[mpi]'`), or both (`pip install 'megablend[mpich]'`), or start one process alone"
+            f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip "
+            "install 'megablend[mpi]'`), or mpi4py with an MPI library of its own (`pip install "
+            "'megablend[mpich]'`), or start a single process"
         ) from error
     library = mpi.library()
     if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):
@@ -89,8 +90,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 def _bound_to(library: str) -> str:
     return (
-        f"mpi4py is bound to another MPI library ({library}); start with that library's own mpirun, or bind mpi4py to the "
-        f"launcher's ({_REINSTALL})"
+        f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or bind "
+        f"mpi4py to the launcher's ({_REINSTALL})"
     )
 
 

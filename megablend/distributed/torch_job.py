@@ -91,9 +91,9 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
         missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise LaunchError(
-                f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} "
-                f"did not run this command within {_ARRIVING.seconds} s: run it on all ranks, or, "
-                "for one process alone, start it with `env -u TORCHELASTIC_RUN_ID`"
+                f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} did not run this "
+                f"command within {_ARRIVING.seconds} s: run it on all ranks, or, to run a single process, start it "
+                "with `env -u TORCHELASTIC_RUN_ID`"
             ) from None
         raise
 
@@ -125,8 +125,8 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
         group = torch.distributed.ProcessGroupGloo(store, place, len(ranks), _FORMING)
     except RuntimeError as error:
         raise LaunchError(
-            f"ranks {', '.join(map(str, ranks))} did not reach each other within {_FORMING.seconds // 60} minutes ({error}): "
-            "see the logs of the others, then restart the job; finished work is kept"
+            f"ranks {', '.join(map(str, ranks))} did not reach each other within {_FORMING.seconds // 60} minutes "
+            f"({error}): see the logs of the other ranks, then restart the job; finished work is kept"
         ) from error
     _groups[ranks] = job, group
     return group
@@ -175,7 +175,7 @@ def _logging_waits() -> Iterator[None]:
         started = time.monotonic()
         while not ended.wait(_LOG_SECONDS):
             LOG.warning(
-                "has waited %.0f s for other ranks, which are still working",
+                "still waiting for other ranks, which are working (%.0f s so far)",
                 time.monotonic() - started,
             )
 

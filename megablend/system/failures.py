@@ -16,7 +16,7 @@ _REMEDIES = {
     errno.EPERM: "get permission for it, or use another folder",
     errno.EROFS: "make it writable, or use another folder",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
-    errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if that repeats",
+    errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if it happens again",
     errno.ENOSPC: "free disk space there, or use another folder",
     errno.EDQUOT: "free space within the quota there, or use another folder",
     errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",

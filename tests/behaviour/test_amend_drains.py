@@ -428,7 +428,7 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     short = [FIRST, LONGER | {"from": 112, "drain": 300}]
     with pytest.raises(
         PlanError,
-        match=r"stages\[1\]: drain: found 300 samples, expected at least 330, the number that lanes",
+        match=r"stages\[1\]: drain: found 300 samples, expected at least 330, the number that the lanes",
     ):
         megablend.build(other | {"stages": short})
     same = [FIRST, {"samples": 1200, "drain": 300}]

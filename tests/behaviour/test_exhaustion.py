@@ -99,7 +99,7 @@ def test_the_longest_run_of_all_caps(config: dict[str, Any]) -> None:
     longest = config | {"on_exhausted": "redistribute", "samples": 347}
     with pytest.raises(
         megablend.PlanError,
-        match=r"would have 348 samples, but its sources' caps together allow 347: set `samples: 347`",
+        match=r"would have 348 samples, but the caps of its sources together allow only 347: set `samples: 347`",
     ):
         megablend.build(longest | {"samples": 348})
     assert counts(longest) == {"s0": 49, "s1": 99, "s2": 199}
@@ -141,7 +141,7 @@ def test_weights_by_size_and_temperature(config: dict[str, Any]) -> None:
         (
             {"weight": "size"},
             {},
-            r"'s1' has weight 3, other sources `weight: size`; expected `size` for all",
+            r"'s1' has weight 3, but other sources have `weight: size`; expected `size` for all",
         ),
         ({"weight": "sizes"}, {}, "found 'sizes', expected a finite number, or `size`"),
         (

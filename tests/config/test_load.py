@@ -156,7 +156,7 @@ BAD = [
         "found -1, expected a token id",
     ),
     ("name: docs", "name: stdlib", 10, "sources", "two sources of train are named 'stdlib'"),
-    ("samples: 9000", "samples: 9000\ntokens: 5", 6, "tokens", "given by samples already"),
+    ("samples: 9000", "samples: 9000\ntokens: 5", 6, "tokens", "already set by samples"),
     ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
     ("samples: 9000", "samples: 1.5", 5, "samples", "found 1.5, expected a whole number"),
     (
@@ -236,7 +236,7 @@ BAD = [
         "batch_size: 8",
         4,
         "batch_size",
-        "unknown key; batches are not part of the data: give `micro_batch_size=",
+        "unknown key; batches are not part of the data: pass `micro_batch_size=",
     ),
     (
         "seed: 1234",
@@ -245,22 +245,28 @@ BAD = [
         "global_batch_size",
         "it is micro batch x data-parallel size",
     ),
-    ("max_epochs: 4", "text: text", None, "tokenizer", "missing; source 'docs' is text: name a"),
+    (
+        "max_epochs: 4",
+        "text: text",
+        None,
+        "tokenizer",
+        "missing; source 'docs' is text: give the path of a",
+    ),
     (
         "max_epochs: 4",
         "tokenizer: gpt2",
         12,
         "sources[1].tokenizer",
-        "all text sources share the `tokenizer` of the top level",
+        "all text sources share the top-level `tokenizer`",
     ),
     (
         "max_epochs: 4",
         "on_bad_document: skip",
         12,
         "sources[1].on_bad_document",
-        "unknown key; it stands at the top level, for all sources of text",
+        "unknown key; it belongs at the top level, and applies to all text sources",
     ),
-    ("max_epochs: 4", "key: id", 12, "sources[1]", "so key does not apply; remove key, or name"),
+    ("max_epochs: 4", "key: id", 12, "sources[1]", "so key does not apply; remove key, or set"),
     (
         "max_epochs: 4",
         "text: a, column: b",
@@ -268,13 +274,19 @@ BAD = [
         "sources[1]",
         "source 'docs' is tokenised from text, so column does not apply; remove column",
     ),
-    ("max_epochs: 4", "text: a, key: a.b", 12, "sources[1]", "'a' and 'a.b', one within the other"),
+    (
+        "max_epochs: 4",
+        "text: a, key: a.b",
+        12,
+        "sources[1]",
+        "'a' and 'a.b', one of which contains the other",
+    ),
     (
         "max_epochs: 4",
         "text: a, bos: true, add_special_tokens: true",
         12,
         "sources[1]",
-        "sets bos and add_special_tokens, which adds its own; keep one",
+        "sets both bos and add_special_tokens, which adds its own; keep only one",
     ),
     ("seed: 1234", "max_bad: -1", 4, "max_bad", "found -1, expected 0 or more"),
     (
@@ -306,7 +318,7 @@ BAD = [
         "samples: 9\ntest_samples: 5",
         6,
         "test_samples",
-        "there is no test; give it a share in `split`",
+        "there is no test split; give it a share in `split`",
     ),
     (
         "seed: 1234",
@@ -322,7 +334,7 @@ def test_only_the_first_problems_of_many_are_listed(tmp_path: Path) -> None:
     config = {"cache": "c", "sequence_length": 8, "samples": 8, "sources": []} | {
         f"key{i}": i for i in range(100_000)
     }
-    with pytest.raises(ConfigError, match=r"and 99,98\d more problems; mend these first") as caught:
+    with pytest.raises(ConfigError, match=r"and 99,98\d more problems; fix these first") as caught:
         load_config(config)
     assert len(str(caught.value)) < 4000
 
@@ -363,7 +375,8 @@ def test_all_weights_zero(tmp_path: Path) -> None:
         tmp_path, YAML.replace("weight: 0.5", "weight: 0").replace("weight: 0.3", "weight: 0.0")
     )
     with pytest.raises(
-        ConfigError, match="sources: every weight of train is 0; expected at least one above 0"
+        ConfigError,
+        match="sources: `weight` is 0 for every source of train; expected at least one above 0",
     ):
         load_config(path)
 
@@ -548,7 +561,7 @@ def test_memory_that_is_no_size(written: object) -> None:
         (("stages", 0), "expected keys such as samples, lanes and sources"),
         (
             ("stages", 0, "sources"),
-            "expected the changes of each source, as in `sources: {web: {weight: 2}}`",
+            "expected the changes for each source, as in `sources: {web: {weight: 2}}`",
         ),
         (("stages", 0, "sources", "web"), "expected keys such as weight and max_epochs"),
     ],

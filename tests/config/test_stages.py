@@ -110,7 +110,8 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"samples": 8, "sources": [{"name": "web", "weight": 3}]}],
             {},
-            "stages[0].sources: found a list, expected the changes of each source, as in `sources: {web: {weight: 2}}`",
+            "stages[0].sources: found a list, expected the changes for each source, as in `sources: {web: {weight: "
+            "2}}`",
         ),
         (
             [{"samples": 8, "tokens": 64}],
@@ -226,7 +227,7 @@ def test_a_stage_may_change_how_shares_are_computed() -> None:
                 {"samples": 64},
                 {"samples": 128, "withdraw": ["web"], "sources": {"web": {"weight": 1}}},
             ],
-            "keep one of them",
+            "keep only one of the two",
         ),
         (
             [

@@ -50,7 +50,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_tokenizer("meta/llama") == new
     with pytest.raises(
         ConfigError,
-        match=r"found 'other/model', but no file .*nor a model .*hf download other/model",
+        match=r"found 'other/model', but there is no file .*nor a model in .*hf download other/model",
     ):
         find_tokenizer("other/model")
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
             r"has no token '<x>'; expected one of its vocabulary \(added tokens: '</s>'\)",
         ),
         ({"eos": True}, r"no eos_token is named in tokenizer_config.json or .*append_eod"),
-        ({"eos": True, "append_eod": 3}, r"eos and append_eod both name the token"),
+        ({"eos": True, "append_eod": 3}, r"eos and append_eod both set the token"),
     ):
         with pytest.raises(ConfigError, match=says):
             load_config(config(tmp_path, **keys))

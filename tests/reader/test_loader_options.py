@@ -168,8 +168,10 @@ def test_a_config_is_a_path_or_a_dict(given: Any) -> None:
     for function in (megablend.open, megablend.build, megablend.describe):
         with pytest.raises(
             ConfigError,
-            match=r"found (int|NoneType|list|bytes), expected a config: a path of a YAML or"
-            r"|found no config, expected one: the path of a YAML or",
+            match=(
+                r"found (int|NoneType|list|bytes), expected a config: the path of a YAML or|found no config, "
+                r"expected one: the path of a YAML or"
+            ),
         ):
             function(given)
 

@@ -171,7 +171,7 @@ def parse_commit(place: str, version: Record) -> Commit:
         not isinstance(name, str) or not name or "/" in name or name.startswith(".")
         for name in names
     ):
-        missing = "valid names of files"
+        missing = "valid file names"
     if missing is not None:
         raise CacheError(f"{place}: damaged (it lacks {missing}); restore it from a backup")
     files = {

@@ -195,8 +195,8 @@ class Copies:
             self._prefix.download(key, file.bytes, path)
             if (found := checksum(path)) != file.blake2b:
                 raise CacheError(
-                    f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, {file.blake2b} was committed; rebuild "
-                    "the index to repair it"
+                    f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "
+                    "committed; rebuild the index to repair it"
                 )
         except BaseException:
             path.unlink(missing_ok=True)

@@ -124,7 +124,7 @@ class RememberedPrefix(ObjectPrefix):
         if time.monotonic() >= self._away_until:
             self._away_until = time.monotonic() + _AWAY_SECONDS
             LOG.warning(
-                "cache: %s: the store does not answer; taking the cache to be as this node last saw it",
+                "cache: %s: the store does not answer; using the cache as this node last saw it",
                 self.location,
             )
 

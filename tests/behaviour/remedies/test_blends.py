@@ -164,18 +164,20 @@ test_what_the_config_shows = table(
     config("weights, but no length", {"samples": None},
            "weights are relative and do not set a length; add samples, tokens or epochs",
            {"samples": 9}, {"tokens": 80}, {"epochs": 1}),  # EleutherAI/gpt-neox#992
-    config("two lengths", {"epochs": 1}, "epochs: the length of train is given by samples already; keep one",
+    config("two lengths", {"epochs": 1}, "epochs: the length of train is already set by samples; keep only one",
            {"epochs": None}, {"samples": None}),  # NVIDIA/Megatron-LM#1127
     config("shares in different units", {"s1": {"weight": None, "epochs": 1}}, "mixed units ('s0' weight, 's1' epochs",
            {"s1": {"weight": 3}}, EPOCHS),  # NVIDIA-NeMo/Megatron-Bridge#5438
-    config("two shares of one source", {"s0": {"epochs": 2}}, "source 's0' has weight and epochs; expected one of",
+    config("two shares of one source", {"s0": {"epochs": 2}},
+        "source 's0' has weight and epochs; expected only one of",
            {"s0": {"weight": 1}}, {**EPOCHS, "s0": {"weight": None, "epochs": 2}},
            {"samples": None, **TOKENS, "s0": {"weight": None, "tokens": 8}},
            {"samples": None, **COUNTS, "s0": {"weight": None, "samples": 8}}),  # microsoft/ltp-megatron-lm#15
     config("a source without a share", {"s1": {"weight": None}},
            "'s1' has no share; expected one of weight, tokens, samples, epochs",
            {"s1": {"weight": 1}}, TOKENS, COUNTS, EPOCHS),  # NVIDIA-NeMo/Nemotron#78
-    config("no share at all", weights(0, 0, 0), "every weight of train is 0; expected at least one above 0",
+    config("no share at all", weights(0, 0, 0),
+        "`weight` is 0 for every source of train; expected at least one above 0",
            {"s1": {"weight": 1}}),  # huggingface/datasets#7147
     config("a negative weight", weights(-1), "weight: found -1, expected 0 or more", weights(0), weights(1)),
     config("a weight that is no number", weights("nan"), "weight: found 'nan', expected a finite number, or `size`",
@@ -214,7 +216,7 @@ test_what_the_config_shows = table(
     config("a cap of 0 to leave a source out", {"s0": {"max_epochs": 0}}, "max_epochs: found 0, expected more than 0",
            {"s0": {"max_epochs": 3}}),  # marin-community/marin#7130
     config("sizes and numbers as weights", weights("size"),
-           "'s1' has weight 3, other sources `weight: size`; expected `size` for all",
+           "'s1' has weight 3, but other sources have `weight: size`; expected `size` for all",
            SIZES, weights(6), weights("size", 0, 0)),  # NVIDIA-NeMo/Nemotron#78
     config("a temperature for epochs", {**EPOCHS, "temperature": 2},
            "temperature: it changes weights, but the share of 's0' is given by epochs",
@@ -222,7 +224,7 @@ test_what_the_config_shows = table(
     config("a temperature of 0", {"temperature": 0}, "temperature: found 0, expected 0.1 or more: above 1 evens weights out",
            *({"temperature": value} for value in (0.1, 0.5, 2))),
     config("a validation split of nothing", {"valid_samples": 10},
-           "valid_samples: there is no valid; give it a share in `split`, or its own sources",
+           "valid_samples: there is no valid split; give it a share in `split`, or sources of its own",
            {"split": "90,10,0"}, {"sources": {"train": [WEB], "valid": [WEB | {"name": "v"}]}}),
     config("a split of nothing", {"split": "0,0,0"},
            "split: found '0,0,0', expected up to three numbers train,valid,test, not all 0", {"split": "95,5,0"}),
@@ -259,7 +261,7 @@ test_what_the_data_shows = table(
          {"samples": 81}, {"on_exhausted": "redistribute", "samples": 347},
          {name: {"max_epochs": 99} for name in NAMES}),  # NVIDIA/Megatron-LM#705
     plan("more than all, redistributed", {**ONCE, "samples": 5000, "on_exhausted": "redistribute"},
-         "its sources' caps together allow 347: set `samples: 347` or less", {"samples": 347},
+         "the caps of its sources together allow only 347: set `samples: 347` or less", {"samples": 347},
          {"s0": {"max_epochs": 99}, "s1": {"max_epochs": 1}}, {"s0": {}}),  # NVIDIA/Megatron-LM#705
     plan("more epochs than the cap", {**EPOCHS, "samples": None, "s0": {"weight": None, "epochs": 3, "max_epochs": 2}},
          "more than its max_epochs 2 (99 samples)", {"samples": 297},
@@ -272,15 +274,16 @@ test_what_the_data_shows = table(
          "'s0' would give train 3 tokens, fewer than one sample of 8: set `tokens: 8` or more",
          *({"s0": {"weight": None, "tokens": tokens}} for tokens in (8, 0))),  # NVIDIA/Model-Optimizer#1888
     plan("half a sample", {**COUNTS, "samples": None, "s0": {"weight": None, "samples": 1.5}},
-         "without a length in the config, `samples` of sources are counts: expected integers",
+         "without a length in the config, `samples` of sources are counts; expected integers",
          {"s0": {"weight": None, "samples": 2}}, {"samples": 9}),
     plan("a run shorter than a sample", {"samples": None, "tokens": 5},
          "train would have fewer tokens than one sample of 8 tokens: set `tokens: 80` or more",
          {"tokens": 80}),  # huggingface/nanotron#144
-    plan("a split that leaves train nothing", {"split": "0,100,0"}, "'s0' has no tokens in train: give train a share of `split`",
+    plan("a split that leaves train nothing", {"split": "0,100,0"},
+        "'s0' has no tokens in train: give train a share in `split`",
          {"split": "50,50,0"}),
     plan("a split that rounds to nothing", {"split": "10,90,0"},
-         "'s0' has no tokens in train: add files with tokens to it, or give train a larger share of `split`",
+         "'s0' has no tokens in train: add files with tokens to it, or give train a larger share in `split`",
          {"split": "50,50,0"}),
     plan("tokens where samples are meant", {"samples": "1e18"},
          "train would have 1,000,000,000,000,000,000 samples; a plan can have at most",

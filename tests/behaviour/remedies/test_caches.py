@@ -202,7 +202,7 @@ test_records = table(
     *damaged("a commit without a checksum", COMMITS, without("content", "files", "*", "blake2b"),
              r"damaged \(it lacks .*blake2b.*\); restore it from a backup"),
     *damaged("a commit with a path", COMMITS, rename_file,
-             r"damaged \(it lacks valid names of files\); restore it from a backup"),
+             r"damaged \(it lacks valid file names\); restore it from a backup"),
     bench="restored",
 )
 

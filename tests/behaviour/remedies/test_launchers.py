@@ -46,7 +46,10 @@ def test_a_launcher_of_another_mpi(tmp_path: Path) -> None:
     project = Project(tmp_path)
     done = run(build(project), OMPI_COMM_WORLD_SIZE="2")
     assert done.returncode == 2
-    says = r"Open MPI's mpirun started 2 processes .* another MPI library \(MPICH.*\); start with that library's own mpirun"
+    says = (
+        r"Open MPI's mpirun started 2 processes .* another MPI library \(MPICH.*\); start the job with that "
+        r"library's own mpirun"
+    )
     assert re.search(says, done.stderr), done.stderr
     project.add(1)
     done = run([str(MPIRUN), "-n", "2", *build(project)], COLUMNS="200")  # which is that library's
@@ -75,7 +78,10 @@ def test_a_launcher_without_mpi(tmp_path: Path) -> None:
     without = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = run(build(project), PMI_SIZE="2", **without)
     assert done.returncode == 2
-    assert "or both (`pip install 'megablend[mpich]'`), or start one process alone" in done.stderr
+    assert (
+        "or mpi4py with an MPI library of its own (`pip install 'megablend[mpich]'`), or start a single process"
+        in done.stderr
+    )
     done = run(build(project), **without)  # "start one process alone"
     assert done.returncode == 0, done.stderr
 

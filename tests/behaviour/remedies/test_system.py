@@ -333,7 +333,7 @@ INJECTED = {
         "read:error=ESTALE",
         "cache/runs/default.json",
         "describe",
-        r"default\.json.*Stale file handle.*: try again, and check the mount if that repeats",
+        r"default\.json.*Stale file handle.*: try again, and check the mount if it happens again",
     ),
     "ENOMEM": Injected(
         "mmap:error=ENOMEM",

@@ -220,7 +220,7 @@ def test_wrong_plans_are_refused() -> None:
         make([[1, 2], [0, 0]])
     with pytest.raises(PlanError, match="stage 0 gives source 1 -2 samples"):
         make([[1, -2]])
-    with pytest.raises(PlanError, match="stage 1 has totals of 1 sources; expected 2"):
+    with pytest.raises(PlanError, match="stage 1 has totals for 1 sources; expected 2"):
         make([[1, 2], [1]])
     with pytest.raises(PlanError, match="a plan can have at most 1125899906842623"):
         make([[2**49], [2**49]])

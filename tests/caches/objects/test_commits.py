@@ -92,7 +92,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     file = {"at": "a", "bytes": 1, "blake2b": "b", "etag": ""}
     with pytest.raises(
         CacheError,
-        match=r"place: damaged \(it lacks valid names of files\); restore it from a backup",
+        match=r"place: damaged \(it lacks valid file names\); restore it from a backup",
     ):
         parse_commit("place", Record({"files": {name: file}, "replaced": []}, 0))
     assert list(parse_commit("place", Record({"files": {"x": file}, "replaced": []}, 0)).files) == [
@@ -104,7 +104,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
 def test_names_that_are_no_text_are_refused(name: object) -> None:
     with pytest.raises(
         CacheError,
-        match=r"place: damaged \(it lacks valid names of files\); restore it from a backup",
+        match=r"place: damaged \(it lacks valid file names\); restore it from a backup",
     ):
         parse_commit("place", Record({"files": {}, "replaced": [name]}, 0))
 
