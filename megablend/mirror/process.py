@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +36,7 @@ from megablend.system.log import LOG
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
     from megablend.mirror.peers.cluster import Cluster
+    from megablend.mirror.web.server import WebServer
 
 LINGER_SECONDS = 600.0
 """A node process that a rank has started ends so long after its last client."""
@@ -100,15 +101,22 @@ class Node:
         self.server = LocalServer(
             folder, self.engine, states, self.needs, self._greet, commands, self._answer_datasets
         )
+        self.web = None if options.data_port is None else self._make_web()
 
     def _make_cluster(self, members: Members) -> Cluster:
-        try:
+        with _installed("nodes"):
             from megablend.mirror.peers.cluster import Cluster
-        except ImportError as error:
-            raise ConfigError(
-                f"nodes: cannot be used: {error}\ninstall megablend[nodes] on each node"
-            ) from None
         return Cluster(self.options, members, self.source, self.get_status, self._pace)
+
+    def _make_web(self) -> WebServer:
+        with _installed("data_port"):
+            from megablend.mirror.web.server import WebServer
+
+        async def find_datasets() -> Datasets | None:
+            is_there = self._has_datasets or self._datasets is not None
+            return await self._find_datasets() if is_there else None
+
+        return WebServer(self.options, self.engine, find_datasets, self.server.note_use)
 
     async def _find_datasets(self) -> Datasets:
         """What is wanted here; only nodes that were asked for datasets import it."""
@@ -139,6 +147,8 @@ class Node:
         if self._has_datasets:
             # Before anything is evicted
             await self._find_datasets()
+        if self.web is not None:
+            await self.web.start()
         await self.server.start()
         ready()
         tasks = [
@@ -154,6 +164,8 @@ class Node:
             self.server.close()
             for each in (ended, *tasks):
                 each.cancel()
+            if self.web is not None:
+                await self.web.stop()
             if self.cluster is not None:
                 await self.cluster.stop()
             await self.engine.close()
@@ -276,6 +288,17 @@ class Node:
         self._folder.remove()
         self._ended.set()
         return {"bytes": usage.num_bytes, "files": usage.num_files}
+
+
+@contextlib.contextmanager
+def _installed(setting: str) -> Iterator[None]:
+    """Raises: ConfigError if what a setting needs cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}: cannot be used: {error}\ninstall megablend[nodes] on each node"
+        ) from None
 
 
 def find_credentials(objects: ObjectOptions, salt: str) -> str:

@@ -64,6 +64,11 @@ class MirrorOptions:
     """Seconds after which a rank reads without the node process."""
     group: str | None = None
     """Whose members may read all that is in the folder, in addition to its user."""
+    data_port: int | None = None
+    """Where HTTP programs that have the token read datasets: on loopback, unless there is `tls`, or
+    `insecure`. None: nowhere."""
+    token_file: str | None = None
+    """A file with their token."""
     nodes: tuple[str, ...] | str | None = None
     """The machines that share what they hold, this one too: each as host:port; the path of a file
     with one a line; or one of LAUNCHERS, which knows them. None: this machine alone."""
@@ -135,7 +140,8 @@ def _check_cluster(options: MirrorOptions) -> None:
     """Raises: ValueError if settings of several nodes do not go together."""
     nodes = options.nodes
     for name, default in _OF_CLUSTER.items():
-        if nodes is None and (value := getattr(options, name)) != default:
+        is_of_data = options.data_port is not None and name in ("tls", "insecure")
+        if nodes is None and not is_of_data and (value := getattr(options, name)) != default:
             raise ValueError(
                 f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
             )
@@ -145,6 +151,10 @@ def _check_cluster(options: MirrorOptions) -> None:
         )
     if options.secret_file is not None and options.tls is not None:
         raise ValueError("secret_file: found together with `tls`; keep one of them")
+    if (options.data_port is None) != (options.token_file is None):
+        raise ValueError("data_port and token_file: found one of them; set both, or none")
+    if options.data_port == options.port and nodes is not None:
+        raise ValueError(f"data_port: found {options.port}, which is `port`; choose another")
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
@@ -160,6 +170,7 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
         folder=absolute(options.folder),
         prefixes=tuple(each if find_scheme(each) else absolute(each) for each in options.prefixes),
         nodes=absolute(options.nodes) if has_file else options.nodes,
+        token_file=absolute(options.token_file),
         secret_file=absolute(options.secret_file),
         tls=TlsFiles(**{name: absolute(path) for name, path in tls.items()}) if tls else None,
     )
@@ -246,6 +257,8 @@ _PARSERS: Parsers = {
     "prefixes": _parse_prefixes,
     "patience": parse_seconds,
     "group": parse_text,
+    "data_port": _parse_port,
+    "token_file": parse_local_path,
     "nodes": _parse_nodes,
     "copies": _parse_copies,
     "port": _parse_port,

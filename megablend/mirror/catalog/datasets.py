@@ -263,6 +263,17 @@ class Datasets:
         path = self.holding.folders.find(chosen)
         return {"dataset": dataset, "revision": chosen.digest, "path": str(path)}
 
+    async def find_files(self, target: str) -> tuple[Revision, list[DataFile]]:
+        """A revision, and its files sorted by path; of the latest the last one that is held as it is
+        wanted here. Raises: ConfigError if there is none; DataError if its manifest is damaged."""
+        dataset, revision = self._catalog.find(target)
+        if revision is None:
+            known = self._catalog.list_revisions(dataset)
+            wanted = [each for each in self.holding.states if each.goal.want.revision == LATEST]
+            held = {each.goal.revision.name for each in wanted if not each.missing}
+            revision = ([each for each in known if each.name in held] or known)[-1]
+        return revision, await self._read_files(revision)
+
     async def _read_files(self, revision: Revision) -> list[DataFile]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._catalog.read_files, revision.digest)

@@ -74,6 +74,10 @@ class LocalServer:
         """Whether a job on several nodes reads files."""
         return any(self._readers.values())
 
+    def note_use(self) -> None:
+        """Somebody reads otherwise than by the socket."""
+        self.idle_since = time.monotonic()
+
     async def start(self) -> None:
         """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
         path = self.folder.socket_path

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from megablend.errors import ConfigError, MegablendError
+from megablend.errors import MegablendError
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import MAX_PAYLOAD, PROTOCOL, pack_error
+from megablend.mirror.peers.listener import Listener
 from megablend.mirror.peers.peer import AWAY_STATUS, ERROR_STATUS, SESSION_STATUS
 from megablend.mirror.peers.signing import (
     ANSWER,
@@ -39,9 +39,6 @@ from megablend.mirror.peers.signing import (
 )
 from megablend.system.log import LOG
 
-_WARN_SECONDS = 60.0
-_END_SECONDS = 1.0
-"""At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
 """Answers a request of a node, with its query and its body."""
 
@@ -55,8 +52,9 @@ class PeerServer:
     verifier: Verifier
     get_numbers: Callable[[], Awaitable[Mapping[str, Any]]]
     """For /metrics, perhaps nested."""
-    _runner: web.AppRunner | None = None
-    _warned_at: dict[str, float] = field(default_factory=dict)
+    _listener: Listener = field(
+        default_factory=lambda: Listener("`port` of `mirror`, in `nodes` too,")
+    )
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen. Raises: ConfigError if the port is in use."""
@@ -64,23 +62,11 @@ class PeerServer:
         for method, path in self.handlers:
             app.router.add_route(method, path, self._answer)
         app.router.add_get("/metrics", self._answer_metrics)
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_END_SECONDS
-        )
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024).start()
-        except OSError as error:
-            await self.stop()
-            raise ConfigError(
-                f"port {port}{f' of {host}' if host else ''}: cannot be listened at: {error.strerror}\n"
-                "set `port` of `mirror` to one that nothing else uses, in `nodes` too"
-            ) from None
+        await self._listener.start(app, host, port, tls)
 
     async def stop(self) -> None:
         """Do not listen any more."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._listener.stop()
 
     async def _answer(self, request: web.Request) -> web.Response:
         try:
@@ -90,7 +76,7 @@ class PeerServer:
         except SessionError:
             return self._reply(request, SESSION_STATUS, b"")
         except SignatureError as error:
-            self._warn(str(request.remote), f"a request of {request.remote} is refused: {error}")
+            self._listener.warn(request.remote, f"its request is refused: {error}")
             return self._reply(request, 403, str(error).encode())
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
@@ -107,7 +93,7 @@ class PeerServer:
             status = ERROR_STATUS
             data = pack_error(error)
         except ValueError as error:
-            self._warn(str(request.remote), f"{request.remote}: not understood: {error}")
+            self._listener.warn(request.remote, f"not understood: {error}")
             status = 400
             data = str(error).encode()
         except Exception as error:
@@ -120,14 +106,6 @@ class PeerServer:
         headers = {PROTOCOL_HEADER: str(PROTOCOL), SESSION: self.verifier.session}
         headers[ANSWER] = self.verifier.sign_answer(request.headers, status, data)
         return web.Response(status=status, body=data, headers=headers)
-
-    def _warn(self, who: str, text: str) -> None:
-        now = time.monotonic()
-        if now - self._warned_at.get(who, -_WARN_SECONDS) >= _WARN_SECONDS:
-            if len(self._warned_at) > 1000:
-                self._warned_at.clear()
-            self._warned_at[who] = now
-            LOG.warning("mirror: %s", text)
 
     async def _answer_metrics(self, _: web.Request) -> web.Response:
         lines = [

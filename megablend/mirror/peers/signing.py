@@ -54,13 +54,17 @@ class SignatureError(Exception):
 
 def read_secret(options: MirrorOptions) -> bytes | None:
     """The secret that all nodes share; None if there is none. Raises: ConfigError."""
-    if options.secret_file is None:
-        return None
-    secret = _read_private("secret_file", options.secret_file).strip()
+    path = options.secret_file
+    return None if path is None else read_token("secret_file", path)
+
+
+def read_token(setting: str, path: str) -> bytes:
+    """The secret in a file that no other user may read. Raises: ConfigError."""
+    secret = _read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
-            f"secret_file: {options.secret_file}: found {len(secret)} bytes, expected {_MIN_SECRET} "
-            "or more\nmake one for all nodes: `openssl rand -hex 32`"
+            f"{setting}: {path}: found {len(secret)} bytes, expected {_MIN_SECRET} or more\n"
+            "make one: `openssl rand -hex 32`"
         )
     return secret
 
@@ -105,6 +109,15 @@ def make_contexts(options: MirrorOptions) -> tuple[ssl.SSLContext, ssl.SSLContex
             "give PEM files: this node's certificate and its key, not encrypted, and the authority's"
         ) from None
     return server, client
+
+
+def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
+    """TLS for who has a token, and no certificate. Raises: ConfigError."""
+    contexts = make_contexts(options)
+    if contexts is None:
+        return None
+    contexts[0].verify_mode = ssl.CERT_NONE
+    return contexts[0]
 
 
 def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:

@@ -1,0 +1,58 @@
+"""A port of this node: whoever asks, and what is said of those who are refused."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from megablend.errors import ConfigError
+from megablend.system.log import LOG
+
+_WARN_SECONDS = 60.0
+_MOST_WARNED = 1000
+_END_SECONDS = 1.0
+"""At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
+
+
+@dataclass(eq=False)
+class Listener:
+    """Has an application answer at a port."""
+
+    setting: str
+    """What the port is in `mirror`."""
+    _runner: web.AppRunner | None = None
+    _warned_at: dict[str, float] = field(default_factory=dict)
+
+    async def start(
+        self, app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None
+    ) -> None:
+        """Listen. Raises: ConfigError if the port is in use."""
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_END_SECONDS
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024).start()
+        except OSError as error:
+            await self.stop()
+            raise ConfigError(
+                f"port {port}{f' of {host}' if host else ''}: cannot be listened at: {error.strerror}\n"
+                f"set {self.setting} to one that nothing else uses"
+            ) from None
+
+    async def stop(self) -> None:
+        """Do not listen any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def warn(self, who: str | None, text: str) -> None:
+        """Log what somebody asks that is refused, once a minute."""
+        now = time.monotonic()
+        if now - self._warned_at.get(str(who), -_WARN_SECONDS) >= _WARN_SECONDS:
+            if len(self._warned_at) > _MOST_WARNED:
+                self._warned_at.clear()
+            self._warned_at[str(who)] = now
+            LOG.warning("mirror: %s: %s", who, text)

@@ -1,0 +1,281 @@
+"""Files of datasets, as a web server has them:
+
+    GET, HEAD /v1/data/{dataset}/{revision or latest}/{path}[?block=n]
+
+What is not held is got as for a reader of this machine, so that a revision can be read that is not
+complete, or not wanted. A path that ends with a slash lists the files below it: a URL a line, with a
+signature by which each can be read without the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+import numpy as np
+from aiohttp import ETag, web
+
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    MegablendError,
+    MissingFileError,
+    ResourceError,
+)
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import (
+    BLOCK_BYTES,
+    PAGE_BYTES,
+    PORTION_BLOCKS,
+    count_pages,
+    pages_of_ranges,
+)
+from megablend.mirror.node.engine import AwayError, Engine, Origins, Want
+from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.mirror.catalog.datasets import Datasets
+    from megablend.mirror.catalog.manifest import DataFile
+
+ROOT = "/v1/data/"
+_PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
+_AHEAD = 8
+"""Portions of an answer that are got while one is sent."""
+_MOST_SENDING = 128
+"""Portions in memory, of all answers."""
+_SLOW_SECONDS = 60.0
+"""A client that takes longer for a portion is cut off, and a node that is away is waited for so
+long."""
+_RETRY_SECONDS = 1.0
+_LINES = 1000
+_RANGE = re.compile(r"(?i:bytes)=([0-9]{0,18})-([0-9]{0,18})")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
+
+
+class Place(NamedTuple):
+    """What a URL names."""
+
+    dataset: str
+    revision: str
+    path: str
+    """Empty, or with a slash at its end: a folder."""
+
+    @classmethod
+    def of_url(cls, raw_path: str) -> Place:
+        """Raises: ValueError if no file can have this URL. It is decoded once."""
+        raw = raw_path.partition("?")[0].removeprefix(ROOT).split("/")
+        parts = [unquote_to_bytes(each).decode("utf-8", "surrogateescape") for each in raw]
+        last = parts[-1:] if len(parts) > 2 else []
+        for part in parts if last != [""] else parts[:-1]:
+            if part in ("", ".", "..") or _CONTROLS.search(part):
+                raise ValueError(f"found {part!r} between slashes")
+        if len(parts) < 2:
+            raise ValueError("expected a dataset, a revision and a path")
+        return cls(parts[0], parts[1], "/".join(parts[2:]))
+
+    def sign(self, token: bytes) -> str:
+        """The signature by which this file can be read without the token."""
+        text = json.dumps(self).encode()
+        return hmac.new(token, text, hashlib.sha256).hexdigest()
+
+    def __str__(self) -> str:
+        parts = (self.dataset, self.revision, self.path)
+        return ROOT + "/".join(quote(part.encode("utf-8", "surrogateescape")) for part in parts)
+
+
+class Files:
+    """Answers requests for files.
+
+    Args:
+        engine: gets pages.
+        find_datasets: those of the mirror; None if there are none.
+        token: signs URLs.
+    """
+
+    def __init__(
+        self, engine: Engine, find_datasets: Callable[[], Awaitable[Datasets | None]], token: bytes
+    ) -> None:
+        self._engine = engine
+        self._find_datasets = find_datasets
+        self._token = token
+        self._turns = asyncio.Semaphore(_MOST_SENDING)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The file, a part of it, or a list of files."""
+        try:
+            place = Place.of_url(request.raw_path)
+            block = int(request.query["block"]) if "block" in request.query else None
+            if block is not None and block < 0:
+                raise ValueError(f"block: found {block}")
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+        datasets = await self._find_datasets()
+        if datasets is None:
+            raise web.HTTPNotFound(text="no dataset was added here\n")
+        try:
+            revision, files = await datasets.find_files(f"{place.dataset}@{place.revision}")
+        except ConfigError as error:
+            raise web.HTTPNotFound(text=f"{error}\n") from None
+        place = place._replace(revision=revision.digest)
+        first = bisect_left(files, (place.path,))
+        if not place.path or place.path.endswith("/"):
+            return await self._list(request, place, files, first)
+        if first == len(files) or files[first].path != place.path:
+            raise web.HTTPNotFound(
+                text=f"{revision} has no file {place.path!r}\nwith a slash at its end a folder is listed\n"
+            )
+        return await self._answer_file(request, files[first].key, block)
+
+    async def _list(
+        self, request: web.Request, place: Place, files: Sequence[DataFile], first: int
+    ) -> web.StreamResponse:
+        stop = bisect_left(files, (f"{place.path[:-1]}0",)) if place.path else len(files)
+        if first == stop:
+            raise web.HTTPNotFound(text=f"no file is below {place.path!r}\n")
+        response = web.StreamResponse()
+        response.content_type = "text/uri-list"
+        if request.method == "HEAD":
+            return response
+        await response.prepare(request)
+        for begin in range(first, stop, _LINES):
+            lines = list[str]()
+            for file in files[begin : min(stop, begin + _LINES)]:
+                each = place._replace(path=file.path)
+                lines.append(
+                    f"{request.scheme}://{request.host}{each}?signature={each.sign(self._token)}\n"
+                )
+            await response.write("".join(lines).encode())
+        return response
+
+    async def _answer_file(
+        self, request: web.Request, key: FileKey, block: int | None
+    ) -> web.StreamResponse:
+        begin = 0 if block is None else block * BLOCK_BYTES
+        stop = key.size if block is None else min(key.size, begin + BLOCK_BYTES)
+        if block is not None and begin >= stop:
+            raise web.HTTPNotFound(text=f"the file has {-(-key.size // BLOCK_BYTES)} blocks\n")
+        tag = ETag(key.digest if block is None else f"{key.digest}-{block}")
+        response = web.StreamResponse()
+        response.etag = tag
+        response.headers["Accept-Ranges"] = "bytes"
+        response.content_type = "application/octet-stream"
+        if not _has(request.if_match, tag, when_absent=True):
+            raise web.HTTPPreconditionFailed
+        if _has(request.if_none_match, tag, when_absent=False):
+            response.set_status(304)
+            return response
+        size = stop - begin
+        found = _find_range(request, size, f'"{tag.value}"')
+        if found is not None:
+            if found[0] >= found[1]:
+                raise web.HTTPRequestRangeNotSatisfiable(
+                    headers={"Content-Range": f"bytes */{size}"}
+                )
+            response.set_status(206)
+            response.headers["Content-Range"] = f"bytes {found[0]}-{found[1] - 1}/{size}"
+            stop = begin + found[1]
+            begin += found[0]
+        response.content_length = stop - begin
+        if request.method == "GET":
+            await self._send(request, response, key, begin, stop)
+        return response
+
+    async def _send(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        key: FileKey,
+        begin: int,
+        stop: int,
+    ) -> None:
+        starts = range(begin - begin % _PORTION_BYTES, stop, _PORTION_BYTES)
+        ranges = [(max(at, begin), min(at + _PORTION_BYTES, stop)) for at in starts]
+        ahead = set[asyncio.Task[Origins]]()
+        try:
+            for i, own in enumerate(ranges):
+                for each in ranges[i + 1 : i + _AHEAD] if i == 0 else ranges[i + _AHEAD - 1 :][:1]:
+                    task = asyncio.ensure_future(self._engine.serve(_want(key, *each)))
+                    ahead.add(task)
+                    task.add_done_callback(ahead.discard)
+                    # What fails is asked for again when it is its turn
+                    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+                await self._send_portion(request, response, key, *own)
+        except (MegablendError, AwayError, asyncio.TimeoutError) as error:
+            if not response.prepared:
+                raise _refuse(error) from None
+            LOG.warning("mirror: %s: an answer is cut off: %s", key.location, error)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # nobody gets it
+        finally:
+            for task in list(ahead):
+                task.cancel()
+
+    async def _send_portion(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        key: FileKey,
+        begin: int,
+        stop: int,
+    ) -> None:
+        """Raises: as Engine.obtain does; TimeoutError if the client does not take it."""
+        want = _want(key, begin, stop)
+        end = time.monotonic() + _SLOW_SECONDS
+        while True:
+            try:
+                await self._engine.serve(want)
+                async with self._turns:
+                    held, data = await self._engine.read_held(want)
+                    if count_pages(held.masks) == count_pages(want.pages.masks):
+                        await response.prepare(request)
+                        at = begin % PAGE_BYTES
+                        part = memoryview(data)[at : at + stop - begin]
+                        return await asyncio.wait_for(response.write(part), _SLOW_SECONDS)
+            except AwayError:
+                if time.monotonic() > end:
+                    raise
+            # A node is away, or what was got is damaged, or gone
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _want(key: FileKey, begin: int, stop: int) -> Want:
+    return Want(key, pages_of_ranges(np.array([begin]), np.array([stop - begin])))
+
+
+def _has(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
+    if tags is None:
+        return when_absent
+    return any(each.value in ("*", own.value) and not each.is_weak for each in tags)
+
+
+def _find_range(request: web.Request, size: int, tag: str) -> tuple[int, int] | None:
+    """The begin and end of the range that is asked for, which is empty if there is none of it; None:
+    all, as where several are asked for."""
+    found = _RANGE.fullmatch(request.headers.get("Range", ""))
+    if request.method != "GET" or found is None or request.headers.get("If-Range", tag) != tag:
+        return None
+    first, last = found.groups()
+    if not first:
+        return (max(0, size - int(last)), size) if last else None
+    if last and int(last) < int(first):
+        return None
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+def _refuse(error: Exception) -> web.HTTPException:
+    text = f"{error}\n"
+    if isinstance(error, MissingFileError | ChangedFileError):
+        return web.HTTPGone(text=text)
+    if isinstance(error, AwayError | ResourceError | asyncio.TimeoutError):
+        return web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"})
+    return web.HTTPBadGateway(text=text)

@@ -1,0 +1,117 @@
+"""What a node answers to HTTP programs, at `data_port`:
+
+    GET  /v1/data/...      files of datasets: see `files`
+    GET  /v1/ping          nothing; to whoever asks
+
+Who asks has the token (`Authorization: Bearer TOKEN`, or any user's name with it as the password), or a
+URL that was signed with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.peers.listener import Listener
+from megablend.mirror.peers.signing import make_reader_context, read_token
+from megablend.mirror.web.files import ROOT, Files, Place
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.mirror.catalog.datasets import Datasets
+
+_PING = "/v1/ping"
+_SCHEMES = ("basic", "bearer")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+}
+
+
+class WebServer:
+    """Answers HTTP programs. Raises: ConfigError if the token or the certificate cannot be used.
+
+    Args:
+        options: of the mirror, with `data_port`.
+        engine: gets pages.
+        find_datasets: those of the mirror; None if there are none.
+        note_use: called at each request of who may ask.
+    """
+
+    def __init__(
+        self,
+        options: MirrorOptions,
+        engine: Engine,
+        find_datasets: Callable[[], Awaitable[Datasets | None]],
+        note_use: Callable[[], None],
+    ) -> None:
+        assert options.data_port is not None
+        assert options.token_file is not None
+        self._port = options.data_port
+        self._tls = make_reader_context(options)
+        self._is_open = self._tls is not None or options.insecure
+        self._token = read_token("token_file", options.token_file)
+        self._files = Files(engine, find_datasets, self._token)
+        self._note_use = note_use
+        self._listener = Listener("`data_port` of `mirror`")
+
+    async def start(self) -> None:
+        """Listen. Raises: ConfigError if the port is in use."""
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get(_PING, _pong)
+        app.router.add_get(ROOT + "{_:.*}", self._files.answer)
+        app.on_response_prepare.append(_add_headers)
+        if self._is_open and self._tls is None:
+            LOG.warning("insecure: the token for data_port crosses the network in clear")
+        await self._listener.start(
+            app, None if self._is_open else "127.0.0.1", self._port, self._tls
+        )
+
+    async def stop(self) -> None:
+        """Do not listen any more."""
+        await self._listener.stop()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != _PING:
+            if not (self._has_token(request) or self._is_signed(request)):
+                self._listener.warn(request.remote, "its request has not the token of token_file")
+                realm = {"WWW-Authenticate": 'Basic realm="megablend: the token is the password"'}
+                raise web.HTTPUnauthorized(headers=realm)
+            self._note_use()
+        return await handler(request)
+
+    def _has_token(self, request: web.Request) -> bool:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        found = given.strip().encode("utf-8", "replace")
+        is_basic = scheme.lower() == "basic"
+        try:
+            password = base64.b64decode(found).partition(b":")[2] if is_basic else found
+        except ValueError:
+            return False
+        return scheme.lower() in _SCHEMES and hmac.compare_digest(password, self._token)
+
+    def _is_signed(self, request: web.Request) -> bool:
+        if not request.path.startswith(ROOT):
+            return False
+        try:
+            expected = Place.of_url(request.raw_path).sign(self._token)
+        except ValueError:
+            return False
+        found = request.query.get("signature", "").encode("utf-8", "replace")
+        return hmac.compare_digest(found, expected.encode())
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+async def _pong(_: web.Request) -> web.Response:
+    return web.Response()
