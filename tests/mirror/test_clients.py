@@ -56,7 +56,7 @@ def test_a_node_has_one_client_of_the_source(tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         path.write_text(json.dumps(remote))
         # Without the mirror, which is empty then, and in a process whose connections end with it
-        build = [sys.executable, "-m", "megablend", "build", path]
+        build = [sys.executable, "-m", "megablend", "build", str(path)]
         subprocess.run(build, check=True, capture_output=True, timeout=120)
         before = source.bytes
         clients = set[int]()
