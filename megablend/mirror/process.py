@@ -127,6 +127,8 @@ class Node:
                 self._datasets = await Datasets.open(
                     self.engine, self.source, self.needs, self._select
                 )
+                if self.cluster is not None:
+                    self.cluster.note_view = self._datasets.holding.change_nodes
                 self._are_wanted.set()
             return self._datasets
 

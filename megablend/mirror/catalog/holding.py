@@ -115,7 +115,8 @@ class Holding:
         self.states: list[State] = []
         self.capacity = 0
         self.trouble = "not looked at yet"
-        self._shares: dict[tuple[str, bool], Share] = {}
+        self._shares: dict[tuple[str, bool, int], Share] = {}
+        self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
         self._num_changes = 0
@@ -132,6 +133,11 @@ class Holding:
         """Revisions or wants have changed, or what is held."""
         self._num_changes += 1
         self._changed.set()
+
+    def change_nodes(self) -> None:
+        """What this node's share is has changed."""
+        self._num_views += 1
+        self.change()
 
     async def wait_for(self, find: Callable[[], bool]) -> None:
         """Wait until something is so, of the states as they are after all changes up to now."""
@@ -202,9 +208,10 @@ class Holding:
         looked = [await self._look(want, each) for want, some in candidates for each in some]
         known = {each.name: each for each in looked}
         self._shares = {
-            (digest, is_whole): share
-            for (digest, is_whole), share in self._shares.items()
-            if any(each.goal.revision.digest == digest for each in looked)
+            place: share
+            for place, share in self._shares.items()
+            if place[2] == self._num_views
+            and any(each.goal.revision.digest == place[0] for each in looked)
         }
         goals = self._list_goals(candidates, {each.name for each in looked if not each.missing})
         states = [known[goal.want.name, goal.revision.digest] for goal in goals]
@@ -242,7 +249,7 @@ class Holding:
 
     async def find_share(self, revision: Revision, *, is_whole: bool) -> Share:
         """What this node is to hold of a revision. Raises: as `select` does; DataError."""
-        place = (revision.digest, is_whole)
+        place = (revision.digest, is_whole, self._num_views)
         if place not in self._shares:
             loop = asyncio.get_running_loop()
             files = await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
@@ -251,6 +258,7 @@ class Holding:
                 needs = [await self._select(Need.of(*each, math.inf)) for each in share]
                 share = [(need.key, need.pages) for need in needs]
             self._shares[place] = share
+            return share
         return self._shares[place]
 
     def count_missing(self, share: Share) -> int:

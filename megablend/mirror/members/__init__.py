@@ -3,4 +3,5 @@
 homes      the nodes that keep a piece, by rendezvous hashing
 launchers  where the list of nodes comes from: settings, a file, Slurm, torchrun; and which entry
            this machine is
+views      the nodes that there are, numbered: where they come and go
 """

@@ -57,8 +57,14 @@ class Homes:
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
+        self._names = nodes
         self._nodes = np.frombuffer(b"".join(map(_hash_text, nodes)), "<u8").astype(np.uint64)
         self._places = np.arange(len(nodes), dtype=np.uint64)
+
+    def order_names(self, digest: str, piece: int, count: int) -> list[str]:
+        """As `order`, the names for one piece."""
+        places = self.order(digest, np.array([piece]), count)[0]
+        return [self._names[place] for place in places.tolist()]
 
     def order(self, digest: str, pieces: Int64s, count: int) -> Int64s:
         """The first nodes of the order of some pieces of a file.

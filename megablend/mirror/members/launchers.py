@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError
 from megablend.mirror.members.homes import MAX_NODES
+from megablend.mirror.members.views import Views
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.url_checks import split_address
 
@@ -52,14 +53,19 @@ class Members(NamedTuple):
     """Which nodes there are."""
 
     names: tuple[str, ...]
-    """`host:port`, sorted; of a job of torchrun none: its nodes tell one another."""
+    """`host:port`, sorted; none where they are told while the node process runs."""
     own: str
     """This node's."""
     torchrun: Torchrun | None = None
+    """The job whose nodes tell one another."""
+    views: Views | None = None
+    """Where nodes come and go."""
 
     @property
     def size(self) -> int:
-        """Number of nodes."""
+        """Number of nodes, at first."""
+        if self.views is not None:
+            return self.views.size
         return self.torchrun.size if self.torchrun is not None else len(self.names)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -17,23 +16,33 @@ import aiohttp
 import numpy as np
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
+from megablend.mirror.disk.pages import Pages, subtract
 from megablend.mirror.disk.room import Need
-from megablend.mirror.members.homes import list_id
+from megablend.mirror.members.homes import Homes
 from megablend.mirror.members.launchers import Members, Pace, is_loopback
-from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, PageReader, Want
+from megablend.mirror.members.views import View
+from megablend.mirror.node.engine import (
+    AwayError,
+    Engine,
+    Keep,
+    Mode,
+    Origins,
+    PageReader,
+    Want,
+)
 from megablend.mirror.node.frames import (
     batch_needs,
     check_pages,
     pack_json,
-    pack_needs,
     pack_pages,
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
+from megablend.mirror.peers.assembly import Assembly, is_unknown
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
-from megablend.mirror.peers.peer import Peer
-from megablend.mirror.peers.routes import Routes, tell_due
+from megablend.mirror.peers.peer import OtherViewError, Peer
+from megablend.mirror.peers.routes import EndedError, Routes, TrackedSource, tell_due
 from megablend.mirror.peers.server import Handle, PeerServer
 from megablend.mirror.peers.signing import (
     Signer,
@@ -47,8 +56,6 @@ from megablend.storage.objects.rate_limiter import MAX_REQUESTS, RateLimiter
 from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
-_LOOKS = 5
-"""Times `Pace.ping` after which a torchrun job's first machine is looked after."""
 _MAX_BLOCKS = 64
 """Of a request of another node."""
 
@@ -74,7 +81,7 @@ class Cluster:
     ) -> None:
         self._options = options
         self._members = members
-        self._source = source
+        self._source = TrackedSource(source)
         self._pace = pace
         self._secret = read_secret(options)
         self._tls = make_contexts(options)
@@ -93,15 +100,13 @@ class Cluster:
         }
         self._server = PeerServer(handlers, self._verifier, get_status)
         self._peers: dict[str, Peer] = {}
-        self._told: dict[str, str] = {}
-        """Nodes that know what this one holds, and their sessions."""
-        self._heard = set[str]()
-        self._is_one_formed = False
+        self._assemblies: list[Assembly] = []
+        """Of the view in force, or of the first one; then of one that is to be in force, if there is."""
         self._tasks: list[asyncio.Task[None]] = []
+        self.note_view: Callable[[], None] = lambda: None
+        """Called when a view is in force."""
         self._engine: Engine
         self._needs: Needs
-        self._holders: Holders | None = None
-        self._routes: Routes
 
     async def start(self, engine: Engine, needs: Needs) -> None:
         """Listen to the others, and begin to meet them. Raises: ConfigError if that cannot be."""
@@ -136,22 +141,38 @@ class Cluster:
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;
         ConfigError if the nodes do not agree."""
-        await self._agreement.wait()
-        await self._routes.read(want, keep)
+        missing = want.pages
+
+        async def keep_some(pages: Pages, data: memoryview, origins: Origins) -> None:
+            nonlocal missing
+            missing = subtract(missing, pages)
+            await keep(pages, data, origins)
+
+        while True:
+            await self._agreement.wait()
+            routes = self._assemblies[0].routes
+            with contextlib.suppress(EndedError):
+                await routes.read(want._replace(pages=missing), keep_some)
+                return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
         """Tell homes what this node will ask for."""
-        if self._holders is None or not self._agreement.is_reached:
+        if not self._agreement.is_reached:
             return
+        assembly = self._assemblies[0]
         loop = asyncio.get_running_loop()
-        by_node = await loop.run_in_executor(None, self._holders.divide_by_home, needs)
-        batches = {name: list(batch_needs(by_node.get(name, []))) for name in self._peers}
-        await tell_due(self._peers, batches)
+        by_node = await loop.run_in_executor(None, assembly.holders.divide_by_home, needs)
+        batches = {name: list(batch_needs(by_node.get(name, []))) for name in assembly.peers}
+        await tell_due(assembly.peers, batches)
+
+    @property
+    def _holders(self) -> Holders | None:
+        return self._assemblies[0].holders if self._assemblies else None
 
     @property
     def num_nodes(self) -> int:
         """Of the cluster, this one too."""
-        return self._members.size
+        return self._agreement.size
 
     @property
     def has_failed(self) -> bool:
@@ -169,7 +190,8 @@ class Cluster:
         away = [each.name for each in self._peers.values() if each.away_since is not None]
         found = {
             "own": self._members.own,
-            "nodes": self._members.size,
+            "nodes": self._agreement.size,
+            "view": self._assemblies[0].view.number if self._assemblies else None,
             "away": len(away),
             "away_nodes": away,
             "formed": self._agreement.is_reached,
@@ -198,10 +220,11 @@ class Cluster:
     async def _check(self, *_: object) -> bytes:
         return pack_json(await self._check_own())
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.append(task)
         task.add_done_callback(self._end_task)
+        return task
 
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
@@ -210,11 +233,17 @@ class Cluster:
             self._agreement.fail(ResourceError(f"the node process has a fault: {error!r}"))
 
     async def _run(self) -> None:
+        views = self._members.views
         try:
+            if views is not None:
+                await self._check_address()
+                async for view in views.follow():
+                    self.take(view)
+                return
             names = await self._joining.gather()
             await self._check_address()
             if self._members.own in names:
-                await self._meet(names)
+                self.take(View(0, tuple(names)))
             else:
                 self._agreement.fall_short(
                     f"{self._members.own}: came after the others had begun without it"
@@ -222,27 +251,60 @@ class Cluster:
         except MegablendError as error:
             self._agreement.fail(error)
 
-    async def _meet(self, names: Sequence[str]) -> None:
-        """Tell the others, and wait for them. Raises: ConfigError with `strict`."""
+    def take(self, view: View) -> None:
+        """Meet the nodes of a view, this one too. It is in force when they have met; the one that was
+        in force stays so until then."""
         own = self._members.own
+        names = view.names
+        for name in names:
+            if name != own and name not in self._peers:
+                self._peers[name] = self._make_peer(name)
+        peers = {name: self._peers[name] for name in names if name != own}
         copies = len(names) if self._options.copies == ALL else int(self._options.copies)
-        self._list_id = list_id(names)
-        self._peers = {name: self._make_peer(name) for name in names if name != own}
-        self._holders = Holders(self._engine, names, own, copies)
-        self._routes = Routes(self._source, self._holders, self._peers, own)
-        for peer in self._peers.values():
-            self._start_task(self._tell(peer))
-        self._start_task(self._holders.copy())
-        await self._form()
+        holders = Holders(self._engine, names, own, copies)
+        routes = Routes(
+            self._source, holders, peers, own, view.number, [*map(Homes, view.earlier)], self._pace
+        )
+        session = self._verifier.session
+        new = Assembly(view, own, session, peers, holders, routes, self._agreement, self._joining)
+        self._agreement.size = len(names)
+        for each in self._assemblies:
+            each.holders.successor = holders
+            if not each.is_formed:
+                each.end()
+        self._assemblies = [*(each for each in self._assemblies if each.is_formed), new]
+        new.tasks += [self._start_task(new.tell(peer)) for peer in peers.values()]
+        new.tasks.append(self._start_task(self._meet(new)))
+
+    async def _meet(self, assembly: Assembly) -> None:
+        """Put a view in force as soon as its nodes have met."""
+        try:
+            await assembly.form()
+        except ConfigError as error:
+            self._agreement.fail(error)
+        if not assembly.is_formed or assembly.has_ended:
+            return
+        for each in self._assemblies:
+            if each is not assembly:
+                each.end()
+        self._assemblies = [assembly]
+        for name in self._peers.keys() - assembly.peers.keys():
+            self._peers.pop(name).close()
+            self._needs.set_kept(name, [])
+        self._agreement.reach()
+        self._needs.tell_again()
+        self.note_view()
+        assembly.tasks.append(self._start_task(assembly.holders.copy()))
 
     def _make_peer(self, name: str) -> Peer:
         signer = Signer(self._secret, self._members.own)
 
         def meet(peer: Peer) -> None:
-            if self._holders is not None:
-                self._holders.news[peer.name].set()
-                self._holders.retry()
-                self._needs.tell_again()
+            for each in self._assemblies:
+                if peer.name in each.peers:
+                    each.holders.news[peer.name].set()
+                    each.holders.retry()
+                    self._needs.tell_again()
 
         uses_tls = self._tls is not None
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
@@ -261,112 +323,23 @@ class Cluster:
         if is_there and own.session != self._verifier.session:
             raise ConfigError(f"{own.name}: another node answers there\n{ONE_NAME}")
 
-    async def _tell(self, peer: Peer) -> None:
-        """Tell another node what this one holds: all, and then what is new."""
-        assert self._holders is not None
-        news = self._holders.news[peer.name]
-        while True:
-            needs: list[Need] = []
-            session = peer.session
-            is_first = self._told.get(peer.name) != session
-            try:
-                query = ""
-                if peer.away_since is not None:
-                    # To look for all that is held takes long where that is much
-                    raise peer.refusal or AwayError(peer.trouble)
-                if is_first:
-                    await self._joining.join(peer)
-                    needs = await self._holders.find_all(peer.name)
-                    query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._agreement.is_reached)}"
-                elif news.is_set():
-                    needs = self._holders.take_untold(peer.name)
-                elif self._joining.is_first(peer):
-                    # After it has started again it knows nobody: others have to notice
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(news.wait(), _LOOKS * self._pace.ping)
-                    if not news.is_set():
-                        await peer.ping()
-                    continue
-                else:
-                    await news.wait()
-                    continue
-                *parts, last = batch_needs(needs)
-                for part in parts:
-                    await peer.post("/v1/tell", pack_needs(part))
-                await peer.post(f"/v1/tell{query}", pack_needs(last))
-                if session in ("", peer.session):
-                    self._told[peer.name] = peer.session
-                self._agreement.note_news()
-            except (AwayError, MegablendError) as error:
-                if not is_first:
-                    self._holders.put_back(peer.name, needs)
-                if isinstance(error, MegablendError):
-                    self._agreement.fail(error)
-                    await asyncio.sleep(self._pace.silent)
-                await asyncio.sleep(self._pace.ping / 2)
-
     async def _hear(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
         for key, pages, _ in needs:
             check_pages(key, pages)
-        if self._holders is None:
+        if not self._assemblies:
             raise AwayError("this node does not know the list of nodes yet")
-        if "list" in query:
-            await self._greet(node, query)
-        if node not in self._peers:
-            raise ConfigError(_is_unknown(node, self._members.own))
-        await self._holders.hear(node, needs)
-        if "list" in query:
-            self._heard.add(node)
-            self._is_one_formed |= query.get("formed") == "1"
-            self._agreement.note_news()
+        await self._find_assembly(query, self._assemblies).hear(node, query, needs)
         return b""
 
-    async def _greet(self, node: str, query: Mapping[str, str]) -> None:
-        """Raises: ConfigError if another node has another list, or the name of a third one."""
-        if query["list"] != self._list_id:
-            raise ConfigError(
-                f"{node}: has another list of nodes than {self._members.own}\n"
-                "Give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node stop`)."
-            )
-        peer = self._peers.get(node)
-        session = query.get("session")
-        if peer is None or session in ("", peer.session):
-            return
-        # It has started again, unless somebody else has its name
-        if await peer.ping() and peer.session != session:
-            raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
-
-    async def _form(self) -> None:
-        """Wait until all nodes have met, or enough of them. Raises: ConfigError with `strict`."""
-        end = time.monotonic() + self._pace.complete
-        while not self._agreement.is_reached:
-            missing = sorted(
-                name
-                for name, peer in self._peers.items()
-                if name not in self._heard or self._told.get(name) != peer.session
-            )
-            are_away = all(self._peers[name].away_since is not None for name in missing)
-            if (
-                not missing
-                or (self._is_one_formed and are_away)
-                or (
-                    time.monotonic() > end
-                    and self._agreement.failure is None
-                    and self._agreement.is_enough(
-                        [f"{name} ({self._explain(name)})" for name in missing]
-                    )
-                )
-            ):
-                self._agreement.reach()
-                self._needs.tell_again()
-            else:
-                await self._agreement.wait_for_news()
-
-    def _explain(self, name: str) -> str:
-        if name in self._heard:
-            return f"it reaches this node, which does not reach it: {self._peers[name].trouble}"
-        return self._peers[name].trouble if name not in self._told else "it has told nothing"
+    def _find_assembly(self, query: Mapping[str, str], known: Sequence[Assembly]) -> Assembly:
+        """That of the view of a request. Raises: OtherViewError."""
+        for each in known:
+            if str(each.view.number) == query.get("view", str(each.view.number)):
+                return each
+        raise OtherViewError(
+            f"{self._members.own} is in view {known[0].view.number}, not {query['view']}"
+        )
 
     async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
@@ -375,10 +348,14 @@ class Cluster:
         check_pages(key, pages)
         if len(pages.blocks) > _MAX_BLOCKS:
             raise ValueError(f"{len(pages.blocks)} blocks, expected at most {_MAX_BLOCKS}")
-        if self._holders is not None and node not in self._peers:
-            raise ConfigError(_is_unknown(node, self._members.own))
+        if self._assemblies and ("held" not in query or "settle" in query):
+            self._find_assembly(query, self._assemblies[:1])
+        if self._assemblies and node not in self._peers:
+            raise ConfigError(is_unknown(node, self._members.own))
         mode = Mode.FRESH if "fresh" in query else Mode.NEEDED
         want = Want(key, pages, float(np.min(need.due, initial=math.inf)), mode)
+        if "settle" in query:
+            await self._source.settle(want)
         if "held" not in query:
             await self._engine.obtain(want)
         held, data = await self._engine.read_held(want)
@@ -391,10 +368,6 @@ class Cluster:
         if node in self._peers:
             self._needs.set_kept(node, unpack_needs(body), is_more="more" in query)
         return b""
-
-
-def _is_unknown(node: str, own: str) -> str:
-    return f"{node}: is none of the nodes of {own}\nlist it there"
 
 
 async def _pong(*_: object) -> bytes:

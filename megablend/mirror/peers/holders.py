@@ -55,7 +55,7 @@ class Holders:
         self.copies = min(copies, len(names))
         self._homes = Homes(names)
         # A piece is asked for in many parts
-        self._ordered = lru_cache(_MOST_ORDERS)(self._compute_order)
+        self._ordered = lru_cache(_MOST_ORDERS)(self._homes.order_names)
         self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
         self.news = {name: asyncio.Event() for name in self._untold}
         """Set while there is something to tell a node."""
@@ -68,14 +68,12 @@ class Holders:
         """To be copied when who has it is back."""
         self._has_work = asyncio.Event()
         self._num_copying = 0
+        self.successor: Holders | None = None
+        """Those of the next view: what this node gets is told in it, too."""
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
         """The first nodes in the order of a piece: the first is its home."""
         return self._ordered(key.digest, piece, count)
-
-    def _compute_order(self, digest: str, piece: int, count: int) -> list[str]:
-        places = self._homes.order(digest, np.array([piece]), count)[0]
-        return [self._names[place] for place in places.tolist()]
 
     def count_debts(self) -> dict[str, int]:
         """For people and metrics: bytes of copies that this node is to get, and nodes to which it has
@@ -97,6 +95,8 @@ class Holders:
                 owed = self._untold[name]
                 owed[key] = unite(owed.get(key, NO_PAGES), pages)
                 self.news[name].set()
+        if self.successor is not None:
+            self.successor.note(key, pages, giver)
 
     async def find_all(self, name: str) -> list[Need]:
         """All that this node holds of pieces whose home the other one is, or may become. What is

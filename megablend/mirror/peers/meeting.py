@@ -79,8 +79,10 @@ class Agreement:
         return True
 
     def fall_short(self, text: str) -> None:
-        """Reads fail, so that ranks read through, until more nodes have come.
-        Raises: ConfigError with `strict`."""
+        """Reads fail, so that ranks read through, until more nodes have come. Once nodes work together
+        they go on as they are. Raises: ConfigError with `strict`."""
+        if self.is_reached:
+            return
         if self.options.strict:
             raise ConfigError(f"{text}\nstart them, or leave out `strict` of `mirror`")
         if not self.too_few:

@@ -34,11 +34,17 @@ AWAY_STATUS = 503
 """Of an answer: a node is waited for, as AwayError says."""
 ERROR_STATUS = 409
 """Of an answer: an error by `pack_error`."""
+VIEW_STATUS = 412
+"""Of an answer: the node is in another view."""
 SESSION_STATUS = 401
 """Of an answer: the request was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of connections that say nothing of the other node."""
 _SHORTAGE_SECONDS = 0.5
+
+
+class OtherViewError(AwayError):
+    """A node is in another view than the one that asks it: soon both will be in the same."""
 
 
 @dataclass(eq=False)
@@ -83,15 +89,20 @@ class Peer:
             if task is not None:
                 task.cancel()
 
-    async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, memoryview]:
-        """Pages that it holds, or gets as their home; and their bytes one after another.
+    async def fetch(
+        self, want: Want, view: int, *, only_held: bool, settles: bool = False
+    ) -> tuple[Pages, memoryview]:
+        """Pages that it holds, or gets as their home in that view; and their bytes one after another.
+        It `settles` them, if it is to read first what it is reading of them from the source.
 
         Returns: no pages if it has none, or their bytes were changed on the way.
 
-        Raises: AwayError; what it failed with.
+        Raises: AwayError; OtherViewError if it is in another view; what it failed with.
         """
-        names = ["held"] * only_held + ["fresh"] * (want.mode is Mode.FRESH)
-        path = f"/v1/pages?{'&'.join(f'{name}=1' for name in names)}".rstrip("?")
+        path = f"/v1/pages?view={view}"
+        path += (
+            "&held=1" * only_held + "&settle=1" * settles + "&fresh=1" * (want.mode is Mode.FRESH)
+        )
         answer = await self.post(path, pack_needs([Need.of(want.key, want.pages, want.due)]))
         try:
             return unpack_pages(answer, want.key, want.pages)
@@ -212,6 +223,8 @@ class Peer:
                     f"{self.name}: cannot be believed: {error}\ngive all nodes the same `secret_file`"
                 ) from None
             self._heard(session)
+            if answer.status == VIEW_STATUS:
+                raise OtherViewError(data.decode(errors="replace"))
             if answer.status == AWAY_STATUS:
                 raise AwayError(data.decode(errors="replace"))
             if answer.status != 200:

@@ -2,26 +2,37 @@
 
 Each piece has an order of all nodes. A node asks those before it in the order, the home first: it
 gets the pages and keeps them. The first of them that answers is the only one that asks the source.
-Since a node asks only nodes before it, nobody waits in a circle.
+Since a node asks only nodes before it, nobody waits in a circle. This is so within one view: a node
+that is in another one is waited for, and what was asked of others ends with the view; only what is
+being read from the source goes on, and who is asked for it now lets who reads it finish.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from megablend.errors import MegablendError, ResourceError
-from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
+from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, intersect, subtract
 from megablend.mirror.disk.room import Need
+from megablend.mirror.members.homes import Homes
+from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
 from megablend.mirror.node.frames import pack_needs
 from megablend.mirror.peers.holders import Holders
-from megablend.mirror.peers.peer import Peer
+from megablend.mirror.peers.peer import OtherViewError, Peer
 from megablend.system.log import LOG
 
 _MORE = 8
 """Nodes after those that keep a piece which are asked for it, if all before them are away."""
+
+
+class EndedError(Exception):
+    """A later view is in force: pages are to be read by its routes."""
 
 
 @dataclass(eq=False)
@@ -33,15 +44,27 @@ class Routes:
     peers: Mapping[str, Peer]
     own: str
     """This node's name."""
+    view: int = 0
+    """Its number."""
+    earlier: list[Homes] = field(default_factory=list)
+    """Of the last views: their nodes may still be reading from the source."""
+    pace: Pace = Pace()  # noqa: RUF009  (a tuple)
+    ended: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Done when a later view is in force."""
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read."""
+        """See PageReader.read. Raises: EndedError before the source is asked, if a later view is in
+        force."""
         key = want.key
         missing = want.pages
 
-        async def fetch(name: str, *, only_held: bool) -> tuple[Pages, memoryview]:
+        async def fetch(
+            name: str, *, only_held: bool, settles: bool = False
+        ) -> tuple[Pages, memoryview]:
             asked = want._replace(pages=missing)
-            return await self.peers[name].fetch(asked, only_held=only_held)
+            return await self._fetch(name, asked, only_held=only_held, settles=settles)
 
         async def take(name: str, pages: Pages, data: memoryview) -> None:
             nonlocal missing
@@ -84,17 +107,84 @@ class Routes:
             if not len(missing.blocks):
                 return
 
+        for name in self._list_readers(want):
+            with contextlib.suppress(AwayError, MegablendError):
+                await take(name, *await fetch(name, only_held=True, settles=True))
+            if not len(missing.blocks):
+                return
+        if self.ended.done():
+            raise EndedError
+
         async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
             await keep(pages, data, origins)
             self.holders.note(key, pages, None)
 
         await self.source.read(want._replace(pages=missing), keep_and_note)
 
+    async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
+        """As Peer.fetch; waits for a node that is in another view. Raises: EndedError, too."""
+        end = time.monotonic() + self.pace.silent
+        while True:
+            task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, **how))
+            try:
+                either: list[asyncio.Future[Any]] = [task, self.ended]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise EndedError
+                return task.result()
+            except OtherViewError as error:
+                if time.monotonic() > end:
+                    raise AwayError(str(error)) from None
+            finally:
+                task.cancel()
+            await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
+
     def _list_before(self, want: Want) -> list[str]:
         """The nodes that are asked for pages, this one's place is after them."""
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
         order = self.holders.order(want.key, piece, self.holders.copies + _MORE)
         return order[: order.index(self.own)] if self.own in order else order
+
+    def _list_readers(self, want: Want) -> Iterator[str]:
+        """The nodes that may be reading pages from the source since an earlier view."""
+        piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
+        found = {self.own}
+        for homes in self.earlier if want.mode is not Mode.FRESH else ():
+            for name in homes.order_names(want.key.digest, piece, _MORE):
+                peer = self.peers.get(name)
+                if name not in found and peer is not None and peer.away_since is None:
+                    found.add(name)
+                    yield name
+                if name in found:
+                    break
+
+
+class TrackedSource(PageReader):
+    """The source, and what is being read from it."""
+
+    def __init__(self, source: PageReader) -> None:
+        self._source = source
+        self._reading: dict[asyncio.Future[None], Want] = {}
+
+    async def read(self, want: Want, keep: Keep) -> None:
+        """See PageReader.read."""
+        done = asyncio.get_running_loop().create_future()
+        self._reading[done] = want
+        try:
+            await self._source.read(want, keep)
+        finally:
+            del self._reading[done]
+            done.set_result(None)
+
+    async def settle(self, want: Want) -> None:
+        """Return when none of the pages is being read any more that are so now."""
+        some = [
+            done
+            for done, other in self._reading.items()
+            if other.key == want.key and len(intersect(other.pages, want.pages).blocks)
+        ]
+        if some:
+            await asyncio.wait(some)
 
 
 async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:

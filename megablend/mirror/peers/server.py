@@ -1,9 +1,12 @@
 """What other nodes ask of this one, over HTTP.
 
-    POST /v1/pages[?held=1][&fresh=1]   needs -> pages: those that are held, or got for whoever asks; only those that are
-                                        held; got again, since they were wrong
-    POST /v1/tell[?list=&session=&formed=]
-                                        needs: what a node holds; with the first, which list it has, and whether it has met all
+    POST /v1/pages?view=[&held=1[&settle=1]][&fresh=1]
+                                        needs -> pages: those that are held, or got for whoever asks; only those that are
+                                        held, after what is being read of them from the source has come; got again, since they
+                                        were wrong. Status 412: this node is in another view, and more is asked than what is held
+    POST /v1/tell?view=[&list=&session=&formed=]
+                                        needs: what a node holds; with the first, which list it has, and whether it has met all.
+                                        Status 412: this node does not know the view
     POST /v1/due[?more=1]               needs: what a node will ask for, instead of what it said before, or in addition
     POST /v1/join                       JSON: a node of a torchrun job -> the list of all
     POST /v1/check                      nothing -> JSON: a line for each node that this one does not reach
@@ -27,7 +30,13 @@ from megablend.errors import MegablendError
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import MAX_PAYLOAD, PROTOCOL, pack_error
 from megablend.mirror.peers.listener import Listener
-from megablend.mirror.peers.peer import AWAY_STATUS, ERROR_STATUS, SESSION_STATUS
+from megablend.mirror.peers.peer import (
+    AWAY_STATUS,
+    ERROR_STATUS,
+    SESSION_STATUS,
+    VIEW_STATUS,
+    OtherViewError,
+)
 from megablend.mirror.peers.signing import (
     ANSWER,
     NODE,
@@ -86,6 +95,9 @@ class PeerServer:
         try:
             data = await handle(request.headers.get(NODE, ""), request.query, body)
             status = 200
+        except OtherViewError as error:
+            status = VIEW_STATUS
+            data = str(error).encode()
         except AwayError as error:
             status = AWAY_STATUS
             data = str(error).encode()

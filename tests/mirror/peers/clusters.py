@@ -9,7 +9,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
 from megablend.mirror.members.launchers import Members, Pace, Torchrun
+from megablend.mirror.members.views import View, Views
 from megablend.mirror.node.engine import Want
 from megablend.mirror.peers.cluster import Cluster
 from megablend.mirror.process import Node
@@ -43,6 +44,45 @@ def find_ports(count: int) -> list[int]:
             each.bind(("127.0.0.1", port))
             found.add(port)
     return sorted(found)
+
+
+class HandedView(Views):
+    """The views that a test hands to one node."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._queue = asyncio.Queue[View]()
+
+    def hand(self, view: View) -> None:
+        """From now on the node has this one, too."""
+        self._queue.put_nowait(view)
+
+    async def follow(self) -> AsyncIterator[View]:
+        while True:
+            yield await self._queue.get()
+
+
+class HandedViews:
+    """Views that a test hands to nodes of a cluster that has so many at first."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._of: dict[int, HandedView] = {}
+        self._last: dict[int, tuple[str, ...]] = {}
+
+    def start(self, i: int) -> HandedView:
+        """Those of a node that starts."""
+        self._of[i] = HandedView(self._size)
+        return self._of[i]
+
+    def hand(self, nodes: NodesOf, number: int, names: Iterable[int], to: Iterable[int]) -> None:
+        """A view of nodes by number, to some of them."""
+        listed = tuple(sorted(nodes.names[i] for i in names))
+        self._last[number] = listed
+        earlier = tuple(self._last[n] for n in range(number - 1, number - 5, -1) if n in self._last)
+        view = View(number, listed, earlier)
+        for i in to:
+            self._of[i].hand(view)
 
 
 class NodesOf:
@@ -92,9 +132,14 @@ class NodesOf:
             await link.stop()
 
     async def start(
-        self, *which: int, members: list[int] | None = None, torchrun: int | None = None
+        self,
+        *which: int,
+        members: list[int] | None = None,
+        torchrun: int | None = None,
+        views: HandedViews | None = None,
     ) -> None:
-        """Start nodes, of a cluster of these members (all); or of a job of so many machines."""
+        """Start nodes, of a cluster of these members (all); or of a job of so many machines; or where
+        views are handed to them."""
         for i in which:
             if self.links:
                 await self.links[i].start()
@@ -115,6 +160,8 @@ class NodesOf:
             found = Members(tuple(listed), name)
             if torchrun is not None:
                 found = Members((), name, Torchrun(i, torchrun, self.names[0]))
+            if views is not None:
+                found = Members((), name, views=views.start(i))
             folder = MirrorFolder.create(str(path), group=None)
             lock = contextlib.ExitStack()
             lock.enter_context(folder.lock())

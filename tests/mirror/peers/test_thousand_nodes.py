@@ -89,7 +89,7 @@ class StubPeer:
         self._asked = asked
         self.is_gone = is_gone
 
-    async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, memoryview]:
+    async def fetch(self, want: Want, _: int, **__: bool) -> tuple[Pages, memoryview]:
         if self.is_gone:
             raise AwayError(self._name)
         self._asked[self._name] += 1
