@@ -99,7 +99,7 @@ def dry_run(
 def _estimate_text(
     config: Config, spec: SourceSpec, storage: Storage, processes: int | None
 ) -> DryRun:
-    from megablend.text.tokenise import estimate_pending  # few need it
+    from megablend.text.estimate import estimate_pending  # few need it
 
     files, expected, number = estimate_pending(config, spec, storage, processes)
     return DryRun(

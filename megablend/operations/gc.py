@@ -115,7 +115,7 @@ def _collect_tokens(
         named |= {snapshot.path(i) for i in range(len(snapshot.file_names()))}
     before = time.time() - min_age_seconds
     found = dict[str, int]()
-    for name, entry in folder.list_entries().items():
+    for name, entry in folder.list_files().items():
         path = folder.path(name)
         is_old = entry.modified <= before
         if is_old and path not in named and parse_path(path) is not None:

@@ -31,7 +31,7 @@ def list_specs(checked: Config, storage: Storage | None = None) -> list[SourceSp
     ]
     if storage is None or not has_text(checked):
         return specs
-    from megablend.text.tokenise import find_tokenised  # few need it
+    from megablend.text.source import find_tokenised  # few need it
 
     return find_tokenised(checked, specs, storage)
 

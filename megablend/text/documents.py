@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-MAX_PLACES = 5
-"""Places of bad documents that are recorded, of each kind."""
 REMEDY = "mend it, or leave such documents out with `on_bad_document: skip`"
 
 
@@ -37,34 +34,6 @@ class BadDocument(NamedTuple):
     place: Place
 
 
-@dataclass(slots=True)
-class BadCounts:
-    """Numbers of bad documents by kind, with the first places of each."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    places: dict[str, list[list[Any]]] = field(default_factory=dict)
-    """[offset, line, reason] each."""
-
-    def add(self, bad: BadDocument) -> None:
-        """Count a document."""
-        self.counts[bad.kind] = self.counts.get(bad.kind, 0) + 1
-        places = self.places.setdefault(bad.kind, [])
-        if len(places) < MAX_PLACES:
-            places.append([*bad.place, bad.reason])
-
-    @property
-    def total(self) -> int:
-        """Number of all of them."""
-        return sum(self.counts.values())
-
-    def record(self) -> dict[str, Any]:
-        """As JSON, sorted."""
-        return {
-            kind: {"count": count, "first": self.places[kind]}
-            for kind, count in sorted(self.counts.items())
-        }
-
-
 class Portion(NamedTuple):
     """Consecutive documents of a part."""
 
@@ -84,12 +53,7 @@ class TextFields:
     max_bytes: int
     """Longest line, or text of a table."""
 
-
-def find_nested(record: Mapping[str, Any], dotted: str) -> Any:
-    """A value by its dotted name. Raises: KeyError, with the name that is missing."""
-    value: Any = record
-    for name in dotted.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise KeyError(name)
-        value = value[name]
-    return value
+    def refuse_long(self, size: int, place: Place) -> BadDocument:
+        """The document of a line, or text of a table, of more than `max_bytes`."""
+        reason = f"is {size:,} bytes long, more than max_document ({self.max_bytes:,})"
+        return BadDocument("too long", reason, place)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -36,6 +36,17 @@ class Tokens(NamedTuple):
     counts: Int64s
     """int64 [n]: tokens of each text"""
 
+    @classmethod
+    def join(cls, texts: Sequence[Ids]) -> Tokens:
+        """Of the tokens of each text."""
+        counts = np.array([len(each) for each in texts], np.int64)
+        return cls(np.concatenate([np.empty(0, np.int32), *texts]), counts)
+
+    def of(self, texts: Iterable[int]) -> list[Ids]:
+        """The tokens of single texts, by their numbers."""
+        ends = np.cumsum(self.counts)
+        return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
+
 
 class Engine:
     """Tokenises texts. Not picklable; each process makes its own."""
@@ -46,16 +57,16 @@ class Engine:
         self.tokenizer = tokenizer
         self._model = make_reference(tokenizer)
 
+    def renew(self) -> None:
+        """Forget what is cached."""
+
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Tokens of each text, without special tokens around it."""
-        ids = [np.empty(0, np.int32)]
-        counts = list[int]()
+        found = list[Ids]()
         for batch in _divide(texts):
             encoded = self._model.encode_batch_fast(batch, add_special_tokens=False)
-            found = [each.ids for each in encoded]
-            counts += map(len, found)
-            ids += (np.array(each, np.int32) for each in found)
-        return Tokens(np.concatenate(ids), np.array(counts, np.int64))
+            found += (np.array(each.ids, np.int32) for each in encoded)
+        return Tokens.join(found)
 
 
 class GigatokenEngine(Engine):
@@ -76,7 +87,7 @@ class GigatokenEngine(Engine):
         self.renew()
 
     def renew(self) -> None:
-        """Forget what is cached: gigatoken 0.10 keeps every word that it has ever seen."""
+        """See Engine.renew: gigatoken 0.10 keeps every word that it has ever seen."""
         self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
         if hasattr(self._fast.backend, "set_max_cache_bytes"):
             self._fast.backend.set_max_cache_bytes(MAX_CACHE_BYTES)
@@ -97,14 +108,11 @@ class GigatokenEngine(Engine):
         tokens = self._encode(texts)
         if not slow:
             return tokens
+        found = tokens.of(range(len(texts)))
         reference = super().encode([texts[i] for i in slow])
-        parts = np.split(tokens.ids, np.cumsum(tokens.counts)[:-1])
-        others = np.split(reference.ids, np.cumsum(reference.counts)[:-1])
-        for i, ids in zip(slow, others, strict=True):
-            parts[i] = ids
-        counts = tokens.counts.copy()
-        counts[slow] = reference.counts
-        return Tokens(np.concatenate(parts), counts)
+        for i, ids in zip(slow, reference.of(range(len(slow))), strict=True):
+            found[i] = ids
+        return Tokens.join(found)
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
         # Never its thread pool: workers are processes, and a pool does not survive a fork
@@ -204,15 +212,5 @@ def surround(tokens: Tokens, before: Ids, after: Ids) -> Tokens:
     """Add tokens before and after those of each text."""
     if not len(before) and not len(after):
         return tokens
-    ends = np.cumsum(tokens.counts)
-    places = np.column_stack(
-        (
-            np.repeat((ends - tokens.counts)[:, None], len(before), axis=1),
-            np.repeat(ends[:, None], len(after), axis=1),
-        )
-    ).ravel()
-    added = np.tile(np.concatenate((before, after)), len(ends))
-    return Tokens(
-        np.insert(tokens.ids, places, added).astype(np.int32),
-        tokens.counts + len(before) + len(after),
-    )
+    inner = tokens.of(range(len(tokens.counts)))
+    return Tokens.join([np.concatenate((before, ids, after)) for ids in inner])

@@ -10,10 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from megablend.config import Config
 from megablend.errors import CacheError
-from megablend.text.engine import Engine, GigatokenEngine
-from megablend.text.parts import Task, open_parts
-from megablend.text.prove import MIN_CHECKED
+from megablend.index.build.source_spec import SourceSpec
+from megablend.storage.base import Storage
+from megablend.system import count_cpus
+from megablend.text.engine import Engine, GigatokenEngine, find_version
+from megablend.text.parts import Task, TextFile, plan_tasks
+from megablend.text.prove import MIN_CHECKED, MIN_PROVED_BYTES
+from megablend.text.source import find_text
+from megablend.text.tables import is_table
 from megablend.text.token_file import TokenFileWriter
 from megablend.text.work import Setup
 
@@ -44,6 +50,21 @@ class Estimate:
         )
 
 
+def estimate_pending(
+    config: Config, spec: SourceSpec, storage: Storage, processes: int | None = None
+) -> tuple[list[TextFile], Estimate, int]:
+    """A source's files; what tokenising those that are not tokenised yet takes, by how many
+    processes. Raises: ConfigError, DataError."""
+    source = find_text(config, spec, storage)
+    setup = source.setup
+    tasks = [task for file in source.pending for task in plan_tasks(file, storage, setup.fields)]
+    is_fast = setup.tokenizer.is_listed and find_version("gigatoken")
+    if is_fast and sum(file.cost for file in source.files) >= MIN_PROVED_BYTES:
+        setup = replace(setup, engine="gigatoken")
+    count = min(processes or count_cpus(), max(1, len(tasks)))
+    return source.files, estimate(setup, tasks), count
+
+
 def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
     """What tasks of one source take: the beginnings of up to 16 files are tokenised.
     Raises: DataError if one cannot be read."""
@@ -56,8 +77,9 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
     read = tokens = written = 0
     seconds = 0.0
     for task in islice(tasks, 0, None, step):
-        first = replace(task, part=task.part and 0) if not task.file.is_table else task
-        for part in islice(open_parts(first, setup.storage, setup.fields, _PART), 1):
+        # Of lines, the first part: parts are smaller here
+        first = task if is_table(task.file.path) else replace(task, part=task.part and 0)
+        for part in islice(setup.open_parts(first), 1):
             for portion in islice(part.portions, 1):
                 chosen = portion.documents[:_DOCUMENTS]
                 if not chosen:

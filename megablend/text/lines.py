@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow as pa
 from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
 from megablend.storage.base import Storage
 from megablend.storage.portions import read_portions
-from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields, find_nested
+from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields
 from megablend.text.engine import MISSING
 
 BATCH_BYTES = 16 << 20
@@ -46,8 +47,6 @@ class LineReader:
     def __init__(self, pieces: Iterator[bytes], offset: int, max_bytes: int) -> None:
         self.offset = offset
         """Of the first byte that was not returned yet."""
-        self.digest = blake2b(digest_size=16)
-        """Of what was returned; replaced at the beginning of a part."""
         self._pieces = pieces
         self._max_bytes = max_bytes
         self._buffer = b""
@@ -56,14 +55,15 @@ class LineReader:
 
     def pass_line(self) -> None:
         """Pass over the rest of a line, which belongs to the part before."""
-        self._pass_long(lambda data: None)
+        self._pass_long(lambda _: None)
 
     def at_end(self) -> bool:
         """Whether the file has no more bytes."""
         return self._fill(1) == 0
 
-    def read(self, stop: int) -> Lines | None:
-        """Lines that begin before `stop`, at most BATCH_BYTES of them or one; None without any."""
+    def read(self, stop: int, digest: blake2b) -> Lines | None:
+        """Lines that begin before `stop`, at most BATCH_BYTES of them or one; None without any.
+        They are added to `digest`."""
         if self.offset >= stop:
             return None
         # One more, so that it is known whether the file ends here
@@ -79,16 +79,15 @@ class LineReader:
         if not end and is_rest:
             end = at + held
         end = end or self._buffer.rfind(b"\n", at, at + held) + 1
-        if not end:
+        start = self.offset
+        if not end:  # a line that is longer than a batch
             end = self._find_long_end()
             at = self._at
-        start = self.offset
-        is_long = end < 0 or end - at > self._max_bytes
-        if end < 0 or (is_long and self._buffer.find(b"\n", at, end) + 1 in (0, end)):
-            self._pass_long(self.digest.update)
-            return Lines(None, start, self.offset - start)
+            if end - at > self._max_bytes or end < 0:
+                self._pass_long(digest.update)
+                return Lines(None, start, self.offset - start)
         data = self._buffer[at:end]
-        self.digest.update(data)
+        digest.update(data)
         self._at = end
         self.offset += len(data)
         return Lines(data, start, len(data))
@@ -190,8 +189,8 @@ class LineParser:
             raise ConfigError(MISSING) from error
         self._fields = fields
         self._decode = msgspec.json.Decoder(_make_type(msgspec, fields)).decode
-        self._text_way = [_attribute(name) for name in fields.text.split(".")]
-        self._key_way = [_attribute(name) for name in (fields.key or "").split(".")]
+        self._get_text = attrgetter(_attribute(fields.text))
+        self._get_key = None if fields.key is None else attrgetter(_attribute(fields.key))
 
     def parse(self, lines: Lines, line: int) -> Portion:
         """The documents of consecutive lines.
@@ -200,11 +199,7 @@ class LineParser:
             line: number of the first one within its part.
         """
         if lines.data is None:
-            place = Place(lines.offset, line)
-            reason = (
-                f"is {lines.size:,} bytes long, more than max_document ({self._fields.max_bytes:,})"
-            )
-            bad = BadDocument("too long", reason, place)
+            bad = self._fields.refuse_long(lines.size, Place(lines.offset, line))
             return Portion([], [bad], lines.size, 1)
         rows = lines.data.split(b"\n")
         if not rows[-1]:
@@ -225,29 +220,15 @@ class LineParser:
         if place.offset == 0 and row.startswith(_BOM):
             row = row[len(_BOM) :]
         if len(row) > self._fields.max_bytes:
-            reason = (
-                f"is {len(row):,} bytes long, more than max_document ({self._fields.max_bytes:,})"
-            )
-            return BadDocument("too long", reason, place)
+            return self._fields.refuse_long(len(row), place)
         try:
-            text, key = self._read_fast(row)
+            found = self._decode(row)
+            key = None if self._get_key is None else self._get_key(found)
+            return Document(self._get_text(found), None if key is None else str(key), place)
         except Exception:  # of msgspec: whatever it is, json decides
             if not row.strip(b" \t\r"):
                 return None
             return self._read_exactly(row, place)
-        return Document(text, None if key is None else str(key), place)
-
-    def _read_fast(self, row: bytes) -> tuple[str, object]:
-        found = self._decode(row)
-        text = found
-        for name in self._text_way:
-            text = getattr(text, name)
-        if self._fields.key is None:
-            return text, None
-        key = found
-        for name in self._key_way:
-            key = getattr(key, name, None)
-        return text, key
 
     def _read_exactly(self, row: bytes, place: Place) -> Document | BadDocument:
         fields = self._fields
@@ -260,7 +241,7 @@ class LineParser:
         if not isinstance(record, dict):
             return BadDocument("not JSON", f"is a {type(record).__name__}, no JSON object", place)
         try:
-            text = find_nested(record, fields.text)
+            text = _find_nested(record, fields.text)
         except KeyError as error:
             hint = did_you_mean(str(error.args[0]), record, before="; ")
             return BadDocument("no text", f"has no key {fields.text!r}{hint}", place)
@@ -272,11 +253,21 @@ class LineParser:
                 "lone surrogate", f"has half a surrogate pair in {fields.text!r}", place
             )
         try:
-            key = find_nested(record, fields.key) if fields.key is not None else None
+            key = None if fields.key is None else _find_nested(record, fields.key)
         except KeyError:
             key = None
         key = None if key is None else str(key)
         return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
+
+
+def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
+    """A value by its dotted name. Raises: KeyError, with the name that is missing."""
+    value: Any = record
+    for name in dotted.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(name)
+        value = value[name]
+    return value
 
 
 def _is_unicode(text: str) -> bool:
@@ -304,16 +295,18 @@ def _plant(tree: dict[str, Any], dotted: str, kind: Any) -> None:
 
 
 def _make_struct(msgspec: Any, tree: dict[str, Any]) -> Any:
-    listed = []
+    fields = list[tuple[Any, ...]]()
     for name, kind in tree.items():
-        inner = _make_struct(msgspec, kind) if isinstance(kind, dict) else kind
-        is_optional = not isinstance(kind, dict) and kind is not str
-        field = (_attribute(name), inner)
-        listed.append((*field, None) if is_optional else field)
-    listed.sort(key=len)  # those with a default follow
-    return msgspec.defstruct("Line", listed, rename={_attribute(name): name for name in tree})
+        if isinstance(kind, dict):
+            fields.append((_attribute(name), _make_struct(msgspec, kind)))
+        elif kind is str:
+            fields.append((_attribute(name), kind))
+        else:
+            fields.append((_attribute(name), kind, None))  # a key may be absent
+    names = {_attribute(name): name for name in tree}
+    return msgspec.defstruct("Line", fields, rename=names, kw_only=True)
 
 
-def _attribute(name: str) -> str:
-    """A name for a JSON key that Python allows."""
-    return "f" + name.encode().hex()
+def _attribute(dotted: str) -> str:
+    """Names for nested JSON keys that Python allows."""
+    return ".".join("f" + name.encode().hex() for name in dotted.split("."))

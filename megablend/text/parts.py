@@ -4,14 +4,14 @@ alone, not of the processes, nor of other files."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megablend.storage.base import Storage
-from megablend.text.documents import Portion, TextFields
+from megablend.text.documents import BadDocument, Portion, TextFields
 from megablend.text.lines import CODECS, LineParser, LineReader, open_compressed, open_plain
-from megablend.text.tables import ARROW, PARQUET, TableFile
+from megablend.text.tables import ARROW, PARQUET, TableFile, is_table
 
 PART_BYTES = 256 << 20
 """Uncompressed bytes of text of a part. Token files depend on it."""
@@ -19,6 +19,8 @@ SUFFIXES = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS)
 )
 ALL_SUFFIXES = (*SUFFIXES, *PARQUET, *ARROW)
+MAX_PLACES = 5
+"""Places of bad documents that are recorded, of each kind in a part."""
 
 
 class TextFile(NamedTuple):
@@ -38,14 +40,59 @@ class TextFile(NamedTuple):
         )
 
     @property
-    def is_table(self) -> bool:
-        """Whether it is Parquet or Arrow."""
-        return self.path.lower().endswith((*PARQUET, *ARROW))
+    def cost(self) -> int:
+        """Bytes of its text, roughly."""
+        return self.size * (4 if self.codec else 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """What became of a part; kept in the record of its source, and in the token file's footer."""
+
+    number: int
+    name: str = ""
+    """Of its token file."""
+    start: int
+    """First byte of its first line; of a table, its first row."""
+    stop: int = 0
+    """The byte after its last line; of a table, the row after its last."""
+    lines: int = 0
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    """UTF-8 bytes of its documents."""
+    special: int = 0
+    """Documents in which the text of a special token occurs."""
+    bad: dict[str, Any] = field(default_factory=dict)
+    """By kind, `count`, and `first`: [offset, line, reason] of the first ones."""
+    difference: str = ""
+    """Where gigatoken gave other tokens than `tokenizers`, which then tokenised the part."""
+
+    def add_bad(self, bad: BadDocument) -> None:
+        """Count a document that was left out."""
+        found = self.bad.setdefault(bad.kind, {"count": 0, "first": []})
+        found["count"] += 1
+        if found["count"] <= MAX_PLACES:
+            found["first"].append([*bad.place, bad.reason])
+        self.bad = dict(sorted(self.bad.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A text file of which some or all parts are tokenised, or which cannot be read."""
+
+    size: int
+    etag: str
+    parts: tuple[Part, ...] = ()
+    """In order."""
+    unreadable: str = ""
+    """Why it was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process does at a time: one part of a file, or all of one that is compressed."""
+    """What one process does at a time: one part of a file, or all of one that is compressed.
+    Picklable."""
 
     file: TextFile
     part: int | None
@@ -54,26 +101,28 @@ class Task:
     """Of a table: its row groups."""
     cost: int
     """Bytes of text, roughly."""
+    source: int = 0
+    """Number of the source."""
+    done: tuple[Part, ...] = ()
+    """Parts whose token files were made from this version of the text."""
+    twins: tuple[str, ...] = ()
+    """Token files that may be of the same lines: the text is then hashed first."""
 
 
 def plan_tasks(
     file: TextFile, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> list[Task]:
     """The tasks of a file; only of tables is anything read. Raises: as TableFile does."""
-    if file.is_table:
+    if is_table(file.path):
         table = TableFile(storage, file.path, file.size, fields)
         plans = table.plan(part_bytes)
+        least = file.size // len(plans)
         return [
-            Task(
-                file=file,
-                part=i,
-                groups=groups,
-                cost=max(table.count_bytes(groups), file.size // len(plans)),
-            )
+            Task(file=file, part=i, groups=groups, cost=max(table.count_bytes(groups), least))
             for i, groups in enumerate(plans)
         ]
     if file.codec is not None:
-        return [Task(file=file, part=None, cost=4 * file.size)]
+        return [Task(file=file, part=None, cost=file.cost)]
     num_parts = max(1, -(-file.size // part_bytes))
     return [
         Task(file=file, part=i, cost=min(part_bytes, file.size - i * part_bytes))
@@ -87,13 +136,22 @@ class OpenPart:
     def __init__(self, number: int, start: int) -> None:
         self.number = number
         self.start = start
-        """First byte of its first line; of a table, its first row."""
+        """See `Part`."""
         self.stop = start
-        """The byte after its last line; of a table, the row after its last."""
+        """See `Part`."""
         self.num_lines = 0
-        self.digest = ""
-        """Of its lines."""
+        self.hash = blake2b(digest_size=16)
         self.portions: Iterator[Portion] = iter(())
+
+    @property
+    def digest(self) -> str:
+        """Of its lines, or of its texts and keys."""
+        return self.hash.hexdigest()
+
+    def pass_over(self) -> None:
+        """Read what was not read yet."""
+        for _ in self.portions:
+            pass
 
 
 def open_parts(
@@ -101,7 +159,7 @@ def open_parts(
 ) -> Iterator[OpenPart]:
     """The parts of a task, in order: of each, all `portions` must be taken before the next."""
     file = task.file
-    if file.is_table:
+    if is_table(file.path):
         assert task.part is not None
         table = TableFile(storage, file.path, file.size, fields)
         part = OpenPart(task.part, table.row_of(task.groups))
@@ -113,24 +171,26 @@ def open_parts(
         start = task.part * part_bytes
         # A line that begins at the part's first byte is its own: the byte before says
         begin = max(0, start - 1)
-        reader = LineReader(
-            open_plain(storage, file.path, file.size, begin), begin, fields.max_bytes
-        )
+        reader = LineReader(_open(file, storage, begin), begin, fields.max_bytes)
         if start:
             reader.pass_line()
         yield _open_part(reader, parser, task.part, start + part_bytes)
         return
-    assert file.codec is not None
-    pieces = open_compressed(storage, file.path, file.size, file.codec)
-    reader = LineReader(pieces, 0, fields.max_bytes)
+    reader = LineReader(_open(file, storage), 0, fields.max_bytes)
     number = 0
     while number * part_bytes < max(1, reader.offset) or not reader.at_end():
         yield _open_part(reader, parser, number, (number + 1) * part_bytes)
         number += 1
 
 
+def _open(file: TextFile, storage: Storage, start: int = 0) -> Iterator[bytes]:
+    """The bytes of a file's text, of one that is not compressed from `start` on."""
+    if file.codec is None:
+        return open_plain(storage, file.path, file.size, start)
+    return open_compressed(storage, file.path, file.size, file.codec)
+
+
 def _open_part(reader: LineReader, parser: LineParser, number: int, stop: int) -> OpenPart:
-    reader.digest = blake2b(digest_size=16)
     part = OpenPart(number, reader.offset)
     part.portions = _read_lines(reader, parser, part, stop)
     return part
@@ -139,31 +199,24 @@ def _open_part(reader: LineReader, parser: LineParser, number: int, stop: int) -
 def _read_lines(
     reader: LineReader, parser: LineParser, part: OpenPart, stop: int
 ) -> Iterator[Portion]:
-    while (lines := reader.read(stop)) is not None:
+    while (lines := reader.read(stop, part.hash)) is not None:
         portion = parser.parse(lines, part.num_lines)
         part.num_lines += portion.num_lines
+        part.stop = reader.offset
         yield portion
-    part.stop = reader.offset
-    part.digest = reader.digest.hexdigest()
 
 
 def _read_table(table: TableFile, groups: range, part: OpenPart) -> Iterator[Portion]:
-    digest = blake2b(digest_size=16)
-    for portion in table.read(groups, digest):
+    for portion in table.read(groups, part.hash):
         part.num_lines += portion.num_lines
+        part.stop += portion.num_lines
         yield portion
-    part.stop = part.start + part.num_lines
-    part.digest = digest.hexdigest()
 
 
 def count_lines_before(file: TextFile, storage: Storage, offset: int) -> int:
     """How many lines of a file end before a byte of its uncompressed text."""
-    if file.codec is None:
-        pieces = open_plain(storage, file.path, file.size, 0)
-    else:
-        pieces = open_compressed(storage, file.path, file.size, file.codec)
     lines = 0
-    for piece in pieces:
+    for piece in _open(file, storage):
         lines += piece.count(b"\n", 0, min(offset, len(piece)))
         offset -= len(piece)
         if offset <= 0:

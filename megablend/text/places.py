@@ -12,7 +12,7 @@ import numpy as np
 
 from megablend.errors import ConfigError
 from megablend.storage.base import Storage
-from megablend.text.tables import ARROW, PARQUET
+from megablend.text.tables import is_table
 from megablend.text.token_file import open_token_file, read_footer
 
 _TOKEN_FILE = re.compile(r"(.*/[0-9a-f]{16})/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
@@ -70,7 +70,6 @@ def locate_rows(
     """
     footer = read_footer(storage, path)
     number = next(part.number for part in parts if part.path == path)
-    is_table = _is_table(footer)
     before = [part for part in parts if part.number < number]
     lines_before = sum(read_footer(storage, each.path)["part"]["lines"] for each in before)
     table = _read_columns(path, storage)
@@ -78,7 +77,9 @@ def locate_rows(
     return [
         TextPlace(
             text=footer["text"],
-            line=table["offset"][i] if is_table else lines_before + table["line"][i] + 1,
+            line=table["offset"][i]
+            if is_table(footer["text"])
+            else lines_before + table["line"][i] + 1,
             offset=table["offset"][i],
             key=None if keys is None else keys[i],
         )
@@ -130,11 +131,11 @@ def find_document(
     for part in found[0]:
         whole = read_footer(storage, part.path)
         footer = whole["part"]
-        is_table = _is_table(whole)
-        place = byte if byte is not None else line if is_table else None
+        is_row = is_table(whole["text"])
+        place = byte if byte is not None else line if is_row else None
         row: int | None = None
         if place is not None and footer["start"] <= place < footer["stop"]:
-            row = _find_last(_read_columns(part.path, storage)["offset"], place, exact=is_table)
+            row = _find_last(_read_columns(part.path, storage)["offset"], place, exact=is_row)
         elif key is not None:
             row = _find_key(_read_columns(part.path, storage), key, part.path)
         elif line is not None and lines_before < line <= lines_before + footer["lines"]:
@@ -147,10 +148,6 @@ def find_document(
     raise ConfigError(
         f"{text}: has no document at {asked}: it is blank, was left out, or is not in the file; give that of a document"
     )
-
-
-def _is_table(footer: Mapping[str, Any]) -> bool:
-    return bool(footer["text"].lower().endswith((*PARQUET, *ARROW)))
 
 
 def _find_last(places: Sequence[int], place: int, *, exact: bool) -> int | None:

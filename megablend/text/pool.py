@@ -1,5 +1,5 @@
-"""A rank's worker processes: `python -m megablend.text.pool`, which get tasks as pickles on their
-standard input and answer on their standard output.
+"""A rank's worker processes: `python -m megablend.text.pool`, which get tasks and answer through a
+connection that they inherit.
 
 They are new processes, not forks, and do not run the program that builds again, as those of
 `multiprocessing` would: a script without `if __name__ == "__main__"` may call `build`.
@@ -7,163 +7,140 @@ They are new processes, not forks, and do not run the program that builds again,
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import pickle
-import queue
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
 
 from megablend.errors import ResourceError
 from megablend.text.engine import without_threads
-from megablend.text.work import Job, Report, Setup, TaskResult, Worker
+from megablend.text.parts import Entry, Task
+from megablend.text.work import Report, Setup, Worker
 
 _PR_SET_PDEATHSIG = 1
 _TICK_SECONDS = 0.2
 _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
-def run_jobs(
-    setups: Sequence[Setup],
-    jobs: Sequence[Job],
-    num_processes: int,
-    report: Report,
-    tick: Callable[[], None],
-) -> list[TaskResult]:
-    """Do jobs in several processes, or here if there is one.
+def run_tasks(
+    setups: Sequence[Setup], tasks: Sequence[Task], num_processes: int, report: Report
+) -> list[Entry]:
+    """Do tasks in several processes, or here if there is one.
 
     Args:
-        report: called in any thread, with bytes, documents and tokens that are done.
-        tick: called in this thread from time to time.
+        setups: of all sources.
+        report: called with bytes, documents and tokens that are done, and from time to time.
 
-    Returns: the result of each job, in order.
-    Raises: the first error of a job; ResourceError if a process was killed.
+    Returns: the result of each task, in order.
+    Raises: the first error of a task; ResourceError if a process was killed.
     """
-    if num_processes == 1 or len(jobs) < 2:
-        return _run_here(setups, jobs, report, tick)
-    done: list[TaskResult | None] = [None] * len(jobs)
-    waiting = queue.SimpleQueue[int]()
-    for number in range(len(jobs)):
-        waiting.put(number)
-    errors = list[BaseException]()
-    # Started here, not by the threads: a process gets PR_SET_PDEATHSIG when its thread ends
-    processes = [_start() for _ in range(min(num_processes, len(jobs)))]
+    if num_processes == 1 or len(tasks) < 2:
+        return _run_here(setups, tasks, report)
+    done = dict[int, Entry]()
+    waiting = iter(enumerate(tasks))
+    doing = dict[Connection, tuple[_Process, int]]()
 
-    def drive(process: subprocess.Popen[bytes]) -> None:
-        try:
-            while not errors:
-                number = waiting.get_nowait()
-                job = jobs[number]
-                done[number] = _do(process, job, setups[job.setup], report)
-        except queue.Empty:
-            pass
-        except BaseException as error:  # is raised by the main thread
-            errors.append(error)
+    def assign(process: _Process) -> None:
+        """Give a process the next task, if there is one."""
+        for number, task in waiting:
+            doing[process.connection] = (process, number)
+            process.send(task, setups[task.source])
+            break
 
-    threads = [threading.Thread(target=drive, args=(each,), daemon=True) for each in processes]
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(_TICK_SECONDS / len(threads))
-            tick()
-            if errors:
-                break
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for thread in threads:
-            thread.join()
-        for process in processes:
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # what it did not take
-                    assert pipe is not None
-                    pipe.close()
-    if errors:
-        raise errors[0]
-    return [each for each in done if each is not None]
+    with ExitStack() as stack:
+        for process in [_Process(stack) for _ in range(min(num_processes, len(tasks)))]:
+            assign(process)
+        while doing:
+            report(0, 0, 0)
+            for connection in wait(list(doing), _TICK_SECONDS):
+                assert isinstance(connection, Connection)
+                process, number = doing[connection]
+                answer = process.receive(tasks[number])
+                if isinstance(answer, Exception):
+                    raise answer
+                if isinstance(answer, Entry):
+                    done[number] = answer
+                    del doing[connection]
+                    assign(process)
+                else:
+                    report(*answer)
+    return [done[number] for number in range(len(tasks))]
 
 
-def _run_here(
-    setups: Sequence[Setup], jobs: Sequence[Job], report: Report, tick: Callable[[], None]
-) -> list[TaskResult]:
-    workers = dict[int, Worker]()
-    results = list[TaskResult]()
-
-    def report_here(num_bytes: int, documents: int, tokens: int) -> None:
-        report(num_bytes, documents, tokens)
-        tick()
-
+def _run_here(setups: Sequence[Setup], tasks: Sequence[Task], report: Report) -> list[Entry]:
+    worker: Worker | None = None
+    results = list[Entry]()
     with without_threads():
-        for job in jobs:
-            if job.setup not in workers:
-                workers = {job.setup: Worker(setups[job.setup])}
-            results.append(workers[job.setup].do(job, report_here))
+        for number, task in enumerate(tasks):
+            if worker is None or task.source != tasks[number - 1].source:
+                worker = Worker(setups[task.source])
+            results.append(worker.do(task, report))
     return results
 
 
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", __name__, str(os.getpid())]
-    paths = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **_NO_THREADS, "PYTHONPATH": paths},
-    )
+class _Process:
+    """A worker process, which is killed when `stack` closes."""
 
+    def __init__(self, stack: ExitStack) -> None:
+        self.connection, theirs = Pipe()
+        stack.callback(self.connection.close)
+        paths = os.pathsep.join(filter(None, sys.path))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints is no result of a command
+                env={**os.environ, **_NO_THREADS, "PYTHONPATH": paths},
+                pass_fds=[theirs.fileno()],
+            )
+        stack.callback(self._process.wait)
+        stack.callback(self._process.kill)
 
-def _do(process: subprocess.Popen[bytes], job: Job, setup: Setup, report: Report) -> TaskResult:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        pickle.dump((job, setup), process.stdin)
-        process.stdin.flush()
-        while True:
-            kind, value = pickle.load(process.stdout)
-            if kind == "done":
-                assert isinstance(value, TaskResult)
-                return value
-            if kind == "error":
-                raise value
-            report(*value)
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-        code = process.wait()
+    def send(self, task: Task, setup: Setup) -> None:
+        """Raises: ResourceError if the process has ended."""
+        try:
+            self.connection.send((task, setup))
+        except OSError as error:
+            raise self._ended(task) from error
+
+    def receive(self, task: Task) -> Any:
+        """What the process says of its task: an Entry, an error, or numbers for `report`.
+        Raises: ResourceError if the process has ended."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended(task) from error
+
+    def _ended(self, task: Task) -> ResourceError:
+        code = self._process.wait()
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise ResourceError(
-            f"{job.task.file.path}: the process that tokenised it ended ({cause}): if memory ran out, build with fewer "
+        return ResourceError(
+            f"{task.file.path}: the process that tokenised it ended ({cause}): if memory ran out, build with fewer "
             "processes; build again, which goes on from the parts that are done"
-        ) from error
+        )
 
 
-def _serve(commands: IO[bytes], answers: IO[bytes]) -> None:
-    """Do jobs until there are no more."""
+def _serve(connection: Connection) -> None:
+    """Do tasks until there are no more."""
     worker: Worker | None = None
-    number = -1
-
-    def answer(kind: str, value: Any) -> None:
-        pickle.dump((kind, value), answers)
-        answers.flush()
-
+    source = -1
     while True:
         try:
-            job, setup = pickle.load(commands)
+            task, setup = connection.recv()
         except EOFError:
             return
         try:
-            if worker is None or job.setup != number:
+            if worker is None or task.source != source:
                 worker = Worker(setup)
-                number = job.setup
-            answer("done", worker.do(job, lambda *counts: answer("some", counts)))
+                source = task.source
+            connection.send(worker.do(task, lambda *counts: connection.send(counts)))
         except Exception as error:
-            answer("error", error)
+            connection.send(error)
 
 
 def _main() -> None:
@@ -171,9 +148,7 @@ def _main() -> None:
     if os.getppid() != int(sys.argv[1]):
         return  # it ended before it was to take this one with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank says when to stop
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    _serve(sys.stdin.buffer, answers)
+    _serve(Connection(int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,23 @@ pair of versions, on every code point and on strings made to break it, and watch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from megablend.text.engine import Engine, Tokens
+from megablend.distributed.base import Communicator
+from megablend.system.log import LOG
+from megablend.text.engine import Engine, GigatokenEngine, Tokens, find_version, without_threads
+from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
+MIN_PROVED_BYTES = 32 << 20
+"""Less text is tokenised by `tokenizers` in the time that proving gigatoken takes."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
 """All that are assigned, and those around them, but for private use; the tags of plane 14."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
@@ -22,6 +29,8 @@ MIN_CHECKED = 16
 """Documents of a part that are tokenised by both."""
 CHECKED_SHARE = 1000
 """One byte of so many is in them, at least."""
+_SLOWER = "tokenising takes about 30 times as long"
+"""See docs/text.md."""
 _BATCH = 4096
 _SEED = 20
 _FRAGMENTS = (
@@ -68,17 +77,11 @@ def find_difference(
 
 def first_difference(found: Tokens, expected: Tokens) -> int | None:
     """The number of the first text whose tokens differ; None if all are equal."""
-    if np.array_equal(found.counts, expected.counts):
-        wrong = np.flatnonzero(found.ids != expected.ids)
-        if not len(wrong):
-            return None
-        return int(np.searchsorted(np.cumsum(expected.counts), wrong[0], side="right"))
-    at = int(np.flatnonzero(found.counts != expected.counts)[0])
-    before = int(expected.counts[:at].sum())  # the same in both
-    wrong = np.flatnonzero(found.ids[:before] != expected.ids[:before])
-    if not len(wrong):
-        return at
-    return int(np.searchsorted(np.cumsum(expected.counts), wrong[0], side="right"))
+    if np.array_equal(found.counts, expected.counts) and np.array_equal(found.ids, expected.ids):
+        return None
+    texts = range(len(expected.counts))
+    pairs = zip(found.of(texts), expected.of(texts), strict=True)
+    return next(i for i, (one, other) in enumerate(pairs) if not np.array_equal(one, other))
 
 
 def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
@@ -97,3 +100,53 @@ def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
         chosen.append(i)
         length += len(texts[i])
     return sorted(chosen)
+
+
+def choose_engine(
+    tokenizer: TokenizerFile, folder: TokenFolder, num_bytes: int, launch: Communicator
+) -> tuple[str, str]:
+    """The engine for all of a config's text, and what users should know of it. It depends on the
+    text and what is installed, not on what is done already. Called by all ranks.
+
+    Args:
+        folder: in which the outcome of a proof is kept.
+        num_bytes: of the text.
+    """
+    version = find_version("gigatoken")
+    if num_bytes < MIN_PROVED_BYTES:
+        return "tokenizers", ""
+    if not tokenizer.is_listed:
+        reason = f"{tokenizer.path}: gigatoken is not known to read this kind of tokenizer"
+        return "tokenizers", f"{reason}: {_SLOWER}"
+    if not version:
+        reason = "gigatoken is not installed"
+        return "tokenizers", f"{reason}: {_SLOWER} (pip install 'megablend[text]')"
+    reference = find_version("tokenizers")
+    name = f"{tokenizer.digest}/.proof-{version}-{reference}.json"
+    outcome: Any = None
+    if launch.rank == 0 and (data := folder.read(name)) is not None:
+        with contextlib.suppress(ValueError):
+            outcome = json.loads(data)
+    outcome = launch.bcast(outcome)
+    if not isinstance(outcome, dict) or "difference" not in outcome:
+        shares = launch.allgather(_prove(tokenizer, launch))
+        outcome = {"difference": next((each for each in shares if each is not None), None)}
+        if launch.rank == 0:
+            folder.replace(name, json.dumps(outcome).encode())
+    difference = outcome["difference"]
+    if difference is None:
+        return "gigatoken", ""
+    reason = f"gigatoken {version} gives other tokens than tokenizers {reference}"
+    return "tokenizers", f"{tokenizer.path}: {reason} (for {difference[:80]!r}): {_SLOWER}"
+
+
+def _prove(tokenizer: TokenizerFile, launch: Communicator) -> str | None:
+    """What is wrong with gigatoken in this rank's share of the probes; None if nothing is."""
+    if launch.rank == 0:
+        LOG.info("%s: proving that gigatoken gives the same tokens, once", tokenizer.path)
+    try:
+        fast = GigatokenEngine(tokenizer)
+    except Exception as error:  # of the library: whatever it is, it refuses the tokenizer
+        return f"it refuses it: {error}"
+    with without_threads():
+        return find_difference(fast, Engine(tokenizer), tokenizer, launch.rank, launch.size)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
 from megablend.storage.base import Storage
+from megablend.storage.file_object import FileObject
 from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields
 from megablend.text.lines import BATCH_BYTES
 
@@ -23,40 +24,15 @@ _ROWS = 256
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
 
 
-class StoredFile(io.RawIOBase):
-    """A file of a storage as a file object for pyarrow."""
+def is_table(path: str) -> bool:
+    """Whether a file is a table, by its name."""
+    return path.lower().endswith((*PARQUET, *ARROW))
 
-    def __init__(self, storage: Storage, path: str, size: int) -> None:
-        self._storage = storage
-        self._path = path
-        self._size = size
-        self._position = 0
 
-    def readable(self) -> bool:
-        """See io.RawIOBase."""
-        return True
-
-    def seekable(self) -> bool:
-        """See io.RawIOBase."""
-        return True
-
-    def tell(self) -> int:
-        """See io.RawIOBase."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See io.RawIOBase."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        """See io.RawIOBase."""
-        left = max(0, self._size - self._position)
-        size = left if size < 0 else min(size, left)
-        data = self._storage.read(self._path, self._position, size)
-        self._position += size
-        return data
+def open_file(storage: Storage, path: str, size: int) -> Any:
+    """A file of a storage for pyarrow."""
+    read = partial(storage.read, path)
+    return pa.PythonFile(FileObject(size, read), "r")
 
 
 class TableFile:
@@ -68,7 +44,7 @@ class TableFile:
     def __init__(self, storage: Storage, path: str, size: int, fields: TextFields) -> None:
         self.path = path
         self._fields = fields
-        source = pa.PythonFile(StoredFile(storage, path, size), "r")
+        source = open_file(storage, path, size)
         try:
             if path.lower().endswith(PARQUET):
                 import pyarrow.parquet as pq  # few need it, and it takes some 50 ms
@@ -150,9 +126,7 @@ class TableFile:
         if text is None:
             return BadDocument("no text", f"has null in {self._fields.text!r}, no text", place)
         if len(text) > self._fields.max_bytes:
-            limit = f"{self._fields.max_bytes:,}"
-            reason = f"is {len(text):,} bytes long, more than max_document ({limit})"
-            return BadDocument("too long", reason, place)
+            return self._fields.refuse_long(len(text), place)
         try:
             return Document(text.decode(), key, place)
         except UnicodeDecodeError as error:
@@ -162,16 +136,10 @@ class TableFile:
     def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
         for batch in self._read_batches(groups, names):
-            texts = _pick(batch, names[0])
-            texts = texts.cast(
-                pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary()
-            )
-            has_keys = (
-                self._fields.key is not None
-                and self._fields.key.split(".")[0] in batch.schema.names
-            )
-            keys = _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
-            yield texts.to_pylist(), keys
+            # As bytes, some of which may not be UTF-8
+            texts = _pick(batch, names[0]).cast(pa.large_binary()).to_pylist()
+            has_keys = len(names) > 1 and names[1].split(".")[0] in batch.schema.names
+            yield texts, _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
         if self.path.lower().endswith(PARQUET):

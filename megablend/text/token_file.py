@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,10 @@ from megablend.errors import CorruptFileError
 from megablend.storage.base import Storage
 from megablend.text.documents import Document
 from megablend.text.engine import Tokens
-from megablend.text.tables import StoredFile
+from megablend.text.tables import open_file
 
 LAYOUT = 1
-"""Version of the columns, and of how files are named."""
+"""Version of the columns, and of how files are named (`work.Setup.name_part`)."""
 FOOTER = b"megablend.text"
 """Key of a token file's own metadata in the footer of Parquet."""
 _PAGE_BYTES = 64 << 10
@@ -28,18 +26,6 @@ _ENCODINGS = {
     "offset": "DELTA_BINARY_PACKED",
     "line": "DELTA_BINARY_PACKED",
 }
-
-
-def make_key(lines: str, tokenizer: str, options: str) -> str:
-    """The part of a token file's name that says what it was made from.
-
-    Args:
-        lines: digest of the part's lines.
-        tokenizer: its digest.
-        options: what else changes the tokens.
-    """
-    text = json.dumps([LAYOUT, lines, tokenizer, options])
-    return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class TokenFileWriter:
@@ -67,7 +53,6 @@ class TokenFileWriter:
             write_page_checksum=True,
             column_encoding=_ENCODINGS,
         )
-        self._closed = False
 
     def write(self, documents: list[Document], tokens: Tokens) -> None:
         """Write a row group."""
@@ -83,30 +68,19 @@ class TokenFileWriter:
             np.fromiter((each.place.line for each in documents), np.int32, num),
         ]
         if len(self._schema) > len(columns):
-            columns.append([each.key for each in documents])
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, self._schema, strict=True)
-        ]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), num or 1)
+            columns.append(pa.array([each.key for each in documents], pa.string()))
+        self._writer.write_table(pa.table(columns, schema=self._schema), num or 1)
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Finish the file with its own metadata."""
-        self._closed = True
         self._writer.add_key_value_metadata({FOOTER: json.dumps(footer, sort_keys=True)})
         self._writer.close()
 
     def __enter__(self) -> TokenFileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._closed:
-            self._writer.close()
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
 
 
 def open_token_file(storage: Storage, path: str) -> Any:
@@ -115,7 +89,7 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
     try:
         size = storage.stat(path).size
-        return pq.ParquetFile(pa.PythonFile(StoredFile(storage, path, size), "r"))
+        return pq.ParquetFile(open_file(storage, path, size))
     except pa.ArrowException as error:
         raise CorruptFileError(
             path, f"is no token file ({error}); remove it, and build again"

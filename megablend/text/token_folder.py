@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from megablend.errors import CacheError
 from megablend.storage.location import find_scheme, join
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
 from megablend.system.atomic_write import (
     TEMPORARY,
     flush,
@@ -30,14 +29,6 @@ _LEFTOVER_SECONDS = 3600
 """Temporary files that nothing was written to for so long are a killed process's: a part takes
 seconds."""
 _WHAT = "tokens"
-
-
-class StoredEntry(NamedTuple):
-    """A file of a token folder."""
-
-    bytes: int
-    modified: float
-    """Seconds since 1970."""
 
 
 class TokenFolder:
@@ -55,24 +46,18 @@ class TokenFolder:
         """The location of a file."""
         return join(self.location, name)
 
-    def list_files(self, folder: str) -> dict[str, int]:
-        """Names of the complete files below a folder, sorted, and their sizes. Raises: CacheError."""
-        return {name: each.bytes for name, each in self.list_entries(folder).items()}
-
-    def list_entries(self, folder: str = "") -> dict[str, StoredEntry]:
+    def list_files(self, folder: str = "") -> dict[str, ObjectEntry]:
         """The complete files below a folder by name, sorted. Raises: CacheError."""
         if self._prefix is not None:
-            listed = self._prefix.list_objects(folder)
-            return {each.key: StoredEntry(each.bytes, each.modified) for each in listed}
-        found = dict[str, StoredEntry]()
+            return {each.key: each for each in self._prefix.list_objects(folder)}
+        found = dict[str, ObjectEntry]()
         with translate_os_errors(Path(self.location), _WHAT):
             for above, _, names in os.walk(Path(self.location, folder)):
-                for name in names:
-                    path = Path(above, name)
-                    if not name.startswith(TEMPORARY):
-                        relative = path.relative_to(self.location).as_posix()
+                for path in (Path(above, name) for name in names):
+                    if not path.name.startswith(TEMPORARY):
+                        name = path.relative_to(self.location).as_posix()
                         state = path.stat()
-                        found[relative] = StoredEntry(state.st_size, state.st_mtime)
+                        found[name] = ObjectEntry(name, state.st_size, state.st_mtime, "")
         return dict(sorted(found.items()))
 
     def remove_leftovers(self, folder: str) -> None:
@@ -115,20 +100,16 @@ class TokenFolder:
         flush_folder(final.parent)
 
     def copy(self, name: str, to: str) -> None:
-        """Let a file have a second name."""
-        if self._prefix is not None:
-            data = self._prefix.read(name)
-            if data is None:
-                raise CacheError(f"{self.path(name)}: was removed; build again")
-            self._prefix.create(to, data)
-            return
-        folder, _, _ = to.rpartition("/")
-        with self.writing(folder) as path:
-            shutil.copyfile(Path(self.location, name), path)
+        """Let a file have a second name. Raises: CacheError if it was removed."""
+        data = self.read(name)
+        if data is None:
+            raise CacheError(f"{self.path(name)}: was removed; build again")
+        with self.writing(to.rpartition("/")[0]) as path:
+            path.write_bytes(data)
             self.commit(path, to)
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None if there is none."""
+        """All of a file; None if there is none."""
         if self._prefix is not None:
             return self._prefix.read(name)
         with contextlib.suppress(FileNotFoundError):

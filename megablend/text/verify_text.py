@@ -5,16 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from megablend.config import Config
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.text.engine import Engine, find_added, surround
-from megablend.text.parts import TextFile, open_parts, plan_tasks
+from megablend.text.parts import Part, TextFile, plan_tasks
+from megablend.text.source import find_text
 from megablend.text.token_file import open_token_file
-from megablend.text.tokenise import find_text
-from megablend.text.work import PartResult, Setup
+from megablend.text.work import Setup
 
 _MOST_PARTS = 16
 """Parts that documents are chosen from, of each source: each is read from its beginning."""
@@ -55,9 +53,7 @@ def verify_text(
             yield from _verify_rows(found.setup, file, part, sorted(rows))
 
 
-def _verify_rows(
-    setup: Setup, file: TextFile, part: PartResult, rows: Sequence[int]
-) -> Iterator[str]:
+def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) -> Iterator[str]:
     path = setup.folder.path(part.name)
     table = open_token_file(setup.storage, path).read(columns=["tokens", "offset"])
     tokens = table.column("tokens").combine_chunks()
@@ -68,16 +64,15 @@ def _verify_rows(
     for task in plan_tasks(file, setup.storage, setup.fields, setup.part_bytes):
         if task.part not in (None, part.number):
             continue
-        for each in open_parts(task, setup.storage, setup.fields, setup.part_bytes):
+        for each in setup.open_parts(task):
             for portion in each.portions:
                 mine = [d for d in portion.documents if d.place.offset in wanted]
                 if each.number != part.number or not mine:
                     continue
                 again = surround(engine.encode([d.text for d in mine]), *around)
-                ends = np.cumsum(again.counts)
-                for document, end, count in zip(mine, ends, again.counts, strict=True):
+                for document, ids in zip(mine, again.of(range(len(mine))), strict=True):
                     row = wanted.pop(document.place.offset)
-                    if again.ids[end - count : end].tolist() != tokens[row].as_py():
+                    if ids.tolist() != tokens[row].as_py():
                         yield (
                             f"{path}: row {row} has other tokens than the text of {file.path} at byte {document.place.offset} "
                             f"gives; remove the file, and build again under another name (`run:`)"

@@ -11,16 +11,10 @@ from megablend.operations.session import Session
 from megablend.reader.dataset import Dataset
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
-from megablend.text import tokenise as tokenise_module
 from megablend.text.token_folder import TokenFolder
-from tests.text.test_build import SMALL, make_config, token_files, write_text
+from tests.text.test_build import make_config, token_files, write_text
 
-pytestmark = pytest.mark.usefixtures("obstore")
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+pytestmark = pytest.mark.usefixtures("obstore", "small_parts")
 
 
 @pytest.mark.long
@@ -38,7 +32,7 @@ def test_text_and_tokens_in_a_bucket(tmp_path: Path, remote_moto: str, suffix: s
     expected = token_files(tmp_path / "cache/tokens")
     folder = TokenFolder(f"{remote_moto}/cache/tokens", ObjectOptions())
     digest = next(iter(expected)).partition("/")[0]
-    listed = folder.list_files(digest)
+    listed = list(folder.list_files(digest))
     assert [name for name in listed if name.endswith(".parquet")] == list(expected)
     one = Dataset(Session(local).open())
     two = Dataset(Session(remote).open())
@@ -49,7 +43,7 @@ def test_text_and_tokens_in_a_bucket(tmp_path: Path, remote_moto: str, suffix: s
     (record,) = (name for name in listed if "/.text-" in name)
     folder.remove(record)
     assert build(remote).index.digest == built.index.digest
-    assert folder.list_files(digest) == listed
+    assert list(folder.list_files(digest)) == listed
     prefix.write("data/copy.jsonl" + suffix, tmp_path / f"data/0001.jsonl{suffix}")
     build(remote | {"run": "two"})
     copies = [name for name in folder.list_files(digest) if "/copy.jsonl" in name]

@@ -22,7 +22,7 @@ from megablend.operations.source_specs import list_specs
 from megablend.reader.dataset import Dataset
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
-from megablend.text import token_file
+from megablend.text import prove, token_file
 from megablend.text import tokenise as tokenise_module
 from megablend.text.engine import Engine, GigatokenEngine, Tokens
 from megablend.text.token_file import read_footer
@@ -31,8 +31,9 @@ from tests.text.test_lines import write
 from tests.text.tokenizers_of_kinds import END, corpus, write_tokenizer
 
 STORAGE = make_storage()
-SMALL = 20_000
-"""Bytes of a part in tests."""
+
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def write_text(folder: Path, num_files: int = 3, suffix: str = "", num: int = 300) -> list[str]:
@@ -63,12 +64,6 @@ def make_config(tmp_path: Path, kind: str = "gpt2", **keys: Any) -> dict[str, An
         "sources": [source | keys],
         **top,
     }
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of some kilobytes, so that files have several."""
-    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
 
 
 def token_files(folder: Path) -> dict[str, bytes]:
@@ -391,9 +386,9 @@ def test_gigatoken_is_used_once_it_is_proved(
     pytest.importorskip("gigatoken")
     texts = write_text(tmp_path / "data")
     config = make_config(tmp_path)
-    monkeypatch.setattr(tokenise_module, "MIN_PROVED_BYTES", 0)
+    monkeypatch.setattr(prove, "MIN_PROVED_BYTES", 0)
     proofs = []
-    monkeypatch.setattr(tokenise_module, "_prove", lambda *args: proofs.append(args))
+    monkeypatch.setattr(prove, "_prove", lambda *args: proofs.append(args))
     build(config, processes=2)
     tokens = tmp_path / "cache/tokens"
     assert read_tokens(tokens) == expected_tokens(config, texts)
@@ -412,8 +407,8 @@ def test_a_tokenizer_for_which_it_differs_falls_back(
     pytest.importorskip("gigatoken")
     texts = write_text(tmp_path / "data")
     config = make_config(tmp_path)
-    monkeypatch.setattr(tokenise_module, "MIN_PROVED_BYTES", 0)
-    monkeypatch.setattr(tokenise_module, "_prove", lambda *_: "é")
+    monkeypatch.setattr(prove, "MIN_PROVED_BYTES", 0)
+    monkeypatch.setattr(prove, "_prove", lambda *_: "é")
     (note,) = build(config).index.notes
     assert "gives other tokens than tokenizers" in note
     assert "30 times" in note
@@ -426,8 +421,8 @@ def test_a_part_in_which_it_differs_is_tokenised_again(
     pytest.importorskip("gigatoken")
     texts = write_text(tmp_path / "data", num_files=1)
     config = make_config(tmp_path)
-    monkeypatch.setattr(tokenise_module, "MIN_PROVED_BYTES", 0)
-    monkeypatch.setattr(tokenise_module, "_prove", lambda *_: None)
+    monkeypatch.setattr(prove, "MIN_PROVED_BYTES", 0)
+    monkeypatch.setattr(prove, "_prove", lambda *_: None)
     encode = GigatokenEngine.encode
     wrong = texts[100]
 

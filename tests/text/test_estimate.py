@@ -14,9 +14,9 @@ from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
 from megablend.text import tokenise
-from megablend.text.estimate import Estimate, check_space
+from megablend.text.estimate import Estimate, check_space, estimate_pending
+from megablend.text.source import find_text
 from megablend.text.token_folder import TokenFolder
-from megablend.text.tokenise import estimate_pending, find_text
 from tests.text.test_build import make_config, write_text
 
 

@@ -13,14 +13,10 @@ from megablend.operations.build import build
 from megablend.operations.gc import gc
 from megablend.operations.session import Session
 from megablend.reader.dataset import Dataset
-from megablend.text import tokenise as tokenise_module
 from tests.cli.commands import run
-from tests.text.test_build import SMALL, make_config, token_files, write_text
+from tests.text.test_build import make_config, token_files, write_text
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def test_only_what_no_index_needs_is_removed(tmp_path: Path) -> None:

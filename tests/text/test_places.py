@@ -14,16 +14,12 @@ from megablend.errors import ConfigError
 from megablend.inspect.find import find
 from megablend.inspect.show import show
 from megablend.operations.build import build
-from megablend.text import tokenise as tokenise_module
 from tests.cli.commands import run
-from tests.text.test_build import SMALL, make_config
+from tests.text.test_build import make_config
 from tests.text.test_lines import write
 from tests.text.tokenizers_of_kinds import corpus
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def write_kind(folder: Path, kind: str) -> dict[int, tuple[int, str]]:

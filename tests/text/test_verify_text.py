@@ -10,15 +10,11 @@ import pytest
 from megablend.errors import ConfigError
 from megablend.operations.build import build
 from megablend.operations.verify import verify
-from megablend.text import tokenise as tokenise_module
 from megablend.text.engine import Engine, Tokens
 from tests.cli.commands import run
-from tests.text.test_build import SMALL, make_config, write_text
+from tests.text.test_build import make_config, write_text
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenise_module, "PART_BYTES", SMALL)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])

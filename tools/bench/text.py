@@ -22,9 +22,9 @@ from megablend.storage.by_scheme import make_storage
 from megablend.text.engine import Engine, GigatokenEngine, make_reference, without_threads
 from megablend.text.parts import PART_BYTES, plan_tasks
 from megablend.text.prove import find_difference
-from megablend.text.tokenise import find_text
+from megablend.text.source import find_text
 from megablend.text.tokenizer import load_tokenizer
-from megablend.text.work import Job, Worker
+from megablend.text.work import Worker
 
 
 def measure(work: Callable[[], object]) -> float:
@@ -45,7 +45,7 @@ def make_files(config: dict[str, Any], engine: str) -> Callable[[], object]:
             object.__setattr__(setup, "engine", engine)
             worker = Worker(setup)
             for task in plan_tasks(found.files[0], setup.storage, setup.fields, PART_BYTES):
-                worker.do(Job(setup=0, task=task), lambda *_: None)
+                worker.do(task, lambda *_: None)
 
     return work
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.storage.base import Bytes
+from megablend.storage.file_object import FileObject
 
 
 def read_row_group(
@@ -34,7 +34,7 @@ def read_row_group(
 
     try:
         with pq.ParquetFile(
-            pa.PythonFile(_SourceFile(source, fetched or {}), "r"), page_checksum_verification=True
+            pa.PythonFile(_open(source, fetched or {}), "r"), page_checksum_verification=True
         ) as file:
             table = file.read_row_group(
                 row_group, columns=[".".join(column.path)], use_threads=False
@@ -67,36 +67,13 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
     return tokens, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-class _SourceFile(io.RawIOBase):
-    """A ByteSource, some bytes of which were fetched, as a file object for pyarrow."""
+def _open(source: ByteSource, fetched: Mapping[int, Bytes]) -> FileObject:
+    """A file for pyarrow, some bytes of which were fetched."""
 
-    def __init__(self, source: ByteSource, fetched: Mapping[int, Bytes]) -> None:
-        self._source = source
-        self._fetched = fetched
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._source.size - self._position)
-        data = self._load(self._position, left if size < 0 else min(size, left))
-        self._position += len(data)
-        return data
-
-    def _load(self, offset: int, size: int) -> bytes:
-        for start, data in self._fetched.items():
+    def read(offset: int, size: int) -> bytes:
+        for start, data in fetched.items():
             if start <= offset and offset + size <= start + len(data):
                 return data[offset - start : offset - start + size].tobytes()
-        return self._source.read(offset, size, "a column chunk")
+        return source.read(offset, size, "a column chunk")
+
+    return FileObject(source.size, read)
