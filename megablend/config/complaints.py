@@ -89,6 +89,8 @@ _PATTERNS = {
 }
 """The same for texts that have to match a pattern, by key."""
 
+MAX_VALUE = 80
+"""Characters of a wrong value that are shown."""
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
 """Prefix of messages from validators of the whole config: a key, a source of a split, or a
 stage."""
@@ -107,6 +109,9 @@ def explain_errors(
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
         location[:1] = [written.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
+        value = repr(problem["input"])
+        if len(value) > MAX_VALUE:
+            value = f"{value[:MAX_VALUE]}..."
         if not location and (start := _PLACE.match(message)):
             location = [start[1]]
             message = message[start.end() :]
@@ -126,18 +131,14 @@ def explain_errors(
             hint = did_you_mean(
                 str(problem["input"]), expected.replace("'", " ").split(), before="; "
             )
-            message = f"found {problem['input']!r}, expected {expected}{hint}"
+            message = f"found {value}, expected {expected}{hint}"
         elif problem["type"] == "model_type":
-            message = (
-                f"found {problem['input']!r}, expected keys such as {_KEYS[_find_model(location)]}"
-            )
+            message = f"found {value}, expected keys such as {_KEYS[_find_model(location)]}"
         elif problem["type"] in _EXPECTED:
             expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
-            message = (
-                f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
-            )
+            message = f"found {value}, expected {_PATTERNS.get(str(location[-1]), expected)}"
         elif problem["type"] != "value_error":
-            message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
+            message = f"found {value}: {message[0].lower()}{message[1:]}"
         yield f"{places.describe(location)}: {message}"
 
 

@@ -27,7 +27,7 @@ from megablend.config.source import Source
 from megablend.config.stages import MASKS, apply_settings, apply_stages, check_listed
 from megablend.order.registry import find_order
 
-IRRELEVANT = frozenset(
+OUTSIDE_REQUEST = frozenset(
     (
         # Where the cache, the run and the files are
         "cache",
@@ -55,7 +55,8 @@ IRRELEVANT = frozenset(
         "max_document",
     )
 )
-"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has."""
+"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has: all
+others are part of `Config.request_digest`."""
 TOKENS = "tokens"
 """The column of the files that text is tokenised to."""
 __all__ = [
@@ -97,7 +98,7 @@ def _list_written(value: object) -> object:
     """The keys of models that were written and can affect the order, sorted,
     with their checked values."""
     if isinstance(value, BaseModel):
-        value = {name: getattr(value, name) for name in value.model_fields_set - IRRELEVANT}
+        value = {name: getattr(value, name) for name in value.model_fields_set - OUTSIDE_REQUEST}
     if isinstance(value, dict):
         return [[key, _list_written(found)] for key, found in sorted(value.items())]
     if isinstance(value, list | tuple):

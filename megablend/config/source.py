@@ -52,7 +52,11 @@ class Share(Model):
 
 
 class Source(Share):
-    """Files read as one dataset, and its share of the blend."""
+    """Files read as one dataset, and its share of the blend.
+
+    A key that cannot change which tokens a sample has belongs in OUTSIDE_REQUEST of
+    megablend.config.model; any other changes Config.request_digest where it is set.
+    """
 
     name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
     """Unique among the sources of a split."""

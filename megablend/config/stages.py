@@ -58,7 +58,10 @@ class _Changes(Model):
 class StageSource(Share, _Changes):
     """What a stage changes of a source; what is absent stays as it was in the stage before."""
 
-    fixed = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
+    fixed = (
+        *("name", "path", "format", "format_options", "column", "documents", "append_eod"),
+        *("extra_columns", "text", "eos", "bos", "add_special_tokens"),
+    )
 
     def find_changes(self) -> dict[str, Any]:
         """The fields of a `Source` to update. A share replaces the source's share,

@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.config import Config, load_config
-from megablend.config.model import IRRELEVANT
-from megablend.config.source import Source
-from megablend.config.stages import StageSettings, StageSource
+from megablend.config import load_config
+from megablend.config.model import OUTSIDE_REQUEST
+from megablend.config.stages import MASKS
 from megablend.errors import MegablendError, PlanError
 from megablend.run import companion, compile
 from megablend.run import plan_stages as stage_requests
 from megablend.run.ledger_file import load_ledger
-from tests.runs import documents, make_config, read_fields, write_source
+from tests.runs import documents, make_config, read_fields, read_samples, write_source
 
 STAGES: list[dict[str, Any]] = [
     {"samples": 320},
@@ -207,39 +206,76 @@ def test_a_longer_validation_is_what_the_config_says(config: dict[str, Any]) -> 
     assert len(megablend.open(config, "valid")) != 33
 
 
-RUNTIME = {
-    *(
-        "cache",
-        "local_cache",
-        "memory",
-        "file_checks_per_second",
-        "direct_io",
-        "storage",
-        "warnings",
-        "on_bad_sample",
-    ),
-    *("vocab_size", "eod_token", "run", "path", "extra_columns", "on_unreadable"),
-    *(
-        "reset_position_ids",
-        "reset_attention_mask",
-        "eod_mask_loss",
-        "create_attention_mask",
-        "inter_document_masking",
-    ),
-    # How text is tokenised: a run is built on the tokens
-    *("tokenizer", "token_files", "on_bad_document", "max_bad", "max_document"),
+OF_THE_RUN: dict[str, Any] = {
+    "memory": "256MiB",
+    "file_checks_per_second": 1,
+    "direct_io": True,
+    "storage": {"s3://bucket/": {"region": "eu-north-1"}},
+    "warnings": {"max_epochs": 1},
+    "on_bad_sample": "mask",
+    "on_unreadable": "skip",
+    "vocab_size": 10**6,
+    "eod_token": 7,
+    **dict.fromkeys(MASKS, True),
 }
-"""Keys that cannot change which tokens a sample has."""
+OF_A_SOURCE: dict[str, Any] = {"vocab_size": 10**6}
+"""Of keys that cannot change which tokens a sample has, values that are not their defaults."""
 
 
-def test_every_key_that_can_affect_the_order_makes_another_request() -> None:
-    assert IRRELEVANT == RUNTIME
-    known = {
-        name
-        for model in (Config, Source, StageSettings, StageSource)
-        for name in model.model_fields
-    }
-    assert known >= RUNTIME
+@pytest.mark.parametrize(
+    ("key", "value", "is_of_run"),
+    [
+        *((key, value, True) for key, value in OF_THE_RUN.items()),
+        *((key, value, False) for key, value in OF_A_SOURCE.items()),
+    ],
+)
+def test_keys_outside_the_request_change_no_token(
+    config: dict[str, Any], key: str, value: Any, is_of_run: bool
+) -> None:
+    assert key in OUTSIDE_REQUEST
+    first, *others = config["sources"]
+    changed = (
+        config | {key: value}
+        if is_of_run
+        else config | {"sources": [first | {key: value}, *others]}
+    )
+    assert load_config(changed).request_digest == load_config(config).request_digest
+    changed["run"] = "other"
+    megablend.build(changed)
+    here = megablend.open(changed)
+    before = megablend.open(config)
+    assert here.run.ledger.digest == before.run.ledger.digest
+    for mine, other in zip(read_samples(here), read_samples(before), strict=True):
+        assert (mine.source, mine.ordinal) == (other.source, other.ordinal)
+        assert mine.tokens.tolist() == other.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 8),
+        ("sequence_length", 16),
+        ("lanes", 2),
+        ("shuffle_window", 2),
+        ("order", "sequential"),
+        ("interleaving", "sequential"),
+        ("split", "70,30,0"),
+        ("add_extra_token_to_sequence", False),
+    ],
+)
+def test_keys_that_change_tokens_make_another_request(
+    config: dict[str, Any], key: str, value: Any
+) -> None:
+    assert key not in OUTSIDE_REQUEST
+    plain = {name: setting for name, setting in config.items() if name != "stages"}
+    plain["samples"] = 640
+    tokens = []
+    for number, wanted in enumerate((plain, plain | {key: value})):
+        run = wanted | {"run": f"run{number}"}
+        megablend.build(run)
+        tokens.append([sample.tokens.tolist() for sample in read_samples(megablend.open(run))])
+    assert tokens[0] != tokens[1]
+    assert load_config(plain).request_digest != load_config(plain | {key: value}).request_digest
 
 
 def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) -> None:

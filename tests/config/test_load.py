@@ -102,6 +102,13 @@ BAD = [
     ("weight: 0.5", "wieght: 0.5", 11, "sources[0].wieght", "unknown key; did you mean 'weight'?"),
     ("seed: 1234", "sed: 1234", 4, "sed", "unknown key; did you mean 'seed'?"),
     ("seed: 1234", "seed: many", 4, "seed", "found 'many'"),
+    (
+        "seed: 1234",
+        f"seed: {'many' * 50}",
+        4,
+        "seed",
+        f"found '{'many' * 19}man..., expected a whole number",
+    ),
     ("weight: 0.5", "weight: -1", 11, "sources[0].weight", "found -1, expected 0 or more"),
     ("weight: 0.5", "weight: .nan", 11, "sources[0].weight", "found nan, expected a finite number"),
     ("weight: 0.5", "weight: .inf", 11, "sources[0].weight", "found inf, expected a finite number"),
