@@ -21,11 +21,13 @@ import megablend
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import Members, Pace, describe_members, find_members
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
+from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States
 from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
@@ -106,7 +108,7 @@ class Node:
     def _make_cluster(self, members: Members) -> Cluster:
         with _installed("nodes"):
             from megablend.mirror.peers.cluster import Cluster
-        return Cluster(self.options, members, self.source, self.get_status, self._pace)
+        return Cluster(self.options, members, self.source, self.get_metrics, self._pace)
 
     def _make_web(self) -> WebServer:
         with _installed("data_port"):
@@ -116,7 +118,9 @@ class Node:
             is_there = self._has_datasets or self._datasets is not None
             return await self._find_datasets() if is_there else None
 
-        return WebServer(self.options, self.engine, find_datasets, self.server.note_use)
+        return WebServer(
+            self.options, self.engine, find_datasets, self.get_metrics, self.server.note_use
+        )
 
     async def _find_datasets(self) -> Datasets:
         """What is wanted here; only nodes that were asked for datasets import it."""
@@ -240,7 +244,7 @@ class Node:
         raise LeavingError
 
     async def get_status(self) -> dict[str, Any]:
-        """What the node holds and has done, for people and for metrics."""
+        """What the node holds and has done."""
         usage = await self.engine.call(self.engine.store.usage)
         return {
             "pid": os.getpid(),
@@ -251,10 +255,18 @@ class Node:
             "clients": self.server.num_clients,
             "held_bytes": usage.num_bytes,
             "files": usage.num_files,
+            "evicted_bytes": self.engine.store.num_evicted * PAGE_BYTES,
             "source_bytes": self.source.num_bytes,
+            "source_requests": self.source.requests,
             "peer_bytes": self.engine.peer_bytes,
+            "read_bytes": None if self.web is None else self.web.num_bytes,
+            "wanted": None if self._datasets is None else self._datasets.holding.count(),
             "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
+
+    async def get_metrics(self) -> str:
+        """The same for Prometheus."""
+        return format_metrics(await self.get_status())
 
     async def _select(self, need: Need) -> Need:
         """What this node is to hold of a need, whoever reads it."""

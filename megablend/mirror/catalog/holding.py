@@ -122,6 +122,14 @@ class Holding:
         self._num_changes = 0
         self._num_seen = -1
 
+    def count(self) -> dict[str, int]:
+        """Bytes that this node is to hold, that are missing, and that have no room."""
+        return {
+            "bytes": sum(each.needed for each in self.states),
+            "missing": sum(each.missing for each in self.states),
+            "short": sum(each.short for each in self.states),
+        }
+
     def keep_all(self) -> None:
         """Keep all files of what is wanted, before it is known what this node's share is. In the
         store's thread."""

@@ -1,5 +1,4 @@
-"""The owner's side of a mirror: all files of a folder, within its size and what is left to
-others."""
+"""The owner's side of a mirror: all files of a folder, within its size and its reserve."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +106,8 @@ class PageStore:
         self._open_files: OrderedDict[str, StoredFile] = OrderedDict()
         self._room = Room(self._list_held, self._find_held)
         self._num_pages = 0
+        self.num_evicted = 0
+        """Pages, since its start."""
         self._unsynced = set[str]()
         self._used = set[str]()
         self._num_unsynced = 0
@@ -448,11 +450,10 @@ class PageStore:
             self._discard(digest)
 
     def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
-        by_file: dict[str, list[tuple[int, int]]] = {}
-        for (digest, block), mask in sorted(chosen.items()):
-            by_file.setdefault(digest, []).append((block, mask))
-        for digest, rows in by_file.items():
-            self._remove(digest, pages_of_rows(rows))
+        before = self._num_pages
+        for digest, rows in groupby(sorted(chosen.items()), lambda each: each[0][0]):
+            self._remove(digest, pages_of_rows([(block, mask) for (_, block), mask in rows]))
+        self.num_evicted += before - self._num_pages
 
     def _make_room(self, needed: int, due: float | None) -> bool:
         """Evict what must go for `needed` bytes that are due then; False if too little may."""

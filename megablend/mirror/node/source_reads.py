@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -64,6 +64,8 @@ class SourceReader:
         self._threads = ThreadPoolExecutor(_MAX_WAITS, "megablend-source")
         self.num_bytes = 0
         """Bytes that were read."""
+        self.requests = defaultdict[str, Counter[str]](Counter)
+        """How many reads ended how, by scheme."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
         """Use queries of URLs, which may be signatures; they are kept in memory only."""
@@ -98,16 +100,21 @@ class SourceReader:
         key = want.key
         self.check_allowed(key.location)
         offsets, sizes = ranges_of_pages(want.pages, key.size)
-        async with self._turns[is_soon(want.due)]:
-            view = await self._open(key)
-            if view.limits(key.location).is_synchronous:
-                out, _ = await self._call(
-                    lambda: view.read_ranges(key.location, offsets, sizes, _allocate)
-                )
-            else:
-                out, _ = await asyncio.wrap_future(
-                    view.fetch(key.location, offsets, sizes, _allocate)
-                )
+        status = "failed"
+        try:
+            async with self._turns[is_soon(want.due)]:
+                view = await self._open(key)
+                if view.limits(key.location).is_synchronous:
+                    out, _ = await self._call(
+                        lambda: view.read_ranges(key.location, offsets, sizes, _allocate)
+                    )
+                else:
+                    out, _ = await asyncio.wrap_future(
+                        view.fetch(key.location, offsets, sizes, _allocate)
+                    )
+            status = "ok"
+        finally:
+            self.requests[find_scheme(key.location) or "file"][status] += 1
         self.num_bytes += len(out)
         await keep(want.pages, out.data, Origins(source=len(out)))
 

@@ -67,7 +67,7 @@ class Cluster:
         options: of the mirror.
         members: which nodes there are.
         source: reads the source.
-        get_status: numbers of this node.
+        get_metrics: numbers of this node.
         pace: when others are away.
     """
 
@@ -76,7 +76,7 @@ class Cluster:
         options: MirrorOptions,
         members: Members,
         source: PageReader,
-        get_status: Callable[[], Awaitable[Mapping[str, Any]]],
+        get_metrics: Callable[[], Awaitable[str]],
         pace: Pace = Pace(),  # noqa: B008  (a tuple)
     ) -> None:
         self._options = options
@@ -98,7 +98,8 @@ class Cluster:
             ("POST", "/v1/check"): self._check,
             ("GET", "/v1/ping"): _pong,
         }
-        self._server = PeerServer(handlers, self._verifier, get_status)
+        self._server = PeerServer(handlers, self._verifier, get_metrics)
+        self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
         """Of the view in force, or of the first one; then of one that is to be in force, if there is."""
@@ -195,6 +196,8 @@ class Cluster:
             "away": len(away),
             "away_nodes": away,
             "formed": self._agreement.is_reached,
+            "sent_bytes": self._sent_bytes,
+            "bad": {each.name: each.num_bad for each in self._peers.values() if each.num_bad},
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
         return found if self._holders is None else found | self._holders.count_debts()
@@ -362,6 +365,7 @@ class Cluster:
         if self._sending is not None:
             await self._sending.enter(len(data))
             self._sending.leave(len(data))
+        self._sent_bytes += len(data)
         return pack_pages(held, data)
 
     async def _set_due(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:

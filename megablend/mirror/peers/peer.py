@@ -69,6 +69,8 @@ class Peer:
     """Why it did not answer the last time that it did not."""
     refusal: MegablendError | None = None
     """Why what answers in its place is not believed, or does not believe this node."""
+    num_bad: int = 0
+    """Answers whose bytes were changed on the way."""
     _met_session: str = ""
     _gone: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -107,6 +109,7 @@ class Peer:
         try:
             return unpack_pages(answer, want.key, want.pages)
         except ValueError as error:
+            self.num_bad += 1
             LOG.warning("mirror: %s: its answer is not used: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 

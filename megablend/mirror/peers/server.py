@@ -18,17 +18,16 @@ Bodies are those of `frames`. Every request but the last is signed, or comes by 
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiohttp import web
 
 from megablend.errors import MegablendError
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import MAX_PAYLOAD, PROTOCOL, pack_error
+from megablend.mirror.node.metrics import CONTENT_TYPE
 from megablend.mirror.peers.listener import Listener
 from megablend.mirror.peers.peer import (
     AWAY_STATUS,
@@ -59,8 +58,7 @@ class PeerServer:
     handlers: Mapping[tuple[str, str], Handle]
     """By method and path."""
     verifier: Verifier
-    get_numbers: Callable[[], Awaitable[Mapping[str, Any]]]
-    """For /metrics, perhaps nested."""
+    get_metrics: Callable[[], Awaitable[str]]
     _listener: Listener = field(
         default_factory=lambda: Listener("`port` of `mirror`, in `nodes` too,")
     )
@@ -120,18 +118,5 @@ class PeerServer:
         return web.Response(status=status, body=data, headers=headers)
 
     async def _answer_metrics(self, _: web.Request) -> web.Response:
-        lines = [
-            f"megablend_node_{name} {json.dumps(value)}\n"
-            for name, value in _flatten(await self.get_numbers())
-        ]
-        return web.Response(text="".join(lines))
-
-
-def _flatten(numbers: Mapping[str, Any], before: str = "") -> list[tuple[str, float]]:
-    found = list[tuple[str, float]]()
-    for name, value in numbers.items():
-        if isinstance(value, Mapping):
-            found += _flatten(value, f"{before}{name}_")
-        elif isinstance(value, int | float):
-            found.append((before + name, int(value) if isinstance(value, bool) else value))
-    return found
+        text = await self.get_metrics()
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

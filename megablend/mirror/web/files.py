@@ -107,6 +107,8 @@ class Files:
         self._find_datasets = find_datasets
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_SENDING)
+        self.num_bytes = 0
+        """That were sent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The file, a part of it, or a list of files."""
@@ -240,7 +242,9 @@ class Files:
                         await response.prepare(request)
                         at = begin % PAGE_BYTES
                         part = memoryview(data)[at : at + stop - begin]
-                        return await asyncio.wait_for(response.write(part), _SLOW_SECONDS)
+                        await asyncio.wait_for(response.write(part), _SLOW_SECONDS)
+                        self.num_bytes += len(part)
+                        return
             except AwayError:
                 if time.monotonic() > end:
                     raise

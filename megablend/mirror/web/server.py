@@ -1,6 +1,7 @@
 """What a node answers to HTTP programs, at `data_port`:
 
     GET  /v1/data/...      files of datasets: see `files`
+    GET  /metrics          numbers, for Prometheus
     GET  /v1/ping          nothing; to whoever asks
 
 Who asks has the token (`Authorization: Bearer TOKEN`, or any user's name with it as the password), or a
@@ -18,6 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.metrics import CONTENT_TYPE
 from megablend.mirror.peers.listener import Listener
 from megablend.mirror.peers.signing import make_reader_context, read_token
 from megablend.mirror.web.files import ROOT, Files, Place
@@ -42,6 +44,7 @@ class WebServer:
         options: of the mirror, with `data_port`.
         engine: gets pages.
         find_datasets: those of the mirror; None if there are none.
+        get_metrics: numbers, for Prometheus.
         note_use: called at each request of who may ask.
     """
 
@@ -50,6 +53,7 @@ class WebServer:
         options: MirrorOptions,
         engine: Engine,
         find_datasets: Callable[[], Awaitable[Datasets | None]],
+        get_metrics: Callable[[], Awaitable[str]],
         note_use: Callable[[], None],
     ) -> None:
         assert options.data_port is not None
@@ -59,6 +63,7 @@ class WebServer:
         self._is_open = self._tls is not None or options.insecure
         self._token = read_token("token_file", options.token_file)
         self._files = Files(engine, find_datasets, self._token)
+        self._get_metrics = get_metrics
         self._note_use = note_use
         self._listener = Listener("`data_port` of `mirror`")
 
@@ -66,6 +71,7 @@ class WebServer:
         """Listen. Raises: ConfigError if the port is in use."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(_PING, _pong)
+        app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get(ROOT + "{_:.*}", self._files.answer)
         app.on_response_prepare.append(_add_headers)
         if self._is_open and self._tls is None:
@@ -73,6 +79,11 @@ class WebServer:
         await self._listener.start(
             app, None if self._is_open else "127.0.0.1", self._port, self._tls
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of files, that were sent."""
+        return self._files.num_bytes
 
     async def stop(self) -> None:
         """Do not listen any more."""
@@ -87,6 +98,10 @@ class WebServer:
                 raise web.HTTPUnauthorized(headers=realm)
             self._note_use()
         return await handler(request)
+
+    async def _answer_metrics(self, _: web.Request) -> web.Response:
+        text = await self._get_metrics()
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     def _has_token(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

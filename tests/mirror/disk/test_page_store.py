@@ -195,6 +195,7 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
     keys = [key_of(BLOCK * 9, str(i)) for i in range(3)]
     used: dict[tuple[int, int], int] = {}  # of blocks
     held: dict[tuple[int, int, int], float | None] = {}  # key, block, page -> due
+    num_evicted = 0
     due_now: dict[tuple[int, int, int], float] = {}
     for step in range(1, 400):
         k = rng.randrange(3)
@@ -232,6 +233,7 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
                     alike = [e for e in held if e[:2] == victim[:2] and held[e] == when]
                     for each in alike:
                         del held[each]
+                    num_evicted += len(alike)
             assert put(store, keys[k], at, due) == (fits or not is_new), step
             if is_new and fits:
                 known = due_now.get((k, block, page))
@@ -244,6 +246,8 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
             for number in to_sets(store.held(keys[k]))
         }
         assert found == set(held), step
+        assert store.num_evicted == num_evicted
+    assert num_evicted
 
 
 def test_states_outlive_the_owner(tmp_path: Path) -> None:

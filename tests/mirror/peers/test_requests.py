@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.mirror.disk.folder import FileKey
@@ -19,6 +18,7 @@ from megablend.mirror.disk.pages import Pages, pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import Mode, Want
 from megablend.mirror.node.frames import PROTOCOL, pack_needs, pack_pages, unpack_pages
+from tests.mirror.node.test_metrics import parse_metrics
 from tests.mirror.peers.clusters import MOST_FILES, PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import make_files
 from tests.storage.faulty import FaultySource
@@ -234,37 +234,37 @@ def test_numbers_are_read_by_prometheus(tmp_path: Path) -> None:
                 async def read(i: int) -> dict[str, float]:
                     async with session.get(f"http://{nodes.names[i]}/metrics") as answer:
                         assert answer.content_type == "text/plain"
-                        families = text_string_to_metric_families(await answer.text())
-                        return {
-                            sample.name.removeprefix("megablend_node_"): sample.value
-                            for family in families
-                            for sample in family.samples
-                        }
+                        return parse_metrics(await answer.text())
 
-                assert (await read(0))["cluster_formed"] == 0
+                assert (await read(0))["formed"] == 0
                 await nodes.start(2)
                 await nodes.read_all()
                 await nodes.settle()
                 found = [await read(i) for i in range(3)]
                 size = sum(map(len, source.files.values()))
-                assert sum(each["source_bytes"] for each in found) == size
+                assert sum(each['bytes_total{from="source"}'] for each in found) == size
+                got = sum(each['bytes_total{from="peers"}'] for each in found)
+                assert got == sum(each['sent_bytes_total{to="nodes"}'] for each in found) > 0
+                reads = 'source_requests_total{provider="http",status="ok"}'
+                assert sum(each.get(reads, 0) for each in found) == 2 * 3
                 for i, numbers in enumerate(found):
                     pages = sum(-(-len(data) // 4096) for data in source.files.values())
-                    assert numbers["held_bytes"] == pages * 4096
-                    assert numbers["files"] == len(source.files)
+                    assert numbers["pages_held"] == pages
+                    assert numbers["files_held"] == len(source.files)
+                    assert numbers["evicted_bytes_total"] == 0
                     assert numbers["service"] == 1
-                    assert numbers["cluster_formed"] == 1
-                    assert numbers["cluster_nodes"] == 3
-                    assert numbers["cluster_copies"] == 2
-                    assert numbers["cluster_away"] == 0
-                    assert numbers["cluster_bytes_to_copy"] == 0
+                    assert numbers["formed"] == 1
+                    assert numbers["nodes"] == 3
+                    assert numbers["copies"] == 2
+                    assert numbers["nodes_away"] == 0
+                    assert numbers["debts_bytes"] == 0
                     status = await nodes.nodes[i].get_status()
-                    assert numbers["started"] == pytest.approx(status["started"])
+                    assert numbers["start_time_seconds"] == pytest.approx(status["started"])
                 await nodes.stop(2)
                 source.files["d/9"] = b"9" * 70_000
                 await nodes.read_all(0, 1)
                 await until(lambda: nodes.cluster(0).as_json()["away"] == 1)
-                assert (await read(0))["cluster_away"] == 1
+                assert (await read(0))["nodes_away"] == 1
 
     with FaultySource(make_files(2, 3 << 20)) as source:
         asyncio.run(run())

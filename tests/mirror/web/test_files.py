@@ -32,6 +32,7 @@ from tests.mirror.catalog.test_datasets import (
     machine,
     make_files,
 )
+from tests.mirror.node.test_metrics import parse_metrics
 from tests.mirror.nodes import kill_node
 from tests.mirror.peers.clusters import PATIENT, NodesOf, find_ports
 from tests.mirror.peers.test_signing import Authority, authorities
@@ -513,3 +514,18 @@ def test_a_token_or_a_port_that_cannot_be_used(tmp_path: Path) -> None:
             code, message = served.node.fail("add", "x", "s3://b/d/")
         assert "address already in use\nset `data_port` of `mirror` to one" in message.lower()
         assert served.node.add("x", "d")
+
+
+def test_numbers_for_prometheus(tmp_path: Path) -> None:
+    files = make_files("d", MIXED)
+    with web(tmp_path, files) as served:
+        served.node.add("corpus", "d")
+        data = files["d/big.bin"]
+        served.get("/v1/data/corpus/latest/big.bin")
+        served.node.ask("want", "corpus", "--wait")
+        found = parse_metrics(served.get("/metrics").decode())
+        assert found['sent_bytes_total{to="readers"}'] == len(data)
+        assert found['bytes_total{from="source"}'] == sum(map(len, files.values()))
+        assert found["wanted_bytes"] >= sum(map(len, files.values()))
+        assert found["wanted_missing_bytes"] == 0
+        assert served.ask("/metrics", token=False)[0] == 401
