@@ -43,18 +43,18 @@ if importlib.util.find_spec("torch") is None:
 
 
 ROOMS = (
-    "blocks",
+    "blend",
     "config",
     "distributed",
     "formats",
-    "fs",
     "index",
     "kernels",
     "megatron/exact",
     "order",
-    "plan",
     "prefetch",
+    "run",
     "storage",
+    "system",
 )
 TABLES = tuple(f"behaviour/remedies/test_{name}.py" for name in ("blends", "configs", "files"))
 QUICK = (Path("test_layers.py"), *map(Path, ROOMS), *map(Path, TABLES))
