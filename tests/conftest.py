@@ -71,6 +71,8 @@ TESTS = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gone = [place for place in QUICK if not (TESTS / place).exists()]
+    assert not gone, f"{gone}: a place of quick tests is not there"
     if not hasattr(config, "workerinput"):  # else pytest-xdist started this process
         share_servers()
     if config.option.markexpr in WITHOUT_SLOW:

@@ -126,4 +126,4 @@ def _read_batches(
         run = dataset.run.view(section)
         listed = list(group)
         for batch in (listed[i : i + 256] for i in range(0, len(listed), 256)):
-            yield run, batch, samples.read_samples(run, dataset.window, batch)
+            yield run, batch, samples.read_samples(run, dataset.block_cache, batch)

@@ -113,7 +113,7 @@ class FileRead:
     """Whether tokens will be decoded; otherwise only their documents are needed."""
     check: Check | None = None
     """Called with all that was fetched."""
-    source: Storage | None = None
+    retry_storage: Storage | None = None
     """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would
     be the same."""
     number: int = -1
@@ -161,7 +161,7 @@ class FileRead:
         What a network or a proxy damages is whole the next time;
         pages with a CRC, and headers, show it.
         """
-        if self.source is None:
+        if self.retry_storage is None:
             return work(self)
         try:
             return work(self)
@@ -170,8 +170,8 @@ class FileRead:
                 "%s: reading the bytes again, since they may have been damaged in transit",
                 error,
             )
-        again = replace(self, source=None, fetched=[])
-        fetch_all([again], self.source)
+        again = replace(self, retry_storage=None, fetched=[])
+        fetch_all([again], self.retry_storage)
         self.fetched[:] = again.fetched
         return work(again)
 
@@ -264,14 +264,16 @@ def read_pieces(
     chunks: Array,
     storage: Storage,
     check: Check | None = None,
-    source: Storage | None = None,
+    retry_storage: Storage | None = None,
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
     """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
     found = list[npt.NDArray[np.int64]]()
     scanned_bytes = 0
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order):
-        read = FileRead(reader, mine, chunks, tokens=False, check=check, source=source)
+        read = FileRead(
+            reader, mine, chunks, tokens=False, check=check, retry_storage=retry_storage
+        )
         fetch_all([read], storage)
         offsets, size = read.find_pieces()
         found += offsets

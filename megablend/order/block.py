@@ -36,8 +36,8 @@ start of the next."""
 
 
 class BlockOrder(ListedOrder):
-    """Every epoch is a permutation of the blocks, chosen by (key, epoch).
-    Only tests change the keywords."""
+    """Every epoch is a permutation of the blocks, chosen by (key, epoch); `key` is of the run's seed,
+    the split and the source's name (`SplitSources.blocks`). Only tests change the keywords."""
 
     def __init__(
         self,

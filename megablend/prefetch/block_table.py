@@ -34,39 +34,39 @@ class BlockTable:
         # For each extra column, the bits of its values as if they were tokens
         self._extra: list[BlockTable] = []
 
-    def put(self, places: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
+    def put(self, slots: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
         """Put blocks into the table.
 
         Args:
-            places: int64 [n], their slots.
+            slots: int64 [n], of the blocks.
             sizes: int64 [n], bytes that each counts as.
         """
-        for place, owner in zip(places.tolist(), blocks.owners, strict=True):
-            self._owners[place] = owner
+        for slot, owner in zip(slots.tolist(), blocks.owners, strict=True):
+            self._owners[slot] = owner
         self._kinds_seen.update(set(blocks.kinds.tolist()))
-        self._slots["kind"][places] = blocks.kinds
-        self._slots["size"][places] = blocks.sizes
-        self._slots["tokens"][places] = blocks.addresses
-        self._slots["counted_bytes"][places] = sizes
+        self._slots["kind"][slots] = blocks.kinds
+        self._slots["size"][slots] = blocks.sizes
+        self._slots["tokens"][slots] = blocks.addresses
+        self._slots["counted_bytes"][slots] = sizes
         if blocks.offsets is not None:
-            for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):
-                self._offsets[place] = offsets
-            self._slots["offsets"][places] = [address_of(offsets) for offsets in blocks.offsets]
-            self._slots["num_offsets"][places] = [len(offsets) for offsets in blocks.offsets]
+            for slot, offsets in zip(slots.tolist(), blocks.offsets, strict=True):
+                self._offsets[slot] = offsets
+            self._slots["offsets"][slots] = [address_of(offsets) for offsets in blocks.offsets]
+            self._slots["num_offsets"][slots] = [len(offsets) for offsets in blocks.offsets]
         for column, numbers in enumerate(blocks.extra):
             if column == len(self._extra):
                 self._extra.append(BlockTable(self.ids))
-            self._extra[column].put(places, numbers, np.zeros(len(places), np.int64))
+            self._extra[column].put(slots, numbers, np.zeros(len(slots), np.int64))
 
-    def drop(self, places: Int64s) -> int:
+    def drop(self, slots: Int64s) -> int:
         """Drop blocks that are in the table; returns the bytes that were counted for them."""
-        for place in places.tolist():
-            self._owners[place] = None
-            self._offsets[place] = None
+        for slot in slots.tolist():
+            self._owners[slot] = None
+            self._offsets[slot] = None
         for table in self._extra:
-            table.drop(places)
-        counted: int = sum(self._slots["counted_bytes"][places].tolist())
-        self._slots[places] = _NO_BLOCK
+            table.drop(slots)
+        counted: int = sum(self._slots["counted_bytes"][slots].tolist())
+        self._slots[slots] = _NO_BLOCK
         return counted
 
     def occupied(self) -> Int64s:
@@ -78,22 +78,22 @@ class BlockTable:
         which all are among `ids`."""
         table = BlockTable(ids)
         occupied = self.occupied()
-        places = np.searchsorted(ids, self.ids[occupied])
-        for old, new in zip(occupied.tolist(), places.tolist(), strict=True):
+        slots = np.searchsorted(ids, self.ids[occupied])
+        for old, new in zip(occupied.tolist(), slots.tolist(), strict=True):
             table._owners[new] = self._owners[old]
             table._offsets[new] = self._offsets[old]
-        table._slots[places] = self._slots[occupied]
+        table._slots[slots] = self._slots[occupied]
         table._kinds_seen = self._kinds_seen
         table._extra = [column.move_to(ids) for column in self._extra]
         return table
 
     def gather(
-        self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s
+        self, slots: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s
     ) -> None:
         """Copy the tokens of samples from the blocks.
 
         Args:
-            places: int64 [m], the table slot of each span's block.
+            slots: int64 [m], the table slot of each span's block.
             spans: the samples' spans [m].
             width: tokens per sample.
             tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the
@@ -101,15 +101,15 @@ class BlockTable:
         """
         # The kernel is compiled for one type of tokens, and passes over blocks of the others
         for kind in self._kinds_seen:
-            here = places, spans.starts, spans.stops
+            here = slots, spans.starts, spans.stops
             wrong = gather_tokens(_LIKE[kind], kind, self._slots, *here, width, tokens, labels)
-            assert wrong < 0, f"span {wrong} of {len(places)} is outside its block or sample"
+            assert wrong < 0, f"span {wrong} of {len(slots)} is outside its block or sample"
 
     def gather_extra(
         self,
         column: int,
         dtype: np.dtype[Any],
-        places: Int64s,
+        slots: Int64s,
         spans: Spans,
         shape: tuple[int, int],
     ) -> npt.NDArray[Any]:
@@ -117,17 +117,17 @@ class BlockTable:
 
         Args:
             column: number of the extra column.
-            places, spans: as in `gather`.
+            slots, spans: as in `gather`.
             shape: (samples, tokens per sample).
         """
         bits = np.zeros(shape, np.int64)
         unused = np.empty(shape, np.int64)
-        self._extra[column].gather(places, spans, shape[1], bits, unused)
+        self._extra[column].gather(slots, spans, shape[1], bits, unused)
         return bits.astype(f"i{dtype.itemsize}").view(dtype)
 
     def begins(
         self,
-        places: Int64s,
+        slots: Int64s,
         spans: Spans,
         num_tokens: int,
         width: int,
@@ -136,7 +136,7 @@ class BlockTable:
         """Whether a document, or a sample, begins at each token.
 
         Args:
-            places, spans: as in `gather`.
+            slots, spans: as in `gather`.
             width: tokens per sample.
             continues: bool [num_blocks], whether a block's first piece continues the previous
                 block's last document.
@@ -145,6 +145,6 @@ class BlockTable:
         """
         out = np.zeros(num_tokens, np.bool_)
         blocks = self.ids, continues, self._slots
-        wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
-        assert wrong < 0, f"span {wrong} of {len(places)} is outside its block"
+        wrong = mark_documents(*blocks, slots, spans.epochs, spans.starts, spans.stops, width, out)
+        assert wrong < 0, f"span {wrong} of {len(slots)} is outside its block"
         return out

@@ -175,8 +175,8 @@ def _list_pages(
         )
         for window in plan_windows(view, coming, budget):
             reads = np.sort(window.reads)
-            times = first + stride * window.forecast.first_use[reads].astype(np.float64)
-            for each in list_ranges(view, window.forecast.ids[reads], times):
+            times = first + stride * window.schedule.first_use[reads].astype(np.float64)
+            for each in list_ranges(view, window.schedule.ids[reads], times):
                 if options.covers(each.path):
                     number = files.setdefault(each.path, len(files))
                     begins = each.offsets // PAGE_BYTES
@@ -186,7 +186,7 @@ def _list_pages(
                     inside = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
                     pages = number * _FILE_PAGES + begins[which] + inside
                     yield pages, each.due[which].astype(np.int64)
-            first += stride * window.forecast.num_steps
+            first += stride * window.schedule.num_steps
 
 
 def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: int) -> Int64s:

@@ -143,7 +143,7 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
         for number, window in enumerate(windows):
             found = list(_list_reads(view, window, budget, dictionaries))
             if is_whole or number:
-                samples = samples + len(window.forecast.samples)
+                samples = samples + len(window.schedule.samples)
                 reads = reads + found
             if not is_whole and samples >= WINDOW_SAMPLES // 2:
                 break
@@ -153,10 +153,10 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
 def _list_reads(
     run: Run, window: Window, budget: Budget, dictionaries: Dictionaries
 ) -> Iterator[Read]:
-    numbers, sizes = run.store.dictionaries(window.forecast.ids)
+    numbers, sizes = run.store.dictionaries(window.schedule.ids)
     for read in split_reads(run, window, budget):
         before = dictionaries.num_read
-        size = dictionaries.read(numbers[read.places], sizes[read.places])
+        size = dictionaries.read(numbers[read.indices], sizes[read.indices])
         read.dictionaries = dictionaries.num_read - before, size
         yield read
 

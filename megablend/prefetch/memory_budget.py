@@ -38,7 +38,7 @@ class Budget:
     """Decoded dictionaries of Parquet column chunks."""
     planning: int
     """Located samples of the coming windows."""
-    window: int
+    cache: int
     """Blocks cached by `dataset[k]` while a loader reads ahead in the same process."""
     reads: int
     """Buffers needed while blocks are read and decoded: stored bytes and intermediate results."""
@@ -48,7 +48,7 @@ class Budget:
     @property
     def without_read_ahead(self) -> int:
         """Bytes for the blocks that `dataset[k]` caches while no loader reads ahead."""
-        return self.blocks + self.window + self.planning
+        return self.blocks + self.cache + self.planning
 
 
 class BlockNeed(NamedTuple):

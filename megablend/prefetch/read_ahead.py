@@ -119,7 +119,7 @@ class ReadAhead:
             return None
         current = self._in_flight[0]
         self._wait_for_blocks(current)
-        samples = self._gather(current.window.forecast)
+        samples = self._gather(current.window.schedule)
         self._release()
         self._step += 1
         self._submit_reads()
@@ -131,7 +131,7 @@ class ReadAhead:
         for each in self._in_flight:
             if each.unissued:
                 return max(0, stop + each.unissued[0].first_use)
-            stop += each.window.forecast.num_steps
+            stop += each.window.schedule.num_steps
         return stop
 
     def close(self) -> None:
@@ -155,14 +155,14 @@ class ReadAhead:
         # those of this one that were read while the earlier one was current
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
         occupied = self._table.ids[self._table.occupied()]
-        self._table = self._table.move_to(np.union1d(window.forecast.ids, occupied))
+        self._table = self._table.move_to(np.union1d(window.schedule.ids, occupied))
         self._use = self._plan_table_use(window)
-        self._stop = window.forecast.num_steps
+        self._stop = window.schedule.num_steps
         self._submit_reads()
         return True
 
     def _plan_table_use(self, window: Window) -> _TableUse:
-        schedule = window.forecast
+        schedule = window.schedule
         slots = np.searchsorted(self._table.ids, schedule.ids)
         by_last_use = np.argsort(schedule.last_use, kind="stable")
         dropped = by_last_use[~window.keeps[by_last_use]]
@@ -170,7 +170,7 @@ class ReadAhead:
         has_masks = self._run.settings.masks.inter_document_masking
         return _TableUse(
             slots=slots,
-            span_slots=slots[schedule.places],
+            span_slots=slots[schedule.span_blocks],
             # Lists, of which an item is taken much faster than of an array
             span_offsets=schedule.span_offsets.tolist(),
             step_offsets=schedule.step_offsets.tolist(),
@@ -235,8 +235,8 @@ class ReadAhead:
                 blocks = read_or_replace(self._run.store, read.ids, pieces=pieces)
             if blocks is None:
                 raise RuntimeError("the interpreter is shutting down: nothing more can be read")
-            sizes = current.window.forecast.sizes[read.places]
-            self._table.put(self._use.slots[read.places], blocks, sizes)
+            sizes = current.window.schedule.sizes[read.indices]
+            self._table.put(self._use.slots[read.indices], blocks, sizes)
             current.unfinished.popleft()
 
     def _gather(self, schedule: ReadSchedule) -> Samples:

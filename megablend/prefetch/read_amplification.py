@@ -54,7 +54,7 @@ def read_amplification(
         )
         dictionaries = Dictionaries(budget.dictionaries)
         for window in plan_windows(run, future, budget):
-            now = window.forecast
+            now = window.schedule
             read += _stored_bytes(run, now.ids[window.reads])
             read += dictionaries.read(*run.store.dictionaries(_as_read(run, now, window.reads)))
             if not run.consumes_whole_blocks:

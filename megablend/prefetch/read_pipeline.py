@@ -158,12 +158,12 @@ class ReadPipeline:
 
     def _fetch(self, read: Read) -> None:
         """Open the files of a read and fetch what it needs; called in a thread that may block."""
-        read.files = self._store.begin_read(read.ids, read.rows)
+        read.file_reads = self._store.begin_read(read.ids, read.rows)
         self._request(read)
 
     def _request(self, read: Read) -> None:
         """Request all ranges that are known to be needed, and decode when there are no more."""
-        while requested := self._requests.request(read.files, read.shared):
+        while requested := self._requests.request(read.file_reads, read.shared):
             if not requested.fetched.done():
                 self._continue_when_fetched(read, requested)
                 return
@@ -173,7 +173,7 @@ class ReadPipeline:
             return
         # Extra columns are read while blocks are decoded, so decoding may block on reads.
         self._submit(
-            self._fetching if self._store.reads_more(read.files) else self._decoding,
+            self._fetching if self._store.reads_more(read.file_reads) else self._decoding,
             self._decode,
             read,
         )
@@ -195,13 +195,13 @@ class ReadPipeline:
 
     def _decode(self, read: Read) -> None:
         started = perf_counter()
-        blocks = self._store.decode(read.ids, read.files, pieces=self._pieces)
+        blocks = self._store.decode(read.ids, read.file_reads, pieces=self._pieces)
         self._meter.add(ReadCounts(blocks=len(read.ids), decoding_seconds=perf_counter() - started))
         self._finish(read, blocks)
 
     def _finish(self, read: Read, outcome: DecodedBlocks | BaseException) -> None:
         """Set the result of a read, and start others in its place."""
-        read.files = []
+        read.file_reads = []
         if read.shared:
             self._requests.release(read.shared)
         with self._lock:

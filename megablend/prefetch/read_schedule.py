@@ -71,7 +71,7 @@ class ReadSchedule:
     """int64 [num_blocks], the blocks needed, ascending."""
     rows: Array
     """PLACED_BLOCK_DTYPE [num_blocks], their rows of the block table."""
-    places: Int64s
+    span_blocks: Int64s
     """int64 [m], index into `ids` of each span's block."""
     sizes: Int64s
     """int64 [num_blocks], bytes that a block takes in memory."""
@@ -129,17 +129,17 @@ def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
     _, step_offsets, _, _, spans = located
     num_steps = len(step_offsets) - 1
     steps = np.repeat(np.arange(num_steps), np.diff(np.searchsorted(spans.rows, step_offsets)))
-    ids, places = np.unique(spans.blocks, return_inverse=True)
+    ids, span_blocks = np.unique(spans.blocks, return_inverse=True)
     # [pairs], by step, then by block
-    steps, places = np.divmod(np.unique(steps * len(ids) + places), len(ids))
+    steps, indices = np.divmod(np.unique(steps * len(ids) + span_blocks), len(ids))
     rows = run.store.snapshot.blocks(ids)
     sizes, reading = run.store.memory_bytes(
         ids, rows, documents=run.settings.masks.inter_document_masking
     )
-    dictionaries = _dictionary_bytes(run, ids[places], rows[places], steps)
+    dictionaries = _dictionary_bytes(run, ids[indices], rows[indices], steps)
     first_pairs = np.searchsorted(steps, np.arange(num_steps))
-    blocks = np.add.reduceat(sizes[places], first_pairs)
-    return blocks, blocks + np.maximum.reduceat(reading[places] + dictionaries, first_pairs)
+    blocks = np.add.reduceat(sizes[indices], first_pairs)
+    return blocks, blocks + np.maximum.reduceat(reading[indices] + dictionaries, first_pairs)
 
 
 def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
@@ -158,7 +158,7 @@ def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int
 def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     """The read schedule of steps of samples."""
     samples, step_offsets, sources, ordinals, spans = steps_located
-    ids, firsts, places = np.unique(spans.blocks, return_index=True, return_inverse=True)
+    ids, firsts, span_blocks = np.unique(spans.blocks, return_index=True, return_inverse=True)
     span_offsets = np.searchsorted(spans.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.snapshot.blocks(ids)
@@ -169,7 +169,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     order = np.argsort(first_use, kind="stable")
     reading[order] += _dictionary_bytes(run, ids[order], rows[order], np.zeros_like(ids))
     last_use = np.zeros(len(ids), np.int64)
-    last_use[places] = steps  # steps ascend, so the last assignment wins
+    last_use[span_blocks] = steps  # steps ascend, so the last assignment wins
     advances = spans.stops - spans.starts
     begins, ends = (
         np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1})
@@ -177,10 +177,10 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     extra = run.extra_token
     advances[ends] -= extra
     pending_boundary_tokens = np.bincount(
-        places[begins], extra * (ordinals > 0), minlength=len(ids)
+        span_blocks[begins], extra * (ordinals > 0), minlength=len(ids)
     )
     pending_boundary_tokens -= np.bincount(
-        places[ends], np.full(len(ends), extra), minlength=len(ids)
+        span_blocks[ends], np.full(len(ends), extra), minlength=len(ids)
     )
     return ReadSchedule(
         samples=samples,
@@ -190,11 +190,11 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         span_offsets=span_offsets,
         ids=ids,
         rows=rows,
-        places=places,
+        span_blocks=span_blocks,
         sizes=sizes,
         reading=reading,
         first_use=first_use,
         last_use=last_use,
-        used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
+        used=np.bincount(span_blocks, advances, minlength=len(ids)).astype(np.int64),
         pending_boundary_tokens=pending_boundary_tokens.astype(np.int64),
     )

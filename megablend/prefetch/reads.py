@@ -29,8 +29,8 @@ RangeKey = tuple[str, int]
 class Read:
     """Blocks that are read together, from plan to decoded blocks."""
 
-    places: Int64s
-    """int64 [n], positions in `ids` of their window's schedule, ascending."""
+    indices: Int64s
+    """int64 [n], into `ids` of their window's schedule, ascending."""
     ids: Int64s
     """int64 [n], their numbers in the index, ascending."""
     rows: Array
@@ -48,7 +48,7 @@ class Read:
     requests."""
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
     """The blocks, once the read was submitted; None where the interpreter is shutting down."""
-    files: list[FileRead] = field(default_factory=list)
+    file_reads: list[FileRead] = field(default_factory=list)
     """What is fetched of each file, while it is in flight."""
     shared: list[RangeKey] = field(default_factory=list)
     """Ranges that it fetches for other reads as well."""
@@ -61,25 +61,25 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     as local disks do, portions of several files are read together, since a read costs more than a
     file of it; elsewhere a read waits for its slowest request.
     """
-    now = window.forecast
+    now = window.schedule
     files = run.store.snapshot.file_of(now.ids[window.reads])
     most = max(1, min(READ_BYTES, budget.reads // 8))
     read_bytes = max(1, min(most, int(now.sizes[window.reads].sum()) // READS_AHEAD))
     order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
-    places = window.reads[order]
+    indices = window.reads[order]
     files = files[order]
-    total = np.cumsum(now.sizes[places])
+    total = np.cumsum(now.sizes[indices])
     begins = np.diff(files, prepend=-1) != 0
     # Bytes of the files in front
-    before = np.maximum.accumulate(np.where(begins, total - now.sizes[places], 0))
+    before = np.maximum.accumulate(np.where(begins, total - now.sizes[indices], 0))
     edges = begins | (np.diff((total - before - 1) // read_bytes, prepend=-1) != 0)
     firsts = np.flatnonzero(edges)
-    portions = [places[start:stop] for start, stop in pairwise([*firsts.tolist(), len(places)])]
-    sizes = np.add.reduceat(now.sizes[places], firsts) if len(firsts) else firsts
+    portions = [indices[start:stop] for start, stop in pairwise([*firsts.tolist(), len(indices)])]
+    sizes = np.add.reduceat(now.sizes[indices], firsts) if len(firsts) else firsts
     found = list[Read]()
     together = list[Int64s]()
     size = 0
-    for i in np.argsort(now.first_use[places[firsts]], kind="stable").tolist():
+    for i in np.argsort(now.first_use[indices[firsts]], kind="stable").tolist():
         if together and (size + sizes[i] > read_bytes or not run.store.is_synchronous):
             found.append(_read_of(run, window, together))
             together = []
@@ -90,15 +90,15 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
 
 
 def _read_of(run: Run, window: Window, portions: list[Int64s]) -> Read:
-    """The read of these places of a window's schedule."""
-    now = window.forecast
-    places = np.sort(np.concatenate(portions))
+    """The read of these blocks, by their indices in a window's schedule."""
+    now = window.schedule
+    indices = np.sort(np.concatenate(portions))
     return Read(
-        places=places,
-        ids=now.ids[places],
-        rows=now.rows[places],
-        size=int(now.sizes[places].sum()),
-        reading=int(now.reading[places].sum()),
+        indices=indices,
+        ids=now.ids[indices],
+        rows=now.rows[indices],
+        size=int(now.sizes[indices].sum()),
+        reading=int(now.reading[indices].sum()),
         first_use=int(now.first_use[portions[0][0]]),
-        file=int(run.store.snapshot.file_of(now.ids[places[:1]])[0]),
+        file=int(run.store.snapshot.file_of(now.ids[indices[:1]])[0]),
     )

@@ -58,21 +58,21 @@ class Samples(NamedTuple):
     """bool [n]: samples that contain tokens of a damaged block; None where there are none."""
 
 
-def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
+def read_sample(run: Run, block_cache: BlockCache, k: int) -> Sample:
     """Locate sample k and read its blocks.
 
     Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError
         from its files.
     """
-    return read_each(run, window, [k])[0]
+    return read_each(run, block_cache, [k])[0]
 
 
-def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
+def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
     """Locate samples `ks`, at least one, and read the blocks of all together.
     Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    samples = _read(run, window, sources, spans, documents=True)
+    samples = _read(run, block_cache, sources, spans, documents=True)
     assert samples.begins is not None
     extra = samples.labels[:, -1:] if run.extra_token else samples.labels[:, :0]
     tokens = np.concatenate([samples.tokens, extra], axis=1)
@@ -93,34 +93,41 @@ def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
     return found
 
 
-def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
+def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs
     it. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    return _read(run, window, sources, spans, documents=run.settings.masks.inter_document_masking)
+    return _read(
+        run, block_cache, sources, spans, documents=run.settings.masks.inter_document_masking
+    )
 
 
 def _read(
-    run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: Spans, *, documents: bool
+    run: Run,
+    block_cache: BlockCache,
+    sources: npt.NDArray[np.int32],
+    spans: Spans,
+    *,
+    documents: bool,
 ) -> Samples:
-    ids, places = np.unique(spans.blocks, return_inverse=True)
+    ids, slots = np.unique(spans.blocks, return_inverse=True)
     table = BlockTable(ids)
     try:
-        blocks = DecodedBlocks.of(window.get(ids.tolist()))
+        blocks = DecodedBlocks.of(block_cache.get(ids.tolist()))
     except CorruptFileError:
         if run.runtime.on_bad_sample == "raise":
             raise
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
     continues = find_continued(run.store.snapshot, ids) if documents else None
-    return gather(run, table, places, spans, sources, continues)
+    return gather(run, table, slots, spans, sources, continues)
 
 
 def gather(
     run: Run,
     table: BlockTable,
-    places: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
     spans: Spans,
     sources: npt.NDArray[np.int32],
     continues: npt.NDArray[np.bool_] | None,
@@ -128,7 +135,7 @@ def gather(
     """Gather samples from blocks that are in the table.
 
     Args:
-        places: int64 [m], table slot of each span's block.
+        slots: int64 [m], table slot of each span's block.
         spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
@@ -139,12 +146,12 @@ def gather(
     shape = len(sources), settings.sequence_length
     tokens = np.empty(shape, np.int64)
     labels = np.empty(shape, np.int64)
-    table.gather(places, spans, width, tokens, labels)
+    table.gather(slots, spans, width, tokens, labels)
     if not settings.add_extra_token_to_sequence:
         labels[:, -1] = 0
     size = len(sources), width
     extra = {
-        each.column: table.gather_extra(i, each.dtype, places, spans, size)
+        each.column: table.gather_extra(i, each.dtype, slots, spans, size)
         for i, each in enumerate(run.extra_columns)
     }
     masked = None
@@ -152,7 +159,7 @@ def gather(
         masked = find_masked(run.store, spans.rows - spans.rows[0], spans.blocks, len(sources))
     if continues is None:
         return Samples(sources, tokens, labels, None, extra, masked)
-    begins = table.begins(places, spans, len(sources) * width, width, continues).reshape(
+    begins = table.begins(slots, spans, len(sources) * width, width, continues).reshape(
         len(sources), width
     )
     return Samples(sources, tokens, labels, begins, extra, masked)

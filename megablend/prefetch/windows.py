@@ -44,9 +44,9 @@ one is made."""
 class Window:
     """A read schedule whose blocks are all in memory at once."""
 
-    forecast: ReadSchedule
+    schedule: ReadSchedule
     reads: Int64s
-    """int64 [...], positions in `forecast.ids` of the blocks to read, by first use; the others are
+    """int64 [...], positions in `schedule.ids` of the blocks to read, by first use; the others are
     already in memory."""
     keeps: npt.NDArray[np.bool_]
     """bool [num_blocks], whether the block is kept after its last step of the window."""
@@ -80,7 +80,7 @@ def make_schedules(
         steps = locate_steps(run, *numbers)
         schedule = schedule_reads(run, steps)
         plannable = int(
-            budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.places)
+            budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.span_blocks)
         )
         samples = min(2 * samples, WINDOW_SAMPLES, plannable)
         max_bytes = block_budget(schedule, budget)
@@ -154,7 +154,7 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
             unfinished[:] = False
         kept = kept.select(unfinished | np.isin(kept.ids, ahead))
         keeps = np.isin(now.ids, kept.ids)
-        yield Window(forecast=now, reads=reads, keeps=keeps, forgets=forgets, max_bytes=max_bytes)
+        yield Window(schedule=now, reads=reads, keeps=keeps, forgets=forgets, max_bytes=max_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._due = None
         if self._ahead is not None:
             self._ahead.close()
-            self._dataset.window.resize(self._dataset.window_bytes)
+            self._dataset.block_cache.resize(self._dataset.cache_bytes)
         self._ahead = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop
         )
         budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
-        self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
+        self._dataset.block_cache.resize(min(budget.cache, self._dataset.cache_bytes))
         bound_caches(budget.dictionaries)
         self._taken = [0, 0]
         self._due = report_due(run, future, self._taken)

@@ -45,7 +45,6 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         run: Run,
         *,
         consumed_samples: int = 0,
-        window_bytes: int | None = None,
         transform: Transform | None = None,
         skips: Skips | None = None,
     ) -> None:
@@ -54,7 +53,6 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Ranges of samples that samplers and loaders skip."""
         self.transform = checked(transform)
         """Applied to each sample's dict; its return value replaces the sample."""
-        self._window_bytes = window_bytes
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
         """Samples that training has consumed: where new loaders begin. Neither the dataset nor its
@@ -77,16 +75,14 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return tuple(source.name for source in self.run.sources)
 
     @cached_property
-    def window_bytes(self) -> int:
+    def cache_bytes(self) -> int:
         """Bytes of blocks that `self[k]` caches while no loader reads ahead."""
-        if self._window_bytes is not None:
-            return self._window_bytes
         return split_budget(self.run, longest_sample_bytes(self.run)).without_read_ahead
 
     @cached_property
-    def window(self) -> BlockCache:
+    def block_cache(self) -> BlockCache:
         """The cache of blocks for `self[k]`."""
-        return BlockCache(self.run.store, self.window_bytes)
+        return BlockCache(self.run.store, self.cache_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
         """Sample k; for None, one with a loss mask of zeros, to pad the last batch (as GPTDataset
@@ -104,7 +100,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         run = self.run.view_at(ks[0])
         try:
             with translating(f"sample {k}"):
-                sample = sample_dict(run.settings, read_samples(run, self.window, ks))
+                sample = sample_dict(run.settings, read_samples(run, self.block_cache, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:
@@ -120,7 +116,9 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The provenance of sample k: source, ordinal, blocks, tokens, document starts.
         Raises as indexing does."""
         with translating(f"sample {k}"):
-            return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
+            return read_sample(
+                self.run.view_at(operator.index(k)), self.block_cache, operator.index(k)
+            )
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
         """The provenance of samples `ks`, whose blocks are read together. Raises as indexing
@@ -129,17 +127,17 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
                 mine = list(group)
-                found += read_each(self.run.view_at(mine[0]), self.window, mine)
+                found += read_each(self.run.view_at(mine[0]), self.block_cache, mine)
         return found
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """A copy of the dataset with another transform, or none.
         Raises ConfigError if it is not callable."""
         # both share the cache
-        window = self.window
+        block_cache = self.block_cache
         dataset = copy(self)
         dataset.transform = checked(transform)
-        dataset.__dict__["window"] = window
+        dataset.__dict__["block_cache"] = block_cache
         return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:

@@ -160,7 +160,7 @@ def read(run: dict[str, Any], split: str) -> list[list[int]]:
     for first in range(0, len(dataset), SAMPLES_AT_ONCE):
         ks = range(first, min(first + SAMPLES_AT_ONCE, len(dataset)))
         with translating(f"samples {ks}"):
-            samples = read_samples(dataset.run, dataset.window, list(ks))
+            samples = read_samples(dataset.run, dataset.block_cache, list(ks))
         found += np.concatenate([samples.tokens, samples.labels[:, -1:]], axis=1).tolist()
     return found
 

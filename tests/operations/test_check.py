@@ -249,7 +249,7 @@ def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Pa
     other.replace(path)
     (problem,) = megablend.check(config).problems
     assert problem.startswith(str(path))
-    dataset.window.resize(0)
+    dataset.block_cache.resize(0)
     assert [dataset[k]["tokens"].tolist() for k in range(len(dataset))] == expected
 
 
@@ -282,7 +282,7 @@ def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(
     assert megablend.open(config | {"run": "second"})[0]["tokens"].tolist() == [7] * 16
     found += [batch["tokens"][0].tolist() for batch in batches]
     assert found == expected
-    dataset.window.resize(0)
+    dataset.block_cache.resize(0)
     for pool in ("local", "direct"):
         shared_pool(pool, 0)
     try:

@@ -103,11 +103,11 @@ def test_a_dataset_keeps_less_beside_a_loader(tmp_path: Path) -> None:
     dataset = megablend.Dataset(run_of(tmp_path, memory=300_000))
     for k in range(0, 480, 7):
         dataset[k]
-    alone = dataset.window.max_bytes
-    most = dataset.window._bytes
+    alone = dataset.block_cache.max_bytes
+    most = dataset.block_cache._bytes
     loader = megablend.Loader(dataset, micro_batch_size=4)
     next(iter(loader))
-    assert dataset.window.max_bytes < alone / 8
-    assert dataset.window._bytes <= dataset.window.max_bytes < most
+    assert dataset.block_cache.max_bytes < alone / 8
+    assert dataset.block_cache._bytes <= dataset.block_cache.max_bytes < most
     loader.close()
-    assert dataset.window.max_bytes == alone
+    assert dataset.block_cache.max_bytes == alone

@@ -64,7 +64,7 @@ def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
     assert peak < 1 << 20
 
 
-def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
+def test_a_schedule_is_what_its_samples_say(run: Run) -> None:
     rng = random.Random(1)
     samples, offsets = StepSequence(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
     found = schedule_reads(run, locate_steps(run, samples, offsets))
@@ -78,7 +78,7 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
             assert column[mine].tolist() == single.tolist()
     for step in range(30):
         low, high = found.span_offsets[step : step + 2]
-        for block in found.ids[found.places[low:high]].tolist():
+        for block in found.ids[found.span_blocks[low:high]].tolist():
             touched.setdefault(block, []).append(step)
     assert found.ids.tolist() == sorted(touched)
     assert found.first_use.tolist() == [touched[block][0] for block in sorted(touched)]
@@ -91,7 +91,7 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
 def budget(blocks: int, **others: int) -> Budget:
     """So many bytes for blocks, and enough for all else."""
     plenty = dict.fromkeys(
-        ("batches", "orders", "dictionaries", "planning", "window", "reads"), 1 << 30
+        ("batches", "orders", "dictionaries", "planning", "cache", "reads"), 1 << 30
     )
     return Budget(blocks=blocks, **plenty | others)
 
@@ -104,7 +104,7 @@ def hold(
     reads = Counter[int]()
     steps = list[list[int]]()
     for window in make_windows(run, make_schedules(run, future, given, first_samples), given):
-        now = window.forecast
+        now = window.schedule
         for block in window.forgets.tolist():
             del held[block]
         new = now.ids[window.reads].tolist()
@@ -223,7 +223,7 @@ def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes:
     assert lanes_of(lanes, micro_batch, stride) == len(touched)
 
 
-def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
+def test_the_blocks_of_a_schedule_are_typed(run: Run) -> None:
     given = StepSequence(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
     found: ReadSchedule = schedule_reads(run, locate_steps(run, *given))
     decoded = run.store.read(found.ids)

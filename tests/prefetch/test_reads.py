@@ -36,7 +36,7 @@ def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool
     for window in plan_windows(run, future, budget):
         reads = split_reads(run, window, budget)
         check_reads(window, reads)
-        most = min(READ_BYTES, int(window.forecast.sizes[window.reads].sum()) // READS_AHEAD)
+        most = min(READ_BYTES, int(window.schedule.sizes[window.reads].sum()) // READS_AHEAD)
         for read in reads:
             files = np.unique(run.store.snapshot.file_of(read.ids))
             assert read.file == files[0]
@@ -47,14 +47,14 @@ def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool
 
 def check_reads(window: Window, reads: list[Read]) -> None:
     """Every block to read is in one read, with its sizes; reads are in the order in which steps need them."""
-    now = window.forecast
-    places = np.concatenate([read.places for read in reads]) if reads else np.zeros(0, np.int64)
-    assert sorted(places.tolist()) == sorted(window.reads.tolist())
+    now = window.schedule
+    indices = np.concatenate([read.indices for read in reads]) if reads else np.zeros(0, np.int64)
+    assert sorted(indices.tolist()) == sorted(window.reads.tolist())
     assert [read.first_use for read in reads] == sorted(read.first_use for read in reads)
     for read in reads:
         assert (np.diff(read.ids) > 0).all()
-        assert read.ids.tolist() == now.ids[read.places].tolist()
-        assert read.rows.tobytes() == now.rows[read.places].tobytes()
-        assert read.first_use == now.first_use[read.places].min()
-        assert read.size == now.sizes[read.places].sum()
-        assert read.reading == now.reading[read.places].sum()
+        assert read.ids.tolist() == now.ids[read.indices].tolist()
+        assert read.rows.tobytes() == now.rows[read.indices].tobytes()
+        assert read.first_use == now.first_use[read.indices].min()
+        assert read.size == now.sizes[read.indices].sum()
+        assert read.reading == now.reading[read.indices].sum()

@@ -141,7 +141,7 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
         pipeline._waiting.clear()
     ids = np.array([0])
     rows = pipeline._store.snapshot.blocks(ids)
-    read = Read(places=ids, ids=ids, rows=rows, size=1, reading=1, first_use=0, file=0)
+    read = Read(indices=ids, ids=ids, rows=rows, size=1, reading=1, first_use=0, file=0)
     pipeline.submit(read)
     assert not read.blocks.done()
     assert len(pipeline._waiting) == 1  # it starts nothing more

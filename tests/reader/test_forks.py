@@ -49,7 +49,7 @@ def test_while_other_threads_hold_the_locks(config: dict[str, Any]) -> None:
         same = dataset[5]["tokens"].tolist() == expected and dataset[200]["tokens"].shape == (8,)
         return same and len(list(loader)) == 59
 
-    with dataset.window._lock, loader._steps.meter._lock:
+    with dataset.block_cache._lock, loader._steps.meter._lock:
         assert run_in_child(read) == 0
 
 
@@ -57,7 +57,7 @@ def test_a_block_that_another_thread_stores_is_counted(config: dict[str, Any]) -
     dataset = megablend.open(config)
     dataset[5]
     # forked after it was stored and before it was counted
-    size = dataset.window._bytes
-    dataset.window._bytes = 0
+    size = dataset.block_cache._bytes
+    dataset.block_cache._bytes = 0
     assert size > 0
-    assert run_in_child(lambda: dataset.window._bytes == size) == 0
+    assert run_in_child(lambda: dataset.block_cache._bytes == size) == 0

@@ -212,7 +212,7 @@ def test_closing_cancels_what_is_in_flight(
     before = asynchronous.requests
     pipeline.submit(
         Read(
-            places=ids,
+            indices=ids,
             ids=ids,
             rows=store.snapshot.blocks(ids),
             size=1,

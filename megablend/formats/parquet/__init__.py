@@ -17,7 +17,7 @@ from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.footer import digest_of, read_footer_bytes
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.storage.base import Storage
 
 
@@ -51,7 +51,7 @@ class ParquetFormat(ColumnFormat):
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""
-        source = ByteSource(path, storage, storage.stat(path).size)
+        source = FileBytes(path, storage, storage.stat(path).size)
         if source.size != file.size:
             raise ChangedFileError(
                 path,

@@ -22,7 +22,7 @@ from megablend.lazy import cached_property
 EXTRA_PART = 16
 """1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that
 need them."""
-SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
+SHARES = {"dictionaries": 1, "planning": 1, "cache": 1, "reads": 2, "blocks": 11}
 """Parts of the rest; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
 

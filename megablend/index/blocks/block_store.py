@@ -170,7 +170,7 @@ class BlockStore(BlockSizes):
                     rows[here],
                     opened.chunks,
                     check=opened.check,
-                    source=opened.source,
+                    retry_storage=opened.retry_storage,
                     number=file,
                 )
             )
@@ -284,7 +284,12 @@ class BlockStore(BlockSizes):
         for file, here in self.cut_by_file(numbers[order]):
             opened = self._files.get(file)
             offsets, size = read_pieces(
-                opened.reader, rows[here], opened.chunks, self.storage, opened.check, opened.source
+                opened.reader,
+                rows[here],
+                opened.chunks,
+                self.storage,
+                opened.check,
+                opened.retry_storage,
             )
             scanned_bytes += size
             found += offsets

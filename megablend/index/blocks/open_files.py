@@ -142,7 +142,7 @@ class OpenedReader(NamedTuple):
     """CHUNK_DTYPE [num_chunks], the file's."""
     check: Check | None
     """Compares what was fetched with checksums."""
-    source: Storage | None
+    retry_storage: Storage | None
     """Fetches damaged bytes once more; see FileRead."""
 
 
@@ -190,14 +190,14 @@ class OpenFiles:
             if (sums := self._find_sums(file, path)) is not None:
                 checks_bytes += sums.nbytes
                 check = FetchedCheck(kind.files(path), sums, self._storage)
-            source = self._storage if find_scheme(path) else None
+            retry_storage = self._storage if find_scheme(path) else None
             self._make_room(
                 _READER_BYTES
                 + chunks.nbytes
                 + kind.reader_block_bytes * entry.num_blocks
                 + checks_bytes
             )
-            return OpenedReader(reader, chunks, check, source)
+            return OpenedReader(reader, chunks, check, retry_storage)
 
         def enter_in_turn() -> OpenedReader:
             """Over a network, several threads that need a file do not all request

@@ -21,7 +21,7 @@ from megablend.formats.parquet.decoding.headers import PART_PAGES
 from megablend.formats.parquet.decoding.page_reader import ParquetReader, select_blocks
 from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.local import LocalStorage
 from megablend.storage.wrapper import WrapperStorage
@@ -74,7 +74,7 @@ def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: o
 
 def reader_of(path: Path, found: FileIndex, storage: Storage) -> BlockReader:
     return ParquetReader(
-        ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta)
+        FileBytes(str(path), storage, path.stat().st_size), Column.from_meta(found.meta)
     )
 
 

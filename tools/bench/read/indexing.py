@@ -28,7 +28,7 @@ from megablend.formats.parquet.indexing.chunk_pages import PageScanContext
 from megablend.formats.parquet.metadata.column_chunk import column_chunks
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import find_column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.storage.by_scheme import make_storage
 
 
@@ -68,7 +68,7 @@ def index(path: Path, *, documents: bool) -> FileIndex:
 def parse_page_index(path: Path) -> Callable[[], int]:
     """Reads and parses OffsetIndex and ColumnIndex."""
     storage = make_storage()
-    source = ByteSource(str(path), storage, storage.stat(str(path)).size)
+    source = FileBytes(str(path), storage, storage.stat(str(path)).size)
     footer = read_footer(source)
     column, num_leaves = find_column(footer.schema, "ids", str(path))
     chunks = column_chunks(footer, column, num_leaves)

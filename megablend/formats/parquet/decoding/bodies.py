@@ -24,15 +24,15 @@ from megablend.formats.parquet.decoding.codecs import (
     max_decompressed_size,
 )
 from megablend.formats.parquet.metadata.names import CodecId
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.page_headers import DATA, Headers
 
 UNCOMPRESSED = int(CodecId.UNCOMPRESSED)
 
 
-class PagePayloads(NamedTuple):
-    """Decompressed payloads of n pages: addresses and sizes in memory."""
+class PageBodies(NamedTuple):
+    """Decompressed bodies of n pages: addresses and sizes in memory."""
 
     owners: list[pa.Buffer | None]
     """Owner of the values' memory, of that page only; None if that is the buffer that all pages
@@ -46,8 +46,8 @@ class PagePayloads(NamedTuple):
 
 
 def bodies_of(
-    source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], addresses: Int64s
-) -> PagePayloads:
+    source: FileBytes, headers: Headers, codecs: npt.NDArray[Any], addresses: Int64s
+) -> PageBodies:
     """Check and decompress the bodies of data pages.
 
     Args:
@@ -80,7 +80,7 @@ def bodies_of(
         owners[i] = owner
     values[packed] = at
     stored[packed] = lengths[packed]
-    return PagePayloads(
+    return PageBodies(
         owners,
         np.where(is_v1, values, addresses),
         np.where(is_v1, stored, in_front),
@@ -90,7 +90,7 @@ def bodies_of(
 
 
 def decompress_pages(
-    source: ByteSource,
+    source: FileBytes,
     offsets: Int64s,
     codecs: npt.NDArray[Any],
     addresses: Int64s,
@@ -140,7 +140,7 @@ def decompress_pages(
     return owners, found
 
 
-def check_checksums(source: ByteSource, headers: Headers, addresses: Int64s) -> None:
+def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> None:
     """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n].
     Raises CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()

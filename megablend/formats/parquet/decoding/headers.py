@@ -25,7 +25,7 @@ from megablend.formats.parquet.metadata.page_header import (
     read_page_header,
 )
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.page_headers import (
     DATA,
@@ -60,7 +60,7 @@ def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
     return found
 
 
-def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> Headers:
+def headers_in(source: FileBytes, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> Headers:
     """Parse the headers of pages in memory.
 
     Args:
@@ -81,7 +81,7 @@ def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: In
     return headers
 
 
-def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
+def headers_at(source: FileBytes, offsets: Int64s, limits: Int64s) -> Headers:
     """Read the headers of pages at known offsets; no page extends beyond its limit.
     Raises CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
@@ -95,13 +95,13 @@ def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
     return headers
 
 
-def request_headers(source: ByteSource, offsets: Int64s) -> None:
-    """Announce that `headers_at` will read these pages; see `ByteSource.request`."""
+def request_headers(source: FileBytes, offsets: Int64s) -> None:
+    """Announce that `headers_at` will read these pages; see `FileBytes.request`."""
     source.request(offsets, np.minimum(PROBE_BYTES, source.size - offsets))
 
 
 def walk_pages(
-    source: ByteSource, chunks: Chunks, limit: int, in_flight: int
+    source: FileBytes, chunks: Chunks, limit: int, in_flight: int
 ) -> tuple[Headers, Int64s]:
     """Scan chunks from header to header until the values of each are complete.
 
@@ -120,7 +120,7 @@ def walk_pages(
     return headers, starts_of(np.concatenate([counts for _, counts in walked]))
 
 
-def dictionaries_before(source: ByteSource, starts: Int64s, firsts: Int64s) -> Int64s:
+def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> Int64s:
     """Find the dictionary pages between the chunks' starts and their first data pages:
     OffsetIndexes do not list them.
 
@@ -165,7 +165,7 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
         raise UnsupportedError(str(error), chunk_of(int(np.argmax(is_old)), first_page)) from error
 
 
-def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
+def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
     """The headers of the pages of chunks, in parts, and the number of each chunk."""
     offsets = chunks["start"].copy()
     left = chunks["num_values"].copy()
@@ -202,7 +202,7 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
     return parts, counts
 
 
-def _ahead_bytes(source: ByteSource, chunk: np.void, offset: int, limit: int) -> int:
+def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> int:
     """How much is read at a page of a chunk; what was announced are whole chunks."""
     stop = int(chunk["start"] + chunk["stored_bytes"])
     return max(
@@ -216,7 +216,7 @@ def _ahead_bytes(source: ByteSource, chunk: np.void, offset: int, limit: int) ->
 
 
 def _read_headers(
-    source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, headers: Headers
+    source: FileBytes, fd: int, offsets: Int64s, limits: Int64s, headers: Headers
 ) -> None:
     probe = np.empty(PROBE_BYTES, np.uint8)
     if fd < 0:  # all at the same time
@@ -255,7 +255,7 @@ def _parse_probes(
 
 
 @contextmanager
-def _scattered(source: ByteSource) -> Iterator[int]:
+def _scattered(source: FileBytes) -> Iterator[int]:
     """A descriptor for small scattered reads (-1 if there is none):
     read-ahead would read the whole file."""
     with source.storage.descriptor(source.path) as fd:

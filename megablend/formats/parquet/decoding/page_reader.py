@@ -39,7 +39,7 @@ from megablend.formats.parquet.decoding.values import (
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, DICTIONARY, Headers
@@ -111,13 +111,13 @@ class _StoredPages(NamedTuple):
 class ParquetReader:
     """Reads pages of one column of one file."""
 
-    def __init__(self, source: ByteSource, column: Column) -> None:
+    def __init__(self, source: FileBytes, column: Column) -> None:
         self._source = source
         self._column = column
         self._dtype = np.dtype(column.dtype)
         self._number = next(READERS)
 
-    def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
+    def __reduce__(self) -> tuple[type[ParquetReader], tuple[FileBytes, Column]]:
         return ParquetReader, (self._source, self._column)
 
     def byte_ranges(

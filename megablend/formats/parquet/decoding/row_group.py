@@ -12,14 +12,14 @@ import pyarrow as pa
 from megablend.arrays import Int64s
 from megablend.formats.buffers import as_numpy
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.storage.base import Bytes
 from megablend.storage.file_object import FileObject
 
 
 def read_row_group(
-    source: ByteSource, column: Column, row_group: int, fetched: Mapping[int, Bytes] | None = None
+    source: FileBytes, column: Column, row_group: int, fetched: Mapping[int, Bytes] | None = None
 ) -> tuple[npt.NDArray[Any], Int64s]:
     """Tokens [num_tokens] of a column chunk, and its rows: row i is
     tokens[offsets[i]:offsets[i+1]].
@@ -67,7 +67,7 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
     return tokens, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def _open(source: ByteSource, fetched: Mapping[int, Bytes]) -> FileObject:
+def _open(source: FileBytes, fetched: Mapping[int, Bytes]) -> FileObject:
     """A file for pyarrow, some bytes of which were fetched."""
 
     def read(offset: int, size: int) -> bytes:

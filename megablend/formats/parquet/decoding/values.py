@@ -18,7 +18,7 @@ from megablend.formats.buffers import LARGE_BYTES, allocate_buffer
 from megablend.formats.decoded import address_of, addresses_of
 from megablend.formats.parquet.decoding.codecs import Buffer
 from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.values import (
     BYTE_STREAM_SPLIT,
@@ -88,7 +88,7 @@ class Encoded(NamedTuple):
 
 
 def tokens_of(
-    source: ByteSource, encoded: Encoded, physical: int, dtype: np.dtype[Any]
+    source: FileBytes, encoded: Encoded, physical: int, dtype: np.dtype[Any]
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
     """Decode the values of pages to tokens of type `dtype`.
 
@@ -112,7 +112,7 @@ def tokens_of(
 
 
 def _as_stored(
-    source: ByteSource, encoded: Encoded, physical: int
+    source: FileBytes, encoded: Encoded, physical: int
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
     """`tokens_of` in the type in which they are stored."""
     stored = STORED[physical]
@@ -172,7 +172,7 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
 
 
 def _choose_decoders(
-    source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int
+    source: FileBytes, offsets: Int64s, encodings: Int64s, physical: int
 ) -> Int64s:
     """The decoder of each page's values: int64 [n]. Raises UnsupportedFileError."""
     decoders = np.zeros(len(encodings), np.int64)

@@ -14,14 +14,14 @@ from megablend.formats.parquet.indexing.count import PAGE_DTYPE, Pages
 from megablend.formats.parquet.metadata.checks import starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageScanContext:
     """Parameters for finding pages."""
 
-    source: ByteSource
+    source: FileBytes
     column: Column
     limit: int
     """The first byte of the footer; pages end before it."""
@@ -33,7 +33,7 @@ class PageScanContext:
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
         """Add the location of the chunk that a MalformedError names; see
-        `ByteSource.blamed_among`."""
+        `FileBytes.blamed_among`."""
         return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
 
 

@@ -17,7 +17,7 @@ from megablend.formats.parquet.metadata.column_chunk import Chunks, column_chunk
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.names import Physical
 from megablend.formats.parquet.metadata.schema import Column, find_column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
 
@@ -79,7 +79,7 @@ def index_file(
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
-    source = ByteSource(path, storage, storage.stat(path).size)
+    source = FileBytes(path, storage, storage.stat(path).size)
     footer = read_footer(source)
     with source.error_context(footer.offset, "the footer"):
         leaf, num_leaves = find_column(footer.schema, read.column, path, numbers=read.allow_float)

@@ -12,7 +12,7 @@ from megablend.formats.parquet.decoding.levels import check_levels, levels_of
 from megablend.formats.parquet.indexing.count import Pages, count_levels
 from megablend.formats.parquet.indexing.stream import PORTION_BYTES
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, Headers
 from megablend.storage.parallel_map import parallel_map
@@ -21,7 +21,7 @@ from megablend.storage.ranges import merge_ranges, portions
 
 
 def scan(
-    source: ByteSource,
+    source: FileBytes,
     headers: Headers,
     codecs: Int64s,
     column: Column,
@@ -75,7 +75,7 @@ def scan(
 
 
 def _level_bytes(
-    source: ByteSource, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
+    source: FileBytes, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
     """The bytes that begin with the levels of each page: owner, address, size."""
     is_v1 = np.flatnonzero(headers["type"] == DATA)

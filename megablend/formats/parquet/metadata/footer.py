@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
 from megablend.storage.head_and_tail import TAIL_BYTES
 from megablend.storage.prefetched import request_tail
@@ -30,7 +30,7 @@ class Footer:
     data: bytes
 
 
-def read_footer_bytes(source: ByteSource) -> bytes:
+def read_footer_bytes(source: FileBytes) -> bytes:
     """Read the bytes of a file's footer. Raises CorruptFileError, UnsupportedFileError
     (encrypted)."""
     path = source.path
@@ -67,7 +67,7 @@ def digest_of(footer: bytes) -> str:
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 
-def read_footer(source: ByteSource) -> Footer:
+def read_footer(source: FileBytes) -> Footer:
     """Read a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
     data = read_footer_bytes(source)
     offset = source.size - 8 - len(data)

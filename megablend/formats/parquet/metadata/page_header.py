@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megablend.formats.parquet.metadata.names import Encoding, PageType
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import (
     MalformedError,
     Struct,
@@ -95,7 +95,7 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
     return header
 
 
-def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
+def read_page_header(source: FileBytes, offset: int, limit: int) -> PageHeader:
     """Read the header of the page at `offset`; the page must end at or before byte `limit`.
     Raises CorruptFileError."""
     size = PROBE_BYTES

@@ -27,7 +27,7 @@ class ErrorLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteSource:
+class FileBytes:
     """A file of known size within a storage."""
 
     path: str

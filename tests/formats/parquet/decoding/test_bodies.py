@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megablend.errors import CorruptFileError
 from megablend.formats.parquet.decoding import codecs
 from megablend.formats.parquet.decoding.bodies import decompress_pages
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.intrinsics import library_function
 from megablend.kernels.parquet.bodies import (
     expand_lz4,
@@ -32,7 +32,7 @@ def stored(codec: int, data: bytes) -> bytes:
 
 def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
     """What `expand` makes of (codec, stored bytes, announced length), which lie one after the other in one buffer."""
-    source = ByteSource("x.parquet", STORAGE, 1 << 40)
+    source = FileBytes("x.parquet", STORAGE, 1 << 40)
     data = pa.py_buffer(b"".join(part for _, part, _ in parts) + b"\0")
     sizes = np.array([len(part) for _, part, _ in parts], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)

@@ -118,7 +118,7 @@ def test_damaged_bytes_are_fetched_again_of_their_file_alone(tmp_path: Path) -> 
     expected = [block.tokens.tolist() for block in blocks_of(reads, pieces=False)]
     fetched = reads[1].fetched[0]
     torn = np.zeros_like(fetched.buffers[0])
-    damaged = FileRead(reads[1].reader, reads[1].blocks, reads[1].chunks, source=STORAGE)
+    damaged = FileRead(reads[1].reader, reads[1].blocks, reads[1].chunks, retry_storage=STORAGE)
     damaged.fetched.append(FetchedRanges(fetched.ranges, [torn], fetched.buffer_of, fetched.begins))
     found = blocks_of([reads[0], damaged, reads[2]], pieces=False)
     assert [block.tokens.tolist() for block in found] == expected

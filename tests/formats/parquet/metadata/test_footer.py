@@ -13,7 +13,7 @@ from megablend.formats.parquet.metadata import column_chunk
 from megablend.formats.parquet.metadata.column_chunk import column_chunks
 from megablend.formats.parquet.metadata.footer import Footer, parse_footer, read_footer
 from megablend.formats.parquet.metadata.schema import Column, leaves
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.local import LocalStorage
 
@@ -21,7 +21,7 @@ GOLDEN = sorted((Path(__file__).parent.parent.parent.parent / "golden").glob("*.
 
 
 def footer_of(path: Path) -> Footer:
-    return read_footer(ByteSource(str(path), LocalStorage(), path.stat().st_size))
+    return read_footer(FileBytes(str(path), LocalStorage(), path.stat().st_size))
 
 
 def columns_of(footer: Footer) -> list[Column]:

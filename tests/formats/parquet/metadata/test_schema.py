@@ -8,7 +8,7 @@ import pytest
 from megablend.errors import ConfigError
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import OTHER_DTYPES, Column, find_column, leaves
-from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, read_struct
 from tests.formats.parquet_files import LIST, element
 from tests.storages import STORAGE
@@ -20,7 +20,7 @@ def schema_of(tmp_path: Path, **fields: pa.DataType) -> Sequence[Struct]:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.schema(fields).empty_table(), path)
     storage = STORAGE
-    return read_footer(ByteSource(str(path), storage, storage.stat(str(path)).size)).schema
+    return read_footer(FileBytes(str(path), storage, storage.stat(str(path)).size)).schema
 
 
 def elements(*written: bytes) -> list[Struct]:
