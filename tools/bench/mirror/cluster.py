@@ -6,7 +6,8 @@ Nodes are network namespaces on this machine, the source is nginx behind a token
 node by itself, with megablend's storage, with obstore alone, and with `rclone copyurl` (which copies the file and reads nothing);
 nginx on each node, with slices of 1 MiB that consistent hashing gives to one of them, which caches them (the recipe is
 NGINX_RING below); megablend's node processes. Each in reads of 64 KiB and of 4 MiB, in an order of its own on each node, then
-again without the last node, which has died. Dragonfly, JuiceFS and Alluxio were not measured.
+again without the last node, which has died. nginx and node processes run before anything is measured. Dragonfly, JuiceFS and
+Alluxio were not measured.
 """
 
 from __future__ import annotations
@@ -84,12 +85,12 @@ def compare(options: argparse.Namespace) -> None:
             ("obstore", start_none),
             ("rclone", start_none),
             ("nginx ring", start_ring),
-            ("megablend", start_none),
+            ("megablend", start_nodes),
         ):
             for size in SIZES:
                 run = folder / f"{name}-{size}".replace(" ", "")
                 run.mkdir()
-                started = start(run, options.nodes)
+                start(run, options.nodes)
                 first = read_on_all(name, run, size, range(options.nodes), options)
                 kill(options.nodes - 1)
                 again = read_on_all(name, run, size, range(options.nodes - 1), options)
@@ -100,7 +101,6 @@ def compare(options: argparse.Namespace) -> None:
                 )
                 for i in range(options.nodes):
                     kill(i)
-                del started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,7 +109,6 @@ def read_on_all(
     name: str, run: Path, size: str, nodes: range, options: argparse.Namespace
 ) -> dict[str, float]:
     """Read the file on these nodes at the same time."""
-    names = [f"10.9.0.{i + 1}:7171" for i in range(options.nodes)]
     before = count_sent()
     cpu_before = sum(map(count_cpu, range(options.nodes)))
     started = time.monotonic()
@@ -140,17 +139,8 @@ def read_on_all(
             return used.ru_utime + used.ru_stime
         order["by_obstore"] = name == "obstore"
         if name == "megablend":
-            order["mirror"] = {
-                "folder": str(run / f"node{node}"),
-                "nodes": names,
-                "advertise": names[node],
-                "insecure": True,
-                "reserve": 0,
-                "prefixes": [f"http://{SOURCE}:8080/"],
-            }
-        command = [*inside, sys.executable, __file__, "--client", json.dumps(order)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        return float(done.stdout)
+            order["mirror"] = make_mirror(run, node, options.nodes)
+        return run_client(node, order)
 
     with ThreadPoolExecutor(len(nodes)) as threads:
         cpu = sum(threads.map(client, nodes))
@@ -162,6 +152,26 @@ def read_on_all(
         "source": (count_sent() - before) / total,
         "cpu": cpu / (total * len(nodes) / 1e9),
     }
+
+
+def make_mirror(run: Path, node: int, count: int) -> dict[str, Any]:
+    """The `mirror` setting of a node."""
+    names = [f"10.9.0.{i + 1}:7171" for i in range(count)]
+    return {
+        "folder": str(run / f"node{node}"),
+        "nodes": names,
+        "advertise": names[node],
+        "insecure": True,
+        "reserve": 0,
+        "prefixes": [f"http://{SOURCE}:8080/"],
+    }
+
+
+def run_client(node: int, order: dict[str, Any]) -> float:
+    """Read on a node: the CPU seconds of the reading process."""
+    inside = ["ip", "netns", "exec", f"n{node}"]
+    command = [*inside, sys.executable, __file__, "--client", json.dumps(order)]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def read_all(order: dict[str, Any]) -> None:
@@ -199,6 +209,19 @@ def read_all(order: dict[str, Any]) -> None:
 
 def start_none(run: Path, count: int) -> None:
     """Nothing: what is needed starts with the first read."""
+
+
+def start_nodes(run: Path, count: int) -> None:
+    """Node processes: the first read of each node starts its own."""
+
+    def start(node: int) -> None:
+        size = 64 << 10
+        order = {"url": f"http://{SOURCE}:8080/warm-up", "read": size, "size": size, "seed": node}
+        mirror = make_mirror(run, node, count)
+        run_client(node, order | {"by_obstore": False, "mirror": mirror})
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(start, range(count)))
 
 
 def start_ring(run: Path, count: int) -> None:
