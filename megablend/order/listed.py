@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,50 +100,65 @@ def locate_ranges(
         shifts = np.array([each.shift for each in sources])[numbers]
         starts = starts + shifts
         stops = stops + shifts
-    rows = np.arange(len(starts))
+    ranges = np.arange(len(starts))
     while len(left := (starts < stops).nonzero()[0]):
         if len(left) < len(starts):
-            rows = rows[left]
+            ranges = ranges[left]
             numbers = numbers[left]
             starts = starts[left]
             stops = stops[left]
-        table, places, _listings = _find_stretches(sources, numbers, starts)
-        cuts = np.empty((5, cut(table, places, starts, stops, _NONE)), np.int64)
-        cut(table, places, starts, stops, cuts)
-        parts.append(Spans(rows[cuts[0]], *cuts[1:]))
-        starts = (table["first"] + table["tokens"])[places]
+        table, rows, _listings = _find_stretches(sources, numbers, starts)
+        cuts = np.empty((5, cut(table, rows, starts, stops, _NONE)), np.int64)
+        cut(table, rows, starts, stops, cuts)
+        parts.append(Spans(ranges[cuts[0]], *cuts[1:]))
+        # What is left of a range begins where its stretch ends
+        starts = (table["first"] + table["tokens"])[rows]
     return join_spans(parts)
 
 
 def _find_stretches(
     sources: Sequence[ListedSource], numbers: Int64s, starts: Int64s
 ) -> tuple[npt.NDArray[np.void], Int64s, list[Listing]]:
-    """The stretches that contain `starts`, the one of each, and what keeps their memory."""
-    rows = list[tuple[int, ...]]()
+    """The stretches that contain positions `starts`, int64 [n], of the sources `numbers`.
+
+    Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in it, int64
+        [n]; and their listings, which own the memory that the table points to.
+    """
+    table = list[tuple[int, ...]]()
     listings = list[Listing]()
-    found = np.empty(len(starts), np.int64)
-    order: Int64s | slice = slice(None)
-    by_source = starts
-    each_source: Iterable[tuple[tuple[int, int], int, int, int]]
-    if len(sources) == 1:  # often of a single sample
-        each_source = [((0, len(starts)), 0, int(starts.min()), int(starts.max()))]
-    else:
-        order = np.argsort(numbers, kind="stable")
-        by_source = starts[order]
-        firsts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        each_source = zip(
-            pairwise([*firsts.tolist(), len(starts)]),
-            numbers[order[firsts]].tolist(),
-            np.minimum.reduceat(by_source, firsts).tolist(),
-            np.maximum.reduceat(by_source, firsts).tolist(),
-            strict=True,
-        )
-    for (begin, end), number, low, high in each_source:
-        listed, _, *place = sources[number]
-        for inside, (epoch, first, listing) in listed.stretches(by_source[begin:end], low, high):
-            found[begin:end][inside] = len(rows)
-            rows.append((epoch, first, *listing.columns, *place))
+    # Positions are looked up source by source: in this order
+    by_source, groups = _group_by_source(len(sources), numbers, starts)
+    sorted_starts = starts[by_source]
+    sorted_rows = np.empty(len(starts), np.int64)
+    for number, begin, end, low, high in groups:
+        order, _, *first_block_and_skip = sources[number]
+        group_rows = sorted_rows[begin:end]
+        for indices, stretch in order.stretches(sorted_starts[begin:end], low, high):
+            epoch, first, listing = stretch
+            group_rows[indices] = len(table)
+            table.append((epoch, first, *listing.columns, *first_block_and_skip))
             listings.append(listing)
-    places = np.empty(len(starts), np.int64)
-    places[order] = found
-    return np.array(rows, STRETCH_DTYPE), places, listings
+    rows = np.empty(len(starts), np.int64)
+    rows[by_source] = sorted_rows
+    return np.array(table, STRETCH_DTYPE), rows, listings
+
+
+def _group_by_source(
+    num_sources: int, numbers: Int64s, starts: Int64s
+) -> tuple[Int64s | slice, Iterable[tuple[int, int, int, int, int]]]:
+    """Positions grouped by source: indices that sort them so; and for each group the number of its
+    source, where it begins and ends, its least and its greatest position."""
+    if num_sources == 1:  # often of a single sample
+        return slice(None), [(0, 0, len(starts), int(starts.min()), int(starts.max()))]
+    by_source = np.argsort(numbers, kind="stable")
+    sorted_starts = starts[by_source]
+    begins = np.flatnonzero(np.diff(numbers[by_source], prepend=-1))
+    groups = zip(
+        numbers[by_source[begins]].tolist(),
+        begins.tolist(),
+        [*begins[1:].tolist(), len(starts)],
+        np.minimum.reduceat(sorted_starts, begins).tolist(),
+        np.maximum.reduceat(sorted_starts, begins).tolist(),
+        strict=True,
+    )
+    return by_source, groups

@@ -82,7 +82,7 @@ def count_before(
                 following, drain=planner.choose_drain(before[-1], following, unit)
             )
         planner.drain_before(before[-1], following)
-        read = planner.cursor
+        read = planner.tokens_read
         stop = planner.start
     else:
         read = plan.count_tokens(stop)
@@ -95,15 +95,17 @@ def count_before(
 
 
 class _Planner:
-    """Plans stages one after another. Of each source, [num_sources] each:
+    """Plans stages one after another.
 
-    Attributes:
-        cursor: tokens read.
-        given: samples read.
-        reach: the end of the samples that stages before have begun, of which a cut may have left
-            some.
-        dropped: the same of sources that left some and are read no more; 0 of others.
-        dropped_tokens: the same as positions: samples before these were read, though not all.
+    Attributes, all but `start` int64 [num_sources]:
+        start: number of the sample with which the next stage begins.
+        tokens_read: tokens of a source that the stages so far read.
+        samples_read: samples of a source that they read.
+        samples_begun: as `samples_read`, with the samples up to the last one of a period that was
+            begun: a stage that was cut within a period reads some of these, not all.
+        abandoned_samples: `samples_begun` of a source that had samples left when the stages after
+            it no longer read it; 0 of other sources.
+        abandoned_tokens: the same in tokens: positions before these count as read.
 
     Whether files are gone is asked in two ways. A stage with `whole_epochs` asks of all that lanes
     have begun (`begun_loses_files`, `coming_loses_files`); other stages, which earlier releases
@@ -119,9 +121,11 @@ class _Planner:
         self.start = 0
         size = len(next(iter(tokens.values())))
         first = stages[0].blend if stages else None
-        self.cursor, self.given, self.reach, self.dropped, self.dropped_tokens = (
-            np.zeros(size, np.int64) for _ in range(5)
-        )
+        self.tokens_read = np.zeros(size, np.int64)
+        self.samples_read = np.zeros(size, np.int64)
+        self.samples_begun = np.zeros(size, np.int64)
+        self.abandoned_samples = np.zeros(size, np.int64)
+        self.abandoned_tokens = np.zeros(size, np.int64)
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
             self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
@@ -156,8 +160,8 @@ class _Planner:
         self.epochs.enter(
             stage.index,
             stage.blend.order,
-            np.maximum(self._find_begun(), self.dropped_tokens),
-            self.cursor,
+            np.maximum(self._find_begun_tokens(), self.abandoned_tokens),
+            self.tokens_read,
             whole=stage.whole_epochs,
         )
 
@@ -166,8 +170,8 @@ class _Planner:
         return self.epochs.leaves_rest(
             stage.index,
             stage.blend.order,
-            np.maximum(self._find_begun(), self.dropped_tokens),
-            self.cursor,
+            np.maximum(self._find_begun_tokens(), self.abandoned_tokens),
+            self.tokens_read,
         )
 
     def drains_otherwise(self, stage: Stage, following: Stage) -> bool:
@@ -179,26 +183,32 @@ class _Planner:
         old_shares, new_shares = (self._find_shares(stage, each) for each in ways)
         return old_shares != new_shares
 
-    def _find_begun(self) -> Int64s:
+    def _find_begun_tokens(self) -> Int64s:
         """Positions up to which stages before have begun the sources, int64 [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
-        begun: Int64s = self.cursor + np.maximum(0, self.reach - self.given) * step
+        begun: Int64s = (
+            self.tokens_read + np.maximum(0, self.samples_begun - self.samples_read) * step
+        )
         return begun
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
-        request = self._make_request(stage.blend, _pad(totals, len(self.given)))
+        request = self._make_request(stage.blend, _pad(totals, len(self.samples_read)))
         self._check_dropped(stage, request.totals)
-        part = _plan_step(stage, request, self.cursor, end, number)
+        part = _plan_step(stage, request, self.tokens_read, end, number)
         if part.cut_edges is not None:
-            self.reach = np.maximum(self.reach, self.given + part.cut_edges[2])
+            self.samples_begun = np.maximum(
+                self.samples_begun, self.samples_read + part.cut_edges[2]
+            )
         self._advance(part)
 
     def _advance(self, part: PlannedStage) -> None:
-        is_dropped = self.dropped.any()
-        self.planned.append(dataclasses.replace(part, dropped=self.dropped) if is_dropped else part)
+        is_dropped = self.abandoned_samples.any()
+        self.planned.append(
+            dataclasses.replace(part, dropped=self.abandoned_samples) if is_dropped else part
+        )
         self.start += part.length
-        self.cursor = self.cursor + part.read * part.request.sample_tokens
-        self.given = self.given + part.read
+        self.tokens_read = self.tokens_read + part.read * part.request.sample_tokens
+        self.samples_read = self.samples_read + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
         """Read what stages up to `stage` have left, of the sources
@@ -211,9 +221,9 @@ class _Planner:
                 )
             return
         is_gone, totals = self._find_left(following)
-        has_left = is_gone & (self.reach > self.given)
-        dropped = np.where(has_left, self.reach, self.dropped)
-        self.dropped_tokens = np.where(has_left, self._find_begun(), self.dropped_tokens)
+        has_left = is_gone & (self.samples_begun > self.samples_read)
+        dropped = np.where(has_left, self.samples_begun, self.abandoned_samples)
+        self.abandoned_tokens = np.where(has_left, self._find_begun_tokens(), self.abandoned_tokens)
         if following.drain is not None:
             shares = self._find_shares(stage, following)
             totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)
@@ -222,14 +232,14 @@ class _Planner:
             request = self._make_request(stage.blend, totals)
             part = PlannedStage(
                 request=request,
-                cursor=self.cursor,
+                cursor=self.tokens_read,
                 interleaving=last.interleaving,
                 number=last.number,
                 length=request.num_samples,
             )
             self._advance(part)
-        self.reach = np.minimum(self.reach, self.given)
-        self.dropped = dropped
+        self.samples_begun = np.minimum(self.samples_begun, self.samples_read)
+        self.abandoned_samples = dropped
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
         """How many samples continue a stage, such that they end at a multiple of `unit`. None if
@@ -246,7 +256,7 @@ class _Planner:
         """Whether the following stage lacks each source: bool [num_sources]; and how many samples
         the others have left."""
         is_gone = np.array(self.tokens[following.index]) == 0
-        return is_gone, np.where(is_gone, 0, np.maximum(0, self.reach - self.given))
+        return is_gone, np.where(is_gone, 0, np.maximum(0, self.samples_begun - self.samples_read))
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
         """The shares with which a stage stopped, [num_sources]; 0 of sources that lose files, of
@@ -261,9 +271,9 @@ class _Planner:
         )
         shares += [Fraction(0)] * (len(totals) - len(shares))
         if following.whole_epochs:
-            lost = self.epochs.coming_loses_files(following.index, self._find_begun())
+            lost = self.epochs.coming_loses_files(following.index, self._find_begun_tokens())
         else:
-            lost = self.epochs.loses_files(following.index, self.cursor, begun=False)
+            lost = self.epochs.loses_files(following.index, self.tokens_read, begun=False)
         lost |= np.array(self.tokens[following.index]) == 0
         return [
             Fraction(0) if is_lost else share
@@ -272,7 +282,9 @@ class _Planner:
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
         """Raises: PlanError for a source that comes back after what it had left was dropped."""
-        for source in np.flatnonzero((totals > 0) & (self.dropped > self.given)).tolist():
+        for source in np.flatnonzero(
+            (totals > 0) & (self.abandoned_samples > self.samples_read)
+        ).tolist():
             raise PlanError(
                 f"source {stage.blend.sources[source].name!r} is read again after a stage without "
                 "any of its files, but in between the sequence length changed or files were "
@@ -282,17 +294,17 @@ class _Planner:
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
-        begun = self._find_begun()
+        begun = self._find_begun_tokens()
         if following.whole_epochs:
-            lost = self.epochs.begun_loses_files(following.index, self.cursor, begun)
+            lost = self.epochs.begun_loses_files(following.index, self.tokens_read, begun)
         else:
-            lost = self.epochs.loses_files(following.index, self.cursor)
-        return bool((lost & (begun > self.cursor)).any())
+            lost = self.epochs.loses_files(following.index, self.tokens_read)
+        return bool((lost & (begun > self.tokens_read)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
         """The request of a stage. Raises: PlanError if the tokens that it reaches cannot be
         counted in 64 bits."""
-        places, tokens = self.epochs.place(self.cursor)
+        places, tokens = self.epochs.place(self.tokens_read)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
         cycles = np.array([source.cycles or 1 for source in blend.sources], np.int64)
         return StageRequest(

@@ -1,8 +1,15 @@
-"""Which pages to evict: pure. First those without a due time, least recently used first; then those
-that are due last.
+"""Which pages to evict: pure.
 
-Each block has an entry in the queue with its next key: a lower bound of the keys of its pages. What
-is used again, becomes due, or is gone in the meantime is seen when its entry is taken out. So
+Each page has a key, an integer; the page with the smallest key is evicted first. From small to large:
+
+    -NEVER + n                  pages that nobody has announced, least recently used first: `n` counts
+                                uses, the last use of this page was the n-th
+    WANTED + n                  pages of datasets that are wanted, in the same way
+    -(due time in microseconds) pages that will be read, those that are due last first
+    PINNED + n                  pages of pinned datasets, which are never evicted
+
+Each block has an entry in a queue with a lower bound of the keys of its pages. A page that is used
+again, becomes due or is gone in the meantime is noticed when its entry is taken out of the queue. So
 nothing is sorted again when pages are used, written or evicted.
 """
 
@@ -21,14 +28,14 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
 
 NEVER = 1 << 62
-"""Above all due times in microseconds, and all counts of uses."""
+"""Above all due times in microseconds, and all counts of uses; see the module."""
 PAST_SECONDS = 2.0
 """So long after its due time a page counts as read, and as if it had no due time, unless less is
 said."""
 WANTED = -(NEVER >> 1)
+"""Between the keys of pages without a due time and those with one."""
 PINNED = NEVER
-"""Counts of uses of pages without a due time begin at -NEVER; at these of what is wanted, which goes
-after all else without a due time, and of what is pinned, which never goes."""
+"""Above the keys of all pages that may be evicted."""
 _SORT_SECONDS = 2.0
 _SORT_SHARE = 20
 """Due times pass: what is evicted next is sorted again after so many seconds, or times the time that
@@ -84,8 +91,8 @@ class Room:
         self._due: dict[str, tuple[Uint32s, Uint64s, Float64s]] = {}  # see Need.sort
         self._due_since: dict[tuple[str, int], list[tuple[int, int]]] = {}  # key, mask
         self._queue: list[tuple[int, str, int]] = []  # a heap: key, digest, block
-        self._bound = 0  # what is held and not in the queue has no smaller key
-        self._most = 0
+        self._bound = 0  # no page that is held and not in the queue has a smaller key
+        self._max_entries = 0  # entries in the queue before it is made anew
         self._is_stale = True
 
     def add_file(self, digest: str, num_blocks: int, use: int, *, is_whole: bool = False) -> None:
@@ -125,7 +132,7 @@ class Room:
         self._uses[digest][pages.blocks] = use
 
     def note(self, digest: str, pages: Pages, due: float | None, use: int) -> None:
-        """Pages were written that are due then, or never."""
+        """Pages were written, at count `use`, for a read at time `due`; None: for no known read."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             if due is not None:
@@ -146,7 +153,7 @@ class Room:
         pause = max(min(_SORT_SECONDS, self._grace), _SORT_SHARE * self._sort_seconds)
         if self._now() - self._sorted_at > pause:
             self._is_stale = True
-        limit = NEVER if any_due else -(NEVER >> 1) if due is None else _key_of(due)
+        limit = NEVER if any_due else WANTED if due is None else _key_of(due)
         chosen: dict[tuple[str, int], int] = {}
         while short > 0:
             self._refill(bool(chosen))
@@ -193,7 +200,7 @@ class Room:
 
     def _refill(self, all_of_it: bool) -> None:
         """Sort what is evicted next, unless the queue has it; all, if the first were chosen."""
-        if not self._is_stale and len(self._queue) <= self._most:
+        if not self._is_stale and len(self._queue) <= self._max_entries:
             if self._queue and self._queue[0][0] <= self._bound:
                 return
             if self._bound == NEVER:  # all is in the queue
@@ -215,7 +222,7 @@ class Room:
                 strict=True,
             )
         )
-        self._most = 2 * len(self._queue) + _FEW
+        self._max_entries = 2 * len(self._queue) + _FEW
         self._is_stale = False
         self._sort_seconds = self._now() - self._sorted_at
 
