@@ -121,7 +121,7 @@ def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
 
 
 def _count_withdrawn(before: Segment, segment: Segment) -> int:
-    """Tokens of the epoch in which a segment ends that are not read, since they were withdrawn."""
+    """How many tokens of a segment's last epoch are not read because they were withdrawn."""
     if before.tokens == 0 or segment.position == 0:
         return 0
     left = _count_left(before, segment)

@@ -232,8 +232,8 @@ class StagesPlan:
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
-        has none (before `before`)."""
+        """The first sample that reads an ordinal >= `ordinal` of a source; None if there is none
+        (or none below the sample `before`)."""
         coming = np.array([max(0, ordinal)])
         owner = np.array([source], np.int32)
         for number, stage in enumerate(self.stages):

@@ -98,7 +98,7 @@ def _print_checked(files: CheckResult) -> None:
 
 
 def _print_tokens(found: CheckDataResult) -> None:
-    """Print the smallest and largest token ids of sources, and files that are wrong."""
+    """Print each source's smallest and largest token id, and the files with ids out of range."""
     columns = {
         "source": "name",
         "files": "files",

@@ -274,7 +274,7 @@ def _write_share(share: float) -> str:
 
 
 def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterator[str]:
-    """What of a source is not as one would expect."""
+    """Remarks on anything unusual about a source."""
     if not source.samples:
         yield "is not read"
     # by rounding a share is wrong by less than a sample, in each stage

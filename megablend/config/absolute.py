@@ -76,12 +76,12 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 def _find_locations(
     written: Sequence[str], base: Path, place: str, urls: dict[str, str]
 ) -> tuple[str, ...]:
-    """The locations of data: absolute paths, and URLs, where a storage handles their scheme.
+    """Return the locations of data: absolute paths, and URLs whose scheme a storage handles.
 
     Args:
-        written: paths, URLs, perhaps with braces, and text files of URLs.
-        urls: gets the queries of URLs of web servers, for use in requests; they are left out of
-            the locations.
+        written: paths, URLs (which may contain braces), and text files of URLs.
+        urls: filled with the query of each web server's URL, which requests need; the locations
+            do not contain it.
     """
     found = list[str]()
     for location in written:

@@ -387,6 +387,6 @@ def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
     size = storage.stat(path).size
     if size != file.size:
         raise ChangedFileError(
-            path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}"
+            path, f"has {size} bytes, but had {file.size} when it was indexed; {CHANGED_REMEDY}"
         )
     return size

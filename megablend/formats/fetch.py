@@ -214,7 +214,7 @@ def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks
 
 
 def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
-    """The blocks of reads whose readers are alike."""
+    """Decode, in one call if possible, the blocks of reads whose readers have the same settings."""
     if len(reads) > 1:
         # Told, and tried again, file by file
         with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):

@@ -106,8 +106,9 @@ def format_of(path: str, storage: Storage) -> Format:
         pair += f": {remedy}"
     if path.lower().endswith(TEXT_SUFFIXES):
         raise ConfigError(
-            f"{path}: text, not tokens: of JSON Lines, name the key of the text in `text`, and a `tokenizer` (docs/text.md); "
-            "of other text, write JSON Lines, or tokens to Parquet (docs/parquet.md)"
+            f"{path}: contains text, not tokens; for JSON Lines, set `text` to the key that holds the text, and set "
+            "a `tokenizer` (docs/text.md); convert other text to JSON Lines, or write its tokens to Parquet "
+            "(docs/parquet.md)"
         )
     raise ConfigError(
         f"{path}: unknown kind of file{pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a .bin/.idx pair; "

@@ -68,7 +68,7 @@ def describe(
     if session.is_cache:
         if cache is not None:
             raise ConfigError(
-                f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them"
+                f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected only one of them"
             )
         return describe_cache(session.cache)
     config = session.config
@@ -124,13 +124,14 @@ def _check_mirrors(
         raise ConfigError(f"mirror_size: {error}") from None
     if loaders is None:
         raise ConfigError(
-            "num_nodes and mirror_size: found without micro_batch_size\n"
-            "give it (--micro-batch): which rank reads what depends on it"
+            "num_nodes and mirror_size need micro_batch_size, which decides what each rank reads\n"
+            "set it (--micro-batch)"
         )
     if loaders.data_parallel_size % num_nodes:
         raise ConfigError(
-            f"num_nodes: found {num_nodes} for {loaders.data_parallel_size} data-parallel ranks\n"
-            "give a number of ranks (--ranks) that can be divided among the nodes equally"
+            f"num_nodes: {loaders.data_parallel_size} data-parallel ranks cannot be divided equally among "
+            f"{num_nodes} nodes\n"
+            "set the number of ranks (--ranks) to a multiple of the number of nodes"
         )
     return Mirrors(num_nodes=num_nodes, size=num_bytes)
 

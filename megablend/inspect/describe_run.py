@@ -198,8 +198,8 @@ def _with_estimates(
 
 
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
-    """What loaders read of object stores: one, or if its memory is too small one for each lane,
-    if none are described."""
+    """What loaders read from object stores. If no loaders are described: what one loader reads, or,
+    if its memory is too small, what one for each lane reads."""
     alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
     tried = (
         [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]

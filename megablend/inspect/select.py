@@ -79,6 +79,6 @@ def select_sources(
         )
     if match is not None and not found:
         raise ConfigError(
-            f"found match {match!r}, which matches no source; patterns such as 'web-*' may contain * and ?"
+            f"match {match!r} matches no source; patterns may contain * and ?, such as 'web-*'"
         )
     return selected

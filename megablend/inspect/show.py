@@ -146,11 +146,13 @@ def show_step(
     num_steps = trained // batch
     if num_steps == 0:
         raise ConfigError(
-            f"found steps of {batch:,} samples, expected at most {trained:,}: {split} has no more"
+            f"found a step of {batch:,} samples, expected at most {trained:,}, all that {split} has; choose a "
+            "smaller batch"
         )
     if not 0 <= whole_number("step", step) < num_steps:
         raise ConfigError(
-            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} a step"
+            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} per "
+            "step"
         )
     first = step * batch + rank * micro_batch_size
     samples = [

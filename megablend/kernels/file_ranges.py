@@ -26,8 +26,8 @@ def read_ranges(
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
         begins: int64 [n], where each goes in `out`; within it, as the caller has checked.
-        ahead: announce all ranges to the system first, so that it reads them in parallel, and
-            nothing else.
+        ahead: whether to ask the system first to read all ranges ahead, in parallel; nothing else
+            changes.
         out: uint8, filled.
     """
     if ahead:

@@ -141,7 +141,7 @@ def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storag
     index = entry.kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
         raise ChangedFileError(
-            path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}"
+            path, f"has {index.tokens:,} tokens, but {num_tokens:,} were indexed; {CHANGED_REMEDY}"
         )
     return index
 

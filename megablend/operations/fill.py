@@ -26,8 +26,8 @@ def fill_mirror(
     is_dry: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Filled:
-    """Have the node process of this machine fetch what is its to hold of all files of a run: of a
-    machine alone everything, of several its share of the pieces. To be called on each of them.
+    """Have this machine's node process fetch its part of all files of a run: everything if there is
+    one machine, otherwise its share of the pieces. Call it on each machine.
 
     Args:
         cache: in place of the config's.
@@ -45,7 +45,7 @@ def fill_mirror(
     if not takes_hints(storage) or not any(takes_hints(storage, path) for path in paths):
         raise ConfigError(
             "nothing that this run reads is mirrored\n"
-            "set `mirror` under `storage`, with `prefixes` above the files of its sources"
+            "set `mirror` under `storage`, with `prefixes` that cover the files of its sources"
         )
     filled = Filled()
     file = 0

@@ -73,7 +73,8 @@ def gc(
     store = session.cache
     if tokens and not (session.is_config and has_text(session.config)):
         raise ConfigError(
-            f"{cache}: found no config with a source of text, expected one for tokens"
+            f"{cache}: unused tokens can be found only with a config that has a text source; pass that config, or "
+            "omit `tokens`"
         )
 
     def needed() -> set[str]:

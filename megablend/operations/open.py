@@ -60,12 +60,12 @@ def open_dataset(
     """
     if state is not None and consumed_samples is not None:
         raise ConfigError(
-            "found both state and consumed_samples, expected one of them: the state holds the number"
+            "found both state and consumed_samples, expected only one of them: the state contains the number"
         )
     if split != "train" and consumed_samples:
         raise ConfigError(
             f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
-            "changed; give state=, from state_dict()"
+            "changed; pass state=, from state_dict()"
         )
     taken = None if state is None else State.from_dict(state)
     if config is None:
@@ -73,7 +73,7 @@ def open_dataset(
     else:
         if run is not None:
             raise ConfigError(
-                f"found both a config and run={run!r}, expected one of them: the config names its run"
+                f"found both a config and run={run!r}, expected only one of them: the config names its run"
             )
         checked = load_config(config, cache=cache)
         if stage is not None:
@@ -102,12 +102,12 @@ def _open_without_config(
     config says is asked for."""
     if cache is None or run is None:
         raise ConfigError(
-            "found no config, expected one: the path of a YAML or JSON file, or its keys as a dict; "
-            "or, without one, both `cache` and `run`"
+            "found no config, expected the path of a YAML or JSON file, a dict with its keys, or both `cache` and "
+            "`run`"
         )
     if stage is not None:
         raise ConfigError(
-            f"found stage {stage} without a config, which lists the stages; give the run's config"
+            f"found stage {stage} without a config, which lists the stages; pass the run's config"
         )
     check_split(split)
     session = Session(cache, run=run, storage=storage)

@@ -43,8 +43,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
         return []
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return [
-        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is "
-        "flat; this run continues like that: set `documents` of the source in a new run"
+        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is flat; this run "
+        "continues like that; in a new run, set `documents` of the source"
     ]
 
 
@@ -92,9 +92,10 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
         groups = sum(len(snapshot.chunks(snapshot.file(number))) for number in entry.files)
     place = f"{source.place}: " if source.place else ""
     return (
-        f"{place}source {entry.name!r}: its column is flat, so each token would be a document, which append_eod, `split`, "
-        f"`inter_document_masking` and `order: document` go by; set `documents: file` ({_count(config, files)}), "
-        f"`documents: row_group` ({_count(config, groups)}) or `documents: {{eod_token: ID}}` for a token that ends documents"
+        f"{place}source {entry.name!r}: its column is flat, so each token would be a document, but append_eod, "
+        "`split`, `inter_document_masking` and `order: document` depend on documents; set `documents: file` "
+        f"({_count(config, files)}), `documents: row_group` ({_count(config, groups)}) or `documents: {{eod_token: "
+        "ID}` for a token that ends documents"
     )
 
 

@@ -91,13 +91,16 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
         return None
     for listing in listings:
         entry = newest.sources[known[listing.name]]
-        whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
+        whose = (
+            f"the newest index of {config.cache} has files of source {entry.name!r} other than those that its path "
+            "matches"
+        )
         if (
             difference := _compare(entry, [names[i] for i in entry.files], listing, storage)
         ) is not None:
             return difference._replace(text=f"{whose} ({difference.text})")
         if (changed := _find_foreign(newest, entry, listing, storage)) is not None:
-            return Unindexed(f"{whose} ({changed}, those of {entry.root} were indexed)")
+            return Unindexed(f"{whose} ({changed}, but those of {entry.root} were indexed)")
     return None
 
 

@@ -39,7 +39,7 @@ class VerifyResult(Record):
 
         Raises: TypeError, since `if verify(cache):` would mean something else now, in silence.
         """
-        raise TypeError("found a result of verify as a condition; ask for its `problems`")
+        raise TypeError("a result of verify cannot be used as a condition; check its `problems`")
 
 
 @translating("verify")

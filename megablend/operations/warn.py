@@ -113,15 +113,15 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
         unit = math.lcm(lanes, after.config.lanes)
         if after.drain is not None and (beyond := after.first % unit):
             lines.append(
-                f"stages[{number + 1}]: drain: found {after.drain:,}, with which samples get another length at sample "
-                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end with all "
-                f"lanes, at a multiple of {unit}: fewer steps fit, and loaders go on in other lanes; `megablend amend --dry-run` "
-                "prints the number to write"
+                f"stages[{number + 1}]: drain: found {after.drain:,}, so the length of samples changes at sample "
+                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end "
+                f"at a multiple of {unit}, with all lanes: otherwise fewer steps fit, and loaders continue in other "
+                "lanes; `megablend amend --dry-run` prints the number to write"
             )
         rest = (stage.end - stage.first) % lanes
         if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
             continue
-        remedy = f"{stage.end - rest:,} or {stage.end - rest + lanes:,} would end with all lanes"
+        remedy = f"at sample {stage.end - rest:,} or {stage.end - rest + lanes:,}, all lanes would end together"
         if compiled.config.stages[number].samples is None:
             remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
         lines.append(
@@ -143,10 +143,10 @@ def warn_of_epochs(run: Run) -> list[str]:
         for source, stage in list_late(run)
     ]
     return late + [
-        f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage}, from sample "
-        f"{run.ledger.starts[stage]:,} on, begins: an earlier release planned it so, and what a run has committed does not "
-        f"change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage read them, if training has not reached "
-        "it"
+        f"source {source.name!r}: {tokens:,} tokens are not read: they are the rest of an epoch within which stage "
+        f"{stage} begins, at sample {run.ledger.starts[stage]:,}; an earlier release planned this, and what a run "
+        f"has committed does not change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage "
+        "read them, if training has not reached it"
         for number, source in enumerate(run.sources)
         for segment, tokens in run.plan.epochs.list_unread(number)
         for stage in [_find_entry(run, number, segment)]

@@ -74,8 +74,8 @@ class BlockTable:
         return np.flatnonzero(self._slots["size"] >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
-        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one,
-        which all are among `ids`."""
+        """A new table for blocks `ids` (int64, ascending) that holds the blocks of this one, all of
+        which are in `ids`."""
         table = BlockTable(ids)
         occupied = self.occupied()
         slots = np.searchsorted(ids, self.ids[occupied])

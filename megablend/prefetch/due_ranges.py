@@ -220,7 +220,7 @@ def _report(
         except MegablendError as error:
             # Reading says so, too, where it matters
             if not has_failed:
-                LOG.warning("what will be read is not told to the mirror: %s", error)
+                LOG.warning("cannot tell the mirror what will be read: %s", error)
             has_failed = True
 
     started = time.monotonic()

@@ -98,9 +98,9 @@ def check_memory(
         stride: samples from the start of a step to the start of the process's next step.
         num_batches: as for `plan_budget`.
 
-    Raises: ConfigError if it is less than the lanes of a process need (for each source what a
-        cycle reads from it, and the block that the lane is in), or one of its steps; it names how
-        much is enough.
+    Raises: ConfigError if `memory` is less than the lanes of a process need (for each source, what
+        a cycle reads from it and the block that the lane is in), or less than one of its steps
+        needs; the message gives the amount that suffices.
     """
     sizes = (micro_batch_size, stride, num_batches)
     needs = _find_needs(run, skips, first, *sizes, num_samples=FIRST_SAMPLES)
@@ -217,14 +217,12 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
         raise refuse_step(run, schedule, need.budget, need.memory)
     largest = int(need.lane_bytes.argmax())
     raise ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected "
-        f"{format_bytes(need.memory, up=True)} or more: blocks of {need.num_lanes} of "
-        f"{max(blend.lanes for blend in run.blends)} lanes take "
-        f"{format_bytes(need.lane_bytes.sum())} (most for source {run.sources[largest].name!r}: "
-        f"{format_bytes(need.lane_bytes[largest])}), {num_batches} batches of {micro_batch_size} "
-        f"samples {format_bytes(need.budget.batches)}, the sources' block orders "
-        f"{format_bytes(need.budget.orders)}; raise memory, or lower shuffle_window, lanes, micro "
-        "batch or block sizes"
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(need.memory, up=True)} or more: "
+        f"the blocks of {need.num_lanes} of the {max(blend.lanes for blend in run.blends)} lanes take "
+        f"{format_bytes(need.lane_bytes.sum())} (most of it for source {run.sources[largest].name!r}: "
+        f"{format_bytes(need.lane_bytes[largest])}), {num_batches} batches of {micro_batch_size} samples take "
+        f"{format_bytes(need.budget.batches)}, and the sources' block orders {format_bytes(need.budget.orders)}; "
+        "raise `memory`, or lower `shuffle_window`, `lanes`, the micro batch size or the block sizes"
     )
 
 

@@ -86,8 +86,8 @@ class RangeRequests:
                 self._shared.pop(key, None)
 
     def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
-        """Take over the request of ranges that several reads need, or share that of another read;
-        None for other ranges.
+        """Claim the request for ranges that several reads need, or join the request of the read
+        that claimed it before; None for ranges that no other read needs.
 
         The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise
         the read that requested them could finish in between, and they would be requested again.

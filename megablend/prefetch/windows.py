@@ -117,13 +117,12 @@ def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) ->
     largest = int(schedule.reading.argmax())
     number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
     return ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} "
-        f"or more: the blocks of a step of {len(schedule.samples)} samples take "
-        f"{format_bytes(schedule.sizes.sum())} (from sample {schedule.samples[0]:,} on), reading the "
-        f"largest {format_bytes(schedule.reading[largest])} more (of "
-        f"{run.store.snapshot.path(number, run.store.roots)}), batches and the sources' block orders "
-        f"{format_bytes(budget.batches + budget.orders)}; raise memory, or lower micro_batch_size or "
-        "the sources' block sizes"
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} or more: the "
+        f"blocks of a step of {len(schedule.samples)} samples take {format_bytes(schedule.sizes.sum())} (from sample "
+        f"{schedule.samples[0]:,} on), reading the largest of them (of "
+        f"{run.store.snapshot.path(number, run.store.roots)}) takes {format_bytes(schedule.reading[largest])} more, "
+        f"and batches and the sources' block orders take {format_bytes(budget.batches + budget.orders)}; raise "
+        "`memory`, or lower micro_batch_size or the sources' block sizes"
     )
 
 

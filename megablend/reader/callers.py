@@ -37,9 +37,10 @@ def warn_if_shuffled() -> bool:
     )
     if shuffles:
         warnings.warn(
-            f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own sampler): its "
-            "samples are already shuffled and blended, another shuffle loses the exact blend, and its position is not part of "
-            "the state; use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
+            f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own "
+            "sampler): its samples are already shuffled and blended; shuffling them again loses the exact blend, and "
+            "the position of that shuffle is not part of the state; use megablend.Loader, or a DataLoader with "
+            "batch_sampler=megablend.PretrainingSampler(...)",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -69,8 +70,8 @@ def refuse_second_split() -> None:
 
 
 def count_of_lightning(default: int) -> int:
-    """How many batches Lightning has counted, if it loads a state of its own checkpoint into the
-    caller; 0 otherwise.
+    """How many batches Lightning has counted when it restores the caller from one of its own
+    checkpoints; 0 if the state comes from elsewhere.
 
     Lightning goes on counting there, and ends when it has counted the length of its loader.
 

@@ -189,7 +189,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(
-                f"consumed_samples is {consumed_samples:,}; this run has 0 to {self.run.num_samples:,} samples"
+                f"consumed_samples is {consumed_samples:,}; expected 0 to {self.run.num_samples:,}, the samples of "
+                "this run"
             )
         if (skipped := self.skips.containing(consumed_samples)) is not None:
             raise StateError(

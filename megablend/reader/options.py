@@ -14,7 +14,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError, did_you_mean
 
 OURS = {
-    "batch_size": "give micro_batch_size=",
+    "batch_size": "pass micro_batch_size=",
     "shuffle": "the config's `order` and `seed` decide the order",
     "sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
     "batch_sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
@@ -47,7 +47,10 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
             f"collate_fn: found {checked['collate_fn']!r}, expected a function of a list of samples"
         )
     if not checked.get("in_order", True):
-        raise ConfigError("in_order: found False, expected True: a state counts batches in order")
+        raise ConfigError(
+            "in_order: found False, expected True: a saved state is a number of batches, which is valid only if they "
+            "arrive in order"
+        )
     if checked.get("pin_memory") and not _can_pin():
         raise ConfigError(
             "pin_memory: found True, but torch finds no CUDA device; remove the option"

@@ -23,8 +23,8 @@ from megablend.errors import ConfigError
 DataParallelGroup: TypeAlias = ProcessGroup | DeviceMesh
 
 _ADVICE = (
-    "give data_parallel_rank= and data_parallel_size=, or data_parallel_group= (a torch ProcessGroup, or one dimension of a "
-    "DeviceMesh, such as mesh['dp']), from which both are taken"
+    "pass data_parallel_rank= and data_parallel_size=, or data_parallel_group= (a torch ProcessGroup, or one "
+    "dimension of a DeviceMesh, such as mesh['dp']), from which both are taken"
 )
 
 
@@ -52,7 +52,8 @@ def resolve_rank(
     if data_parallel_group is not None:
         if rank is not None or size is not None:
             raise ConfigError(
-                "data_parallel_group: found together with data_parallel_rank or data_parallel_size; give only the group"
+                "data_parallel_group: found together with data_parallel_rank or data_parallel_size; pass only the "
+                "group"
             )
         return _place_in(data_parallel_group)
     job = _processes_of_job(environ)
@@ -107,7 +108,8 @@ def _place_in(group: Any) -> tuple[int, int]:
 
 def _not_a_member() -> ConfigError:
     return ConfigError(
-        "data_parallel_group: this process is not in it; give the group of data-parallel ranks that this process belongs to"
+        "data_parallel_group: this process is not in the group; pass the group of data-parallel ranks that this "
+        "process belongs to"
     )
 
 
@@ -145,13 +147,14 @@ def _check_size(size: int, job: _Processes, replicas: int) -> None:
     jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
     if size > processes and job.is_exact:
         raise ConfigError(
-            f"found data_parallel_size {size}, expected at most {processes}: this process is one of a job of {job}{jobs}, so "
-            "some ranks' samples would never be read; if other jobs read them, say how many jobs there are (`replicas=`)"
+            f"found data_parallel_size {size}, expected at most {processes}: this process is one of a job of "
+            f"{job}{jobs}, so some ranks' samples would never be read; if other jobs read them, pass the number of "
+            "jobs (`replicas=`)"
         )
     if processes % size and job.is_exact:
         warnings.warn(
-            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.told_by}{jobs}): give the "
-            "number of ranks that read different samples",
+            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.told_by}{jobs}); "
+            "set it to the number of ranks that read different samples",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -73,8 +73,9 @@ class PretrainingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         if drop_last and 0 < len(dataset) < self.step_samples:
             warnings.warn(
-                f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step (micro batch "
-                f"{micro_batch_size} x {size} ranks): it yields no batches; use a smaller micro batch, or drop_last=False",
+                f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step "
+                f"(micro batch {micro_batch_size} x {size} ranks): the sampler yields no batches; use a smaller "
+                "micro batch, or drop_last=False",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -77,7 +77,8 @@ def _longer(config: Config, split: str, needed: int, fits: int | None, tokens: i
 
 
 def _shorter(config: Config, split: str, needed: int, fits: int) -> str:
-    """How to respect all caps, if every source would still get at least one sample."""
+    """How to shorten the run so that no source exceeds its caps, if each source would still get a
+    sample then."""
     if fits < needed:
         return "No length fits all sources: "
     return f"At most {fits:,} samples fit all caps: {fit_all_caps(config, split, fits)}"

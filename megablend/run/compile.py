@@ -125,8 +125,8 @@ class Compiled:
         promised = committed.until(self.num_samples)
         if promised.extend(self.ledger) != promised:
             raise CacheError(
-                f"run {promised.run!r} was built for {promised.num_samples:,} samples, the config "
-                f"now asks for {self.num_samples:,}; run `megablend build CONFIG` to extend it"
+                f"run {promised.run!r} was built for {promised.num_samples:,} samples, but the config now asks for "
+                f"{self.num_samples:,}; run `megablend build CONFIG` to extend it"
             )
         return replace(self, ledger=promised)
 

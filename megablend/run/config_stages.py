@@ -312,7 +312,7 @@ def _end_with_lanes(
         return length
     if aligned == 0:
         raise PlanError(
-            f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes"
+            f"it has {length:,} samples, fewer than its {lanes} lanes; let the stage end later, or lower `lanes`"
         )
     return aligned
 

@@ -139,8 +139,8 @@ class Ledger:
         self.check_past(requested, min(self.num_samples, requested.num_samples))
         if requested.num_samples < self.num_samples:
             raise PlanError(
-                f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
-                f"run can only be extended: {self._remedy}"
+                f"run {self.run!r} was built for {self.num_samples:,} samples, but {requested.num_samples:,} are now "
+                f"requested; a run can only be extended: {self._remedy}"
             )
         added = requested.list_after(self.num_samples)
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
@@ -202,7 +202,7 @@ class Ledger:
         )
 
     def _explain_amending(self, reason: str) -> str:
-        """How to change from some sample on what a run can change; empty if it cannot."""
+        """A hint on how to change this from some sample on; empty if a run cannot change it."""
         what = reason.partition(" ")[0]
         if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
             return ""
@@ -240,7 +240,7 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
         before = getattr(old, field.name)
         after = getattr(new, field.name)
         if field.name != "sources" and before != after:
-            return f"{field.name} was {before}, is now {after}"
+            return f"{field.name} was {before} and is now {after}"
     sources, others = ({source.name: source for source in blend.sources} for blend in (old, new))
     for name in sources.keys() - others.keys():
         return f"source {name!r} was removed"
@@ -251,5 +251,5 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
             before = getattr(source, field.name)
             after = getattr(others[name], field.name)
             if before != after:
-                return f"{field.name} of source {name!r} was {before}, is now {after}"
+                return f"{field.name} of source {name!r} was {before} and is now {after}"
     return "the sources are in another order"

@@ -236,7 +236,7 @@ def _check_plan_version(record: Mapping[str, Any]) -> None:
 
 def _check(record: object, shape: object) -> None:
     if not fits(record, shape):
-        raise ValueError("a key is missing or has another type")
+        raise ValueError("a key is missing or has the wrong type")
 
 
 def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
@@ -277,7 +277,9 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
         if any(source.share is None for source in sources) or (
             schedule is not None and len(schedule.start) != len(sources)
         ):
-            raise ValueError("a source has no share, or a schedule has other sources")
+            raise ValueError(
+                "a source has no share, or a schedule does not list the sources of its stage"
+            )
         blend = Blend(
             sources=tuple(sources), schedule=schedule, **{name: each[name] for name in SETTINGS}
         )

@@ -211,8 +211,8 @@ class _Planner:
         self.samples_read = self.samples_read + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Read what stages up to `stage` have left, of the sources
-        that the following stage has, if that needs it."""
+        """Read the samples that stages up to `stage` have begun but not finished, of the sources
+        that the following stage still has, if the following stage needs that."""
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(

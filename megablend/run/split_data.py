@@ -98,7 +98,7 @@ def find_requested(
         others = (
             ""
             if needed == len(store.stores)
-            else "leave out all but the first stage of these for now, "
+            else "leave out all but the first of these stages for now, "
         )
         lacking = (
             i
@@ -108,15 +108,15 @@ def find_requested(
         place = next((f"stages[{i}]" for i in lacking), "stages")
         if not is_built:
             raise PlanError(
-                f"{place}: new_data: run {config.run!r} is not built, and begins with one version of the index: build it "
-                f"without {place} and later stages, then index the files as they are by then (`megablend index CONFIG`), "
-                "list the stage again, and commit it (`megablend amend CONFIG --at SAMPLE`); for a run that was reset, move its "
-                "ledger back to `runs` in the cache"
+                f"{place}: new_data: run {config.run!r} is not built, and begins with one version of the index: "
+                f"build it without {place} and later stages, then index the files as they are at that time "
+                "(`megablend index CONFIG`), list the stage again, and commit it (`megablend amend CONFIG --at "
+                "SAMPLE`); for a run that was reset, move its ledger back to `runs` in the cache"
             )
         raise PlanError(
-            f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} "
-            f"versions of the index; {others}index the files as they are now (`megablend index "
-            "CONFIG`) and commit the stage (`megablend amend CONFIG --at SAMPLE`)"
+            f"{place}: `new_data` needs {needed + 1} versions of the index, but run {config.run!r} has only "
+            f"{len(store.stores)}; {others}index the files as they are now (`megablend index CONFIG`), then commit "
+            "the stage (`megablend amend CONFIG --at SAMPLE`)"
         )
     found = find_sources(
         split,

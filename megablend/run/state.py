@@ -104,7 +104,7 @@ class State:
         """
         if self.split != split:
             raise StateError(
-                f"the state belongs to split {self.split!r}, this dataset is split {split!r}; open that split"
+                f"the state belongs to split {self.split!r}, but this dataset is split {split!r}; open that split"
             )
         parting = find_parting(self.stages, stages)
         consumed = self.consumed_samples
@@ -124,8 +124,8 @@ class State:
             if parting is not None and parting.sample:
                 remedy = f"resume from a state of sample {parting.sample:,} or earlier"
             raise StateError(
-                f"the index differs{where}: the state was saved with {', '.join(self.indices)}, this dataset reads "
-                f"{', '.join(indices)}; {remedy}"
+                f"the index differs{where}: the state was saved with {', '.join(self.indices)}, but this dataset "
+                f"reads {', '.join(indices)}; {remedy}"
             )
         if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
             raise StateError(
@@ -134,8 +134,9 @@ class State:
             )
         if differs or consumed > stages[-1].stop:
             raise StateError(
-                f"the plan differs{where}: the state was saved with {self.plan}, this dataset has {stages[-1].digest}; open the "
-                "state's plan with megablend.open(config, state=state) and the config that the run was built with"
+                f"the plan differs{where}: the state was saved with {self.plan}, but this dataset has "
+                f"{stages[-1].digest}; open the state's plan with megablend.open(config, state=state) and the config "
+                "that the run was built with"
             )
 
 

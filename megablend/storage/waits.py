@@ -37,8 +37,8 @@ class Waits:
             each.cancel()
 
     def cancel_soon(self) -> None:
-        """The same for the garbage collector, which must not need a lock: in a thread that
-        `threading` does not know."""
+        """Like `cancel`, but safe to call from a finalizer, which must not wait for a lock: cancels
+        in a thread that `threading` does not track."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
             # The interpreter ends, or the system refuses another thread

@@ -354,8 +354,8 @@ def test_without_the_companion_a_cache_alone_has_train(config: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "found no config, expected one.*without one, both `cache` and `run`"),
-        ({"cache": "CACHE"}, "without one, both `cache` and `run`"),
+        ({}, "found no config, expected the path .* both `cache` and `run`"),
+        ({"cache": "CACHE"}, " both `cache` and `run`"),
         ({"cache": "CACHE", "run": "other"}, "run 'other' was not built there"),
         (
             {"cache": "CACHE", "run": "default", "stage": 1, "split": "valid"},

@@ -504,7 +504,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
     write_file(tmp_path, 1, "m00", later(1))
     assert (
-        "has other files of source 's1' than its path matches (2 and 3; "
+        "has files of source 's1' other than those that its path matches (2 and 3; "
         in megablend.describe(grown).to_dict()["note"]
     )
     megablend.build_index(grown)
@@ -808,7 +808,10 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     }
     write_file(tmp_path, 1, "m2", later(1))
     megablend.build_index(two)
-    says = r"has 1 of 3 versions of the index; leave out all but the first stage of these for now, index the files as they are"
+    says = (
+        r"`new_data` needs 3 versions of the index, but run '.*' has only 1; leave out all but the first of these "
+        r"stages for now, index the files as they are"
+    )
     with pytest.raises(PlanError, match=says):
         megablend.amend(two, at=320)
     megablend.build_index(config | {"stages": STAGES})
@@ -954,7 +957,7 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     for dry_run in (True, False):
         with pytest.raises(
             CacheError,
-            match=r"other files of source 's0' than its path matches .* `megablend index CONFIG`",
+            match=r"has files of source 's0' other than those that its path matches .* `megablend index CONFIG`",
         ):
             megablend.amend(edited, at=112, dry_run=dry_run)
     assert load_ledger(config["cache"], "default") == ledger
@@ -973,7 +976,8 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     )
     # Of equal names
     with pytest.raises(
-        CacheError, match=r"other files of source 's[01]' .*, those of .* were indexed\)"
+        CacheError,
+        match=r"has files of source 's[01]' other than .*, but those of .* were indexed\)",
     ):
         megablend.amend(edited, at=112)
     megablend.build_index(edited)

@@ -26,7 +26,10 @@ def test_a_split_shorter_than_a_step_is_told(
 ) -> None:
     valid = megablend.open(config, split="valid")
     assert 0 < len(valid) < 64
-    expected = rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): it yields no batches"
+    expected = (
+        rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): the sampler "
+        r"yields no batches"
+    )
     with pytest.warns(RuntimeWarning, match=expected):
         loader = megablend.Loader(
             valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8
@@ -51,13 +54,13 @@ def test_a_split_shorter_than_a_step_is_told(
 def test_a_bare_number_is_taken_for_train_alone(config: dict[str, Any]) -> None:
     assert megablend.open(config, consumed_samples=8).consumed_samples == 8
     with pytest.raises(
-        megablend.ConfigError, match=r"found consumed_samples=2 for valid: .*give state="
+        megablend.ConfigError, match=r"found consumed_samples=2 for valid: .*pass state="
     ):
         megablend.open(config, split="valid", consumed_samples=2)
     state = megablend.open(config, split="valid").state_dict(2)
     with pytest.raises(
         megablend.StateError,
-        match="belongs to split 'valid', this dataset is split 'train'; open that split",
+        match="belongs to split 'valid', but this dataset is split 'train'; open that split",
     ):
         megablend.open(config).load_state_dict(state)
     assert megablend.open(config, split="valid", state=state).consumed_samples == 2

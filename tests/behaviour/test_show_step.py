@@ -47,11 +47,11 @@ def test_steps_that_there_are_not(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"micro_batch_size": 4, "data_parallel_size": 2}
     assert len(megablend.show_step(config, 24, rank=1, **sizes).to_dict()["samples"]) == 4
     with pytest.raises(
-        ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 a step"
+        ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 per step"
     ):
         megablend.show_step(config, 25, **sizes)
     with pytest.raises(
-        ConfigError, match="found steps of 1,000 samples, expected at most 200: train has no more"
+        ConfigError, match="found a step of 1,000 samples, expected at most 200, all that train has"
     ):
         megablend.show_step(config, 0, micro_batch_size=1000)
     with pytest.raises(ConfigError, match="found rank 2, expected 0 to 1"):

@@ -174,7 +174,7 @@ def test_a_run_is_extended_by_listing_another_stage(config: dict[str, Any]) -> N
     first = megablend.build(config | {"stages": STAGES[:2]})
     state = megablend.open(config | {"stages": STAGES[:2]}).state_dict(200)
     with pytest.raises(
-        megablend.CacheError, match="was built for 320 samples, the config now asks for 640"
+        megablend.CacheError, match="was built for 320 samples, but the config now asks for 640"
     ):
         megablend.open(config)
     more = megablend.build(config)
@@ -206,15 +206,15 @@ def test_one_blend_lengthened_and_then_changed_goes_on(config: dict[str, Any]) -
     [
         (
             {"stages": [STAGES[0] | {"lanes": 2}, *STAGES[1:]]},
-            r"its order is fixed: lanes was 4, is now 2; give",
+            r"its order is fixed: lanes was 4 and is now 2; give",
         ),
         (
             {"stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 2}}}, *STAGES[2:]]},
-            r"in stage 1, from sample 160 on, share of source 's0' was 1/4, is now 1/2",
+            r"in stage 1, from sample 160 on, share of source 's0' was 1/4 and is now 1/2",
         ),
         (
             {"stages": [{"samples": 80}, *STAGES[1:]]},
-            r"its stage 0 ends at sample 160, but the config changes before that: lanes was 4, is now 8; restore the stage's "
+            r"its stage 0 ends at sample 160, but the config changes before that: lanes was 4 and is now 8; restore the stage's "
             r"end, `samples: 160`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier",
         ),
         ({"stages": STAGES[:1]}, None),

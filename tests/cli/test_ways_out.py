@@ -75,7 +75,7 @@ SITUATIONS = [
         {"samples": 320, "sources": CHANGED["sources"]},
         ["build BEFORE", "build CONFIG"],
         [
-            "share of source 'a' was 3/4, is now 1/2",
+            "share of source 'a' was 3/4 and is now 1/2",
             "add `stages: [{samples: 320}, ",
             "`megablend amend CONFIG --at SAMPLE`",
         ],
@@ -126,13 +126,13 @@ SITUATIONS = [
         "text in place of tokens",
         {"paths": "*.jsonl"},
         ["build CONFIG"],
-        ["text, not tokens: of JSON Lines, name the key of the text in `text`"],
+        ["text, not tokens; for JSON Lines, set `text` to the key that holds the text"],
     ),
     Situation(
         "a folder of text in place of tokens",
         {"paths": "texts"},
         ["build CONFIG"],
-        ["it contains text, not tokens: name the key of the text in `text`"],
+        ["it contains text, not tokens: set `text` to the key that holds the text"],
     ),
     Situation(
         "a length with a unit",

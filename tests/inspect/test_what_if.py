@@ -88,7 +88,7 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(
     assert longer.to_dict()["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
     assert (shorter.to_dict()["committed"], shorter.to_dict()["stages"]) == (False, [60])
-    expected = "`megablend build CONFIG` refuses it: run 'demo' was built for 170 samples, now 60 are requested"
+    expected = "`megablend build CONFIG` refuses it: run 'demo' was built for 170 samples, but 60 are now requested"
     assert expected in shorter.to_dict()["note"]
     assert "`megablend runs reset CONFIG`" in shorter.to_dict()["note"]
     megablend.reset_run(config, "demo")  # the remedy
@@ -124,7 +124,7 @@ def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, An
         megablend.build_index(config)
 
 
-OTHER_FILES = "has other files of source 's0' than its path matches"
+OTHER_FILES = "has files of source 's0' other than those that its path matches"
 INDEX_IT = "`megablend index CONFIG` indexes the files and commits no run"
 
 

@@ -179,12 +179,15 @@ def test_of_a_run_that_reads_nothing_remote_there_is_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": 2}, "num_nodes and mirror_size: found without micro_batch_size"),
+        ({"num_nodes": 2}, "num_nodes and mirror_size need micro_batch_size"),
         (
             {"num_nodes": 0, "micro_batch_size": 1},
             "found num_nodes 0, expected a whole number, 1 or more",
         ),
-        ({"num_nodes": 2, "micro_batch_size": 1}, "num_nodes: found 2 for 1 data-parallel ranks"),
+        (
+            {"num_nodes": 2, "micro_batch_size": 1},
+            "num_nodes: 1 data-parallel ranks cannot be divided equally among 2 nodes",
+        ),
         (
             {"mirror_size": "much", "micro_batch_size": 1},
             "mirror_size: found 'much', expected a size",

@@ -245,7 +245,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST | {"lanes": 2}, NEXT]},
         {"at": 100},
-        "its order is fixed: lanes was 4, is now 2.*where training is, restore it, add `stages: ",
+        "its order is fixed: lanes was 4 and is now 2.*where training is, restore it, add `stages: ",
         [({"stages": [FIRST, {"lanes": 2, "samples": 800}]}, {"at": 100})],
     ),
     (

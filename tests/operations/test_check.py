@@ -77,7 +77,7 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(
     assert len(problems) == 4
     assert problems[0] == f"{missing}: no such file (source 's0'); {MISSING_REMEDY}"
     assert problems[1].startswith(
-        f"{shorter}: has {shorter.stat().st_size} bytes, had {shorter.stat().st_size + 8} when"
+        f"{shorter}: has {shorter.stat().st_size} bytes, but had {shorter.stat().st_size + 8} when"
     )
     assert problems[1].endswith(f"; {CHANGED_REMEDY} (source 's0')")
     assert problems[2].startswith(f"{pair}: changed since it was indexed")

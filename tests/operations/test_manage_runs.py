@@ -94,7 +94,7 @@ def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     longer = megablend.open(config).state_dict(40)
     asked = config | {"samples": 50}
     with pytest.raises(
-        megablend.PlanError, match="was built for 100 samples, now 50 are requested"
+        megablend.PlanError, match="was built for 100 samples, but 50 are now requested"
     ):
         megablend.build(asked)
     aside = Path(megablend.reset_run(config, "demo"))

@@ -56,7 +56,7 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     state = short.state_dict(40)
     with pytest.raises(
         megablend.CacheError,
-        match="built for 100 samples, the config now asks for 170; run `megablend build CONFIG`",
+        match="built for 100 samples, but the config now asks for 170; run `megablend build CONFIG`",
     ):
         megablend.open(config | {"samples": 170})
     for samples in (170, 171, 230):
@@ -82,7 +82,7 @@ def test_a_job_with_its_old_config_goes_on_when_the_run_was_lengthened(
     with pytest.raises(megablend.StateError, match="the plan differs"):
         megablend.open(config, state=later)
     with pytest.raises(
-        megablend.PlanError, match="was built for 170 samples, now 130 are requested"
+        megablend.PlanError, match="was built for 170 samples, but 130 are now requested"
     ):
         megablend.open(config | {"samples": 130})
 
@@ -91,17 +91,17 @@ def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, 
     megablend.build(config)
     with pytest.raises(
         megablend.PlanError,
-        match="was built for 100 samples, now 99 are requested; a run can only be extended",
+        match="was built for 100 samples, but 99 are now requested; a run can only be extended",
     ):
         megablend.build(config | {"samples": 99})
     sources = [config["sources"][0] | {"weight": "0.5"}, config["sources"][1]]
     for call in (megablend.build, megablend.open):
         with pytest.raises(
             megablend.PlanError,
-            match=r"share of source 's0' was 3/4, is now 2/3; give",
+            match=r"share of source 's0' was 3/4 and is now 2/3; give",
         ):
             call(config | {"sources": sources})
-        with pytest.raises(megablend.PlanError, match="seed was 7, is now 8"):
+        with pytest.raises(megablend.PlanError, match="seed was 7 and is now 8"):
             call(config | {"seed": 8})
     assert len(megablend.open(config)) == 100
     other = megablend.build(config | {"sources": sources, "run": "other"})
@@ -166,7 +166,7 @@ def test_a_state_of_another_index_or_plan_is_refused(
     dataset = megablend.open(newer)
     with pytest.raises(
         megablend.StateError,
-        match=rf"with {state['index']}, this dataset reads {digest}; .*open\(config, state",
+        match=rf"with {state['index']}, but this dataset reads {digest}; .*open\(config, state",
     ):
         dataset.load_state_dict(state)
     assert dataset.consumed_samples == 0
@@ -217,7 +217,8 @@ def test_moved_data_resumes(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_consumed_samples_out_of_range(config: dict[str, Any], consumed: int) -> None:
     megablend.build(config)
     with pytest.raises(
-        megablend.StateError, match=f"consumed_samples is {consumed}; this run has 0 to 100 samples"
+        megablend.StateError,
+        match=f"consumed_samples is {consumed}; expected 0 to 100, the samples",
     ):
         megablend.open(config, consumed_samples=consumed)
 

@@ -85,7 +85,7 @@ def test_loops_that_count_by_themselves(config: dict[str, Any]) -> None:
     megablend.skip(config, 40, 72, batch_size=8)
     dataset = megablend.open(config)
     assert [dataset.position(n) for n in (0, 39, 40, 41, 168)] == [0, 39, 72, 73, 200]
-    with pytest.raises(StateError, match=r"201; this run has 0 to 200 samples"):
+    with pytest.raises(StateError, match=r"201; expected 0 to 200, the samples"):
         dataset.position(169)
     with pytest.raises(ConfigError, match="trained_samples"):
         dataset.position(-1)

@@ -80,8 +80,10 @@ def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
     run = run_of(tmp_path, memory=2000, shuffle_window=64, sequence_length=20)
     with pytest.raises(
         megablend.ConfigError,
-        match=r"memory: found 2.0 KiB, expected [\d.]+ KiB or more: .* 4 of 4 lanes take .* 2 batches of 4 .*"
-        r" the sources' block orders .* raise memory, or lower shuffle_window, lanes, micro batch",
+        match=(
+            r"memory: found 2.0 KiB, expected [\d.]+ KiB or more: .* 4 of the 4 lanes take .* 2 batches of 4 .* the "
+            r"sources' block orders .* raise `memory`, or lower `shuffle_window`, `lanes`, the micro batch"
+        ),
     ) as refused:
         check_memory(run, Skips(), micro_batch_size=4, stride=4)
     asked = re.search(r"expected ([\d.]+) KiB", str(refused.value))

@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     [
         (
             {"batch_size": 4},
-            "batch_size: found 4, but a Loader does not take this option: give micro_batch_size=",
+            "batch_size: found 4, but a Loader does not take this option: pass micro_batch_size=",
         ),
         (
             {"shuffle": True},
@@ -170,7 +170,7 @@ def test_a_config_is_a_path_or_a_dict(given: Any) -> None:
             ConfigError,
             match=(
                 r"found (int|NoneType|list|bytes), expected a config: the path of a YAML or|found no config, "
-                r"expected one: the path of a YAML or"
+                r"expected the path of a YAML or"
             ),
         ):
             function(given)

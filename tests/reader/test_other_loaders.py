@@ -96,7 +96,7 @@ def test_a_position_out_of_range_is_refused_by_loaders_too(
 ) -> None:
     dataset = megablend.open(config)
     with pytest.raises(
-        megablend.StateError, match="consumed_samples is 97; this run has 0 to 96 samples"
+        megablend.StateError, match="consumed_samples is 97; expected 0 to 96, the samples"
     ):
         make(dataset, micro_batch_size=4, consumed_samples=97)
 

@@ -46,7 +46,7 @@ def test_in_a_job_of_several_processes_both_are_named(
         with pytest.raises(megablend.ConfigError, match=f"{BOTH} {job}, .*or data_parallel_group="):
             make(dataset, micro_batch_size=4)
     with pytest.raises(
-        megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; give"
+        megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; pass"
     ):
         megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=2)
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(
             "found a DeviceMesh of 2 dimensions ('dp', 'tp'), expected one dimension of it"
             in found["whole"]
         )
-        assert "this process is not in it" in found["other"]
+        assert "this process is not in the group" in found["other"]
         assert "found together with data_parallel_rank or data_parallel_size" in found["both"]
         assert (
             "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]

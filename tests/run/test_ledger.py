@@ -127,13 +127,13 @@ def test_a_stage_of_another_blend_is_a_link_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seed": 2}, "seed was 1, is now 2"),
-        ({"shuffle_window": 8}, "shuffle_window was 16, is now 8"),
+        ({"seed": 2}, "seed was 1 and is now 2"),
+        ({"shuffle_window": 8}, "shuffle_window was 16 and is now 8"),
         ({"sources": (A,)}, "source 'b' was removed"),
         ({"sources": (A, B, replace(A, name="c"))}, "source 'c' was added"),
         (
             {"sources": (replace(A, share=Fraction(2, 3)), B)},
-            "share of source 'a' was 1/2, is now 2/3",
+            "share of source 'a' was 1/2 and is now 2/3",
         ),
         ({"sources": (B, A)}, "the sources are in another order"),
     ],
@@ -145,7 +145,8 @@ def test_another_blend_is_refused_with_the_reason(change: dict[str, Any], says: 
 
 def test_shortening_is_refused() -> None:
     with pytest.raises(
-        PlanError, match="built for 100 samples, now 99 are requested; a run can only be extended"
+        PlanError,
+        match="built for 100 samples, but 99 are now requested; a run can only be extended",
     ):
         ledger(100).extend(ledger(99))
 

@@ -122,7 +122,7 @@ def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) 
     assert (
         megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
     )
-    with pytest.raises(megablend.PlanError, match="interleaving was sequential, is now lanes"):
+    with pytest.raises(megablend.PlanError, match="interleaving was sequential and is now lanes"):
         megablend.build(given | {"interleaving": "lanes"})
 
 

@@ -46,16 +46,19 @@ def test_stages_appended_since_are_fine() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"split": "valid"}, "to split 'train', this dataset is split 'valid'"),
+        ({"split": "valid"}, "to split 'train', but this dataset is split 'valid'"),
         (
             {"indices": ("e" * 32,)},
-            f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
+            f"saved with {'a' * 32}, but this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
         (
             {"stages": (Link(100, "b" * 32), Link(200, "d" * 32))},
-            f"saved with {'c' * 32}, this dataset has {'d' * 32}",
+            f"saved with {'c' * 32}, but this dataset has {'d' * 32}",
         ),
-        ({"stages": (Link(100, "b" * 32),)}, f"saved with {'c' * 32}, this dataset has {'b' * 32}"),
+        (
+            {"stages": (Link(100, "b" * 32),)},
+            f"saved with {'c' * 32}, but this dataset has {'b' * 32}",
+        ),
     ],
 )
 def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: str) -> None:

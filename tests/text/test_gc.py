@@ -40,5 +40,5 @@ def test_only_what_no_index_needs_is_removed(tmp_path: Path) -> None:
     assert token_files(tokens) == needed
     assert (tokens / "notes.txt").exists()
     assert Dataset(Session(config).open()).sample(3).tokens.any()
-    with pytest.raises(ConfigError, match="found no config with a source of text"):
+    with pytest.raises(ConfigError, match="found only with a config that has a text"):
         gc(config["cache"], tokens=True)

@@ -178,7 +178,7 @@ class Folders:
         return None if number < 0 else self._read_commits({folder: number})[folder]
 
     def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
-        """Commits by their folders, given their numbers."""
+        """Read the commits with these numbers, by folder."""
         chains = {folder: self._chain(folder) for folder in numbers}
         keys = {folder: chains[folder].object_key(number) for folder, number in numbers.items()}
         missing = [folder for folder, key in keys.items() if key not in self._commits]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.errors import CHANGED_REMEDY, CorruptFileError
+from megablend.errors import CHANGED_REMEDY, REWRITE_REMEDY, CorruptFileError
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
@@ -146,7 +146,9 @@ class ArrowReader:
             raise self._corrupt(place, error) from error
 
     def _corrupt(self, place: np.void, error: BatchError) -> CorruptFileError:
-        return CorruptFileError(self.path, f"record batch {error}", offset=int(place["offset"]))
+        return CorruptFileError(
+            self.path, f"record batch {error}; {REWRITE_REMEDY}", offset=int(place["offset"])
+        )
 
     def _check(self, block: np.void, rows: int, tokens: int) -> None:
         """Check that a batch has the rows and tokens that were indexed."""
@@ -154,8 +156,8 @@ class ArrowReader:
         if is_other or tokens != int(block["tokens"]):
             raise CorruptFileError(
                 self.path,
-                f"record batch has {rows} rows and {tokens} tokens, had {block['rows']} and {block['tokens']} when it "
-                f"was indexed; {CHANGED_REMEDY}",
+                f"record batch has {rows} rows and {tokens} tokens, but had {block['rows']} and {block['tokens']} "
+                f"when it was indexed; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 

@@ -73,10 +73,10 @@ def decompress(stored: Bytes, codec: str) -> Array:
             out
         )
     except (pa.ArrowException, OSError) as error:
-        raise BatchError(f"{codec}: {error}") from error
+        raise BatchError(f"cannot be decompressed ({codec}: {error})") from error
     if got != size:
         raise BatchError(
-            f"{codec}: a buffer of {size} bytes decompresses to {'more' if got > size else got}"
+            f"has a {codec} buffer that states {size} bytes, but decompresses to {'more' if got > size else got}"
         )
     out.flags.writeable = False
     return out[:size]
@@ -87,11 +87,11 @@ def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
         return 0
     if stored_bytes < 8:
         raise BatchError(
-            f"a compressed buffer of {stored_bytes} bytes is too short for its size field"
+            f"has a compressed buffer of {stored_bytes} bytes, which is too short for its size field"
         )
     if (prefix := start.tobytes()) == _NOT_COMPRESSED:
         return stored_bytes - 8
     size = int.from_bytes(prefix, "little", signed=True)
     if not 0 <= size <= MAX_BYTES:
-        raise BatchError(f"a compressed buffer has an invalid uncompressed size: {size} bytes")
+        raise BatchError(f"has a compressed buffer with an invalid uncompressed size: {size} bytes")
     return size

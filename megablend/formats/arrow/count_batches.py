@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.errors import REWRITE_REMEDY, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import find_documents
@@ -141,7 +141,9 @@ def _count(path: str, column: Column, place: np.void, block: np.void, storage: S
         buffers = _buffers(path, batch, place, storage)
         documents = find_documents(batch, column, buffers)
     except BatchError as error:
-        raise CorruptFileError(path, f"record batch {error}", offset=offset) from error
+        raise CorruptFileError(
+            path, f"record batch {error}; {REWRITE_REMEDY}", offset=offset
+        ) from error
     needed = column_buffers(batch, column)
     stored = int(place["metadata_bytes"]) + int(batch.buffers["size"][needed].sum())
     decoded = sum(buffers.size(number) for number in needed)

@@ -84,12 +84,14 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
         for level in (parents if column.kind != "flat" else column.levels)
     ]
     if any(length != batch.rows for length in lengths):
-        raise BatchError(f"has {batch.rows} rows, but columns of {lengths}")
+        raise BatchError(f"has {batch.rows} rows, but its columns have {lengths}")
     bits = 1 if column.token_dtype == "bool" else 8 * np.dtype(column.token_dtype).itemsize
     need = (slots * bits + 7) // 8
     have = buffers.size(first_buffer(batch, values) + 1)
     if batch.rows < 0 or slots < batch.rows * column.width or not 0 <= need <= have:
-        raise BatchError(f"has {batch.rows} rows and {slots} values in {have} bytes")
+        raise BatchError(
+            f"states {batch.rows} rows and {slots} values, which do not fit in its {have} bytes"
+        )
 
 
 def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[np.int64]:
@@ -102,7 +104,7 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
         return np.zeros(1, np.int64)
     data = buffers.read(number)
     if len(data) < (batch.rows + 1) * width:
-        raise BatchError(f"has {len(data)} bytes of list offsets for {batch.rows} rows")
+        raise BatchError(f"has only {len(data)} bytes of list offsets for {batch.rows} rows")
     bounds = data[: (batch.rows + 1) * width].view(f"<i{width}").astype(np.int64)
     slots = int(batch.nodes[column.levels[-1].node]["length"])
     if bounds[0] < 0 or bounds[-1] > slots or (np.diff(bounds) < 0).any():
@@ -120,7 +122,7 @@ def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
     if not len(data) and nulls < 0:  # nulls not counted, and no bitmap: nothing is null
         return None
     if len(data) * 8 < length:
-        raise BatchError(f"has a validity bitmap of {len(data)} bytes for {length} values")
+        raise BatchError(f"has a validity bitmap of only {len(data)} bytes for {length} values")
     valid = np.unpackbits(data, count=length, bitorder="little").astype(bool)
     if nulls > 0 and length - int(valid.sum()) != nulls:
         raise BatchError(f"reports {nulls} null values, but {length - int(valid.sum())} are null")

@@ -39,7 +39,7 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     """
     if size < _HEAD_BYTES + _TAIL_BYTES:
         raise CorruptFileError(
-            path, f"{size} bytes are too short for an Arrow IPC file; restore the file"
+            path, f"has {size} bytes, too few for an Arrow IPC file; restore the file"
         )
     request_tail(storage, path, size)
     head = storage.read(path, 0, _HEAD_BYTES)

@@ -44,7 +44,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         message = Table.root(metadata, prefix)
         header = message.table(2)
         if message.scalar(1, "<B", 0) != _RECORD_BATCH or header is None:
-            raise BatchError("is not a record batch")
+            raise BatchError("is a message of another kind")
         rows = header.scalar(0, "<q", 0)
         nodes = header.vector(1, _NODE_DTYPE)
         buffers = header.vector(2, _BUFFER_DTYPE)
@@ -60,7 +60,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
     )
     if len(nodes) != column.num_nodes or len(buffers) != column.num_buffers + num_views:
         raise BatchError(
-            f"has {len(nodes)} nodes and {len(buffers)} buffers, its schema {column.num_nodes} and "
+            f"has {len(nodes)} nodes and {len(buffers)} buffers, but its schema needs {column.num_nodes} and "
             f"{column.num_buffers + num_views}"
         )
     if codec == "unknown":

@@ -90,7 +90,8 @@ class ArrowFormat(ColumnFormat):
             if digest != file.structure:
                 raise ChangedFileError(
                     path,
-                    f"footer {digest}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                    f"its footer's digest is {digest}, but was {file.structure} when it was indexed; "
+                    f"{CHANGED_REMEDY}",
                 )
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:

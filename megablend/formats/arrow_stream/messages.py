@@ -123,7 +123,7 @@ def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Messa
     if not 8 < metadata_bytes <= size - offset:
         raise CorruptFileError(
             path,
-            f"message with {metadata_bytes} bytes of metadata, but only {size - offset} bytes of the file are left: "
+            f"a message has {metadata_bytes} bytes of metadata, but only {size - offset} bytes of the file are left: "
             f"{UNFINISHED}",
             offset=offset,
         )
@@ -134,7 +134,7 @@ def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Messa
     if not 0 <= body_bytes <= size - offset - metadata_bytes:
         raise CorruptFileError(
             path,
-            f"message with a body of {body_bytes} bytes, only {size - offset - metadata_bytes} bytes are left: "
+            f"a message has a body of {body_bytes} bytes, but only {size - offset - metadata_bytes} bytes are left: "
             f"{UNFINISHED}",
             offset=offset,
         )
@@ -142,7 +142,10 @@ def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Messa
 
 
 def _check_kind(path: str, offset: int, kind: int) -> None:
-    """Raises: CorruptFileError, UnsupportedFileError if no message of this kind may be there."""
+    """Check that a message of this kind is allowed at this place.
+
+    Raises: CorruptFileError; UnsupportedFileError.
+    """
     if (kind == _SCHEMA) != (offset == 0):
         raise CorruptFileError(
             path,

@@ -78,7 +78,7 @@ class ArrowStreamFormat(ColumnFormat):
         if (found := _digest(schema_bytes, places)) != file.structure:
             raise ChangedFileError(
                 path,
-                f"its schema's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its schema's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         offsets = np.ascontiguousarray(places["offset"])
         reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)

@@ -95,7 +95,7 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     if len(head) < HEADER_BYTES:
         raise CorruptFileError(
             path,
-            f"{len(head)} bytes are too short for the {HEADER_BYTES}-byte header; restore the file",
+            f"has {len(head)} bytes, too few for the {HEADER_BYTES}-byte header; restore the file",
         )
     if not head.startswith(_MAGIC):
         raise CorruptFileError(

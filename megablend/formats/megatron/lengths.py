@@ -57,7 +57,7 @@ class LengthReader:
             if found != structure:
                 raise ChangedFileError(
                     path,
-                    f"has digest {found}, had {structure} when it was indexed; {CHANGED_REMEDY}",
+                    f"has digest {found}, but had {structure} when it was indexed; {CHANGED_REMEDY}",
                 )
         header = parse_header(path, storage.read(path, 0, min(HEADER_BYTES, idx_bytes)), idx_bytes)
         self.num_sequences = header.num_sequences
@@ -66,7 +66,9 @@ class LengthReader:
         self._is_checked = np.zeros(num_groups, np.bool_)
         if self._digests is not None:
             if len(self._digests) != num_groups:
-                raise self._changed(f"has {num_groups} groups of lengths, had {len(self._digests)}")
+                raise self._changed(
+                    f"has {num_groups} groups of lengths, but had {len(self._digests)}"
+                )
             first_group = storage.read(path, 0, min(GROUP_BYTES, self._end))
             self._check(0, np.frombuffer(first_group, np.uint8))
 
@@ -112,7 +114,9 @@ class LengthReader:
                 return
             if not self._is_checked[group]:
                 if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
-                    raise self._changed(f"its bytes from {start} to {stop} differ from the bytes")
+                    raise self._changed(
+                        f"its bytes from {start} to {stop} differ from what they were"
+                    )
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:

@@ -131,8 +131,8 @@ class MegatronReader:
         ):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows[i]} sequences from {first[i]} on, but {self.idx_path} has {there} in total; "
-                f"{CHANGED_REMEDY}",
+                f"a block has {rows[i]} sequences from sequence {first[i]} on, but {self.idx_path} has {there} in "
+                f"total; {CHANGED_REMEDY}",
                 offset=int(blocks["offset"][i]),
             )
 
@@ -142,7 +142,8 @@ class MegatronReader:
         for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {sizes[i]} bytes ends after the end of the file ({self.bin_bytes} bytes); {CHANGED_REMEDY}",
+                f"a block of {sizes[i]} bytes ends after the end of the file ({self.bin_bytes} bytes); "
+                f"{CHANGED_REMEDY}",
                 offset=int(offsets[i]),
             )
 
@@ -150,8 +151,8 @@ class MegatronReader:
         if found != block["tokens"]:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {block['rows']} sequences and {block['tokens']} tokens, but according "
-                f"to {self.idx_path} these sequences have {found}; {CHANGED_REMEDY}",
+                f"a block has {block['rows']} sequences and {block['tokens']} tokens, but according to "
+                f"{self.idx_path} these sequences have {found}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 
@@ -226,7 +227,7 @@ class MegatronFormat(BaseFormat):
             found = storage.stat(name).size
             if found != size:
                 raise ChangedFileError(
-                    name, f"has {found} bytes, had {size} when it was indexed; {CHANGED_REMEDY}"
+                    name, f"has {found} bytes, but had {size} when it was indexed; {CHANGED_REMEDY}"
                 )
         lengths = LengthReader(
             idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage

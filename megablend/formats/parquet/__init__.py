@@ -55,7 +55,7 @@ class ParquetFormat(ColumnFormat):
         if source.size != file.size:
             raise ChangedFileError(
                 path,
-                f"has {source.size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}",
+                f"has {source.size} bytes, but had {file.size} when it was indexed; {CHANGED_REMEDY}",
             )
         try:
             found = digest_of(read_footer_bytes(source))
@@ -68,7 +68,7 @@ class ParquetFormat(ColumnFormat):
         if found != file.structure:
             raise ChangedFileError(
                 path,
-                f"its footer's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its footer's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))

@@ -93,8 +93,8 @@ def find_offsets(
     if rows != block["rows"]:
         raise CorruptFileError(
             path,
-            f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} did "
-            f"when it was indexed; {CHANGED_REMEDY}",
+            f"{rows} documents begin in a block of {block['tokens']} tokens, but {block['rows']} did when it was "
+            f"indexed; {CHANGED_REMEDY}",
             offset=int(block["offset"]),
         )
     return np.concatenate(

@@ -146,7 +146,7 @@ class RawFormat(BaseFormat):
         if (found := _digest(header, layout)) != file.structure:
             raise ChangedFileError(
                 path,
-                f"its header's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its header's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         separator = file.meta["separator"]
         return RawReader(

@@ -95,8 +95,8 @@ def read_layout(
     if header is not None and options.header_bytes in (None, header.header_bytes):
         if options.dtype not in (None, header.dtype):
             raise ConfigError(
-                f"{path}: its {header.kind} header has dtype {header.dtype}, format_options has "
-                f"{options.dtype}; remove the latter"
+                f"{path}: its {header.kind} header has dtype {header.dtype}, but format_options has {options.dtype}; "
+                "remove the latter"
             )
         layout = Layout(header.dtype, header.header_bytes, header.num_tokens)
         missing = layout.num_tokens * layout.token_bytes - (size - layout.header_bytes)
@@ -161,8 +161,8 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
 def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
     if options.dtype is None:
         raise ConfigError(
-            f"{path}: the dtype of its tokens is unknown: it has no .npy, llm.c or lit-gpt header (OLMo's .npy files have "
-            f"none); set `format_options: {{dtype: uint16}}`, or {', '.join(DTYPES[1:])}"
+            f"{path}: the dtype of its tokens is unknown: it has no .npy, llm.c or lit-gpt header (OLMo's .npy files "
+            f"have none); set `format_options: {{dtype: uint16}}` (or {', '.join(DTYPES[1:])})"
         )
     header_bytes = options.header_bytes or 0
     token_bytes = np.dtype(options.dtype).itemsize
@@ -215,13 +215,15 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
             path,
-            f"contains {descr[1]} according to its .npy header; write one of {', '.join(DTYPES)}, little-endian",
+            f"contains {descr[1]} according to its .npy header; write it as one of {', '.join(DTYPES)}, "
+            "little-endian",
         )
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
     if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(
             path,
-            f"has shape ({shape[1]}) according to its .npy header; write one dimension (tokens.reshape(-1))",
+            f"has shape ({shape[1]}) according to its .npy header; write a one-dimensional array "
+            "(tokens.reshape(-1))",
         )
     return _Header(".npy", start + length, _NPY_DTYPES[descr[1]], int(sizes[0]))
 
@@ -232,7 +234,8 @@ def _lit_header(path: str, head: bytes) -> _Header:
     if version != 1 or dtype not in DTYPES:
         raise UnsupportedFileError(
             path,
-            f"is a lit-gpt packed dataset, version {version}, dtype {dtype}; expected 1 and one of {', '.join(DTYPES)}",
+            f"is a lit-gpt packed dataset of version {version} with dtype {dtype}; expected version 1 and one of "
+            f"{', '.join(DTYPES)}",
         )
     return _Header("lit-gpt", _LIT_BYTES, dtype, count)
 

@@ -84,8 +84,8 @@ class RawReader:
         for i in np.flatnonzero(wrong)[:1]:
             raise CorruptFileError(
                 self.path,
-                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file of {self.size} "
-                "bytes",
+                f"a block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file "
+                f"of {self.size} bytes",
                 offset=int(offsets[i]),
             )
         return offsets, sizes

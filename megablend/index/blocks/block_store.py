@@ -268,8 +268,8 @@ class BlockStore(BlockSizes):
             path = self.snapshot.path(int(self.snapshot.file_of(ids[first:])[0]), self.roots)
             raise CorruptFileError(
                 path,
-                f"{found[first]} documents with tokens end in this block, {rows['ends'][first]} "
-                f"did when it was indexed; {CHANGED_REMEDY}",
+                f"{found[first]} documents with tokens end in this block, but {rows['ends'][first]} did when it was "
+                f"indexed; {CHANGED_REMEDY}",
                 offset=int(rows["offset"][first]),
             )
 

@@ -168,8 +168,8 @@ def _fetch(
 def _find_blocks(
     snapshot: Snapshot, column: ExtraColumn, starts: Int64s, counts: Int64s
 ) -> tuple[int, Int64s, Int64s]:
-    """The running count of numbers at which a column begins, and the blocks that hold ranges of its
-    numbers: the first of each range, and the one after its last, int64 [n]."""
+    """Where a column begins among all numbers of the table; and for each range of its numbers, the
+    first block that holds it, and the one after the last, int64 [n]."""
     span = column.entry.blocks
     origin = int(snapshot.running("tokens_before", [span.start])[0])
     firsts = np.full(len(starts), span.start)

@@ -130,7 +130,7 @@ def _list_files(
     slow on a network."""
     name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
-        raise ConfigError(f"{count} sources are named {name!r}: names of sources must be unique")
+        raise ConfigError(f"{count} sources are named {name!r}: source names must be unique")
     found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
     _share_known_files(launch, storage)
     stats = [each.stat_files(each.paths[launch.rank :: launch.size], storage) for each in found]

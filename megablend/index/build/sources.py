@@ -107,14 +107,14 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 def _leave_out_folders(
     spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
 ) -> dict[str, str]:
-    """Folders that look like data files, as Spark and Dask write them,
-    of whose files the patterns match none.
+    """Find folders that look like data files, as Spark and Dask write them, but whose files no
+    pattern matches.
 
     Args:
         folders: path -> the pattern that matches it.
 
-    Returns: these, if they may be skipped, and why.
-    Raises: ConfigError if they may not.
+    Returns: the folders, each with the reason for which it is skipped.
+    Raises: ConfigError if they may not be skipped.
     """
     if not folders:
         return {}
@@ -318,16 +318,25 @@ def _advice(folder: str, storage: Storage) -> str:
                 chosen = next(
                     (each for each in folders if location.get_name(each) == "train"), folders[0]
                 )
-                return f"it has the splits {splits}, so name the folder of one: {_advice(chosen, storage)}"
+                return f"it has the splits {splits}, so give the folder of one: {_advice(chosen, storage)}"
             if patterns := _sort_by_split(folder, names):
                 chosen = "train" if "train" in patterns else min(patterns)
-                return f"it has the splits {', '.join(patterns)}, so name the files of one: specify them as `{patterns[chosen]}`"
+                return (
+                    f"it has the splits {', '.join(patterns)}, so give the files of one: specify them as "
+                    f"`{patterns[chosen]}`"
+                )
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
-            return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
+            return (
+                "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and "
+                "use those files"
+            )
     # Of all folders: datasets have .json files beside them
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
-        return "it contains text, not tokens: name the key of the text in `text`, and a `tokenizer` (docs/text.md)"
+        return (
+            "it contains text, not tokens: set `text` to the key that holds the text, and set a `tokenizer` "
+            "(docs/text.md)"
+        )
     return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
 
 
@@ -391,7 +400,10 @@ def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) ->
     if len(first) < 2:
         return None
     listed = ", ".join(f"{split} ({path})" for split, path in first.items())
-    return f"source {spec.name!r}: its patterns match files of several splits, {listed}; name one split's files for each source"
+    return (
+        f"source {spec.name!r}: its patterns match files of several splits ({listed}); give each source the files of "
+        "one split only"
+    )
 
 
 def _known_ending(path: str) -> str | None:

@@ -75,7 +75,7 @@ class DocumentTable:
         self._checks = RowChecks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
             raise self.damaged(
-                f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts"
+                f"it has {self.num_documents:,} lengths, but {len(self._starts['tokens']):,} running counts"
             )
 
     def damaged(self, problem: str) -> CacheError:
@@ -194,7 +194,7 @@ class PartDocuments(RangedBlocks):
             np.add.at(totals, documents // run % num_groups, lengths)
         if int(totals.sum()) != self.num_tokens:
             raise self._table.damaged(
-                f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted"
+                f"its documents have {totals.sum():,} tokens, but {self.num_tokens:,} were counted"
             )
         return totals
 

@@ -87,7 +87,8 @@ class Snapshot:
         self.num_blocks = self._blocks.num_rows - 1
         if self.num_blocks != manifest["num_blocks"]:
             raise DamagedCacheError.of(
-                f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed"
+                f"{folder / BLOCKS}: damaged table: it has {self.num_blocks} blocks, but {manifest['num_blocks']} "
+                "were committed"
             )
         self._num_chunks: int = manifest["num_chunks"]
         self.files = FileTable(
@@ -179,7 +180,8 @@ class Snapshot:
         table = CheckedTable(self.folder, CHUNKS, checks=self._has_checks)
         if table.num_rows != self._num_chunks:
             raise DamagedCacheError.of(
-                f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed"
+                f"{self.folder / CHUNKS}: damaged table: it has {table.num_rows} rows, but {self._num_chunks} were "
+                "committed"
             )
         return table
 
@@ -269,7 +271,8 @@ class Snapshot:
 def _measure(
     records: Sequence[Mapping[str, Any]], first_block: Int64s, blocks: CheckedTable
 ) -> tuple[Int64s, Int64s]:
-    """The blocks of columns, and what they have: see `make_columns`. Raises: CacheError."""
+    """The blocks of each column, and its number of blocks, rows and tokens: see `make_columns`.
+    Raises: CacheError."""
     firsts = np.array([record["first_file"] for record in records], np.int64)
     stops = firsts + np.array([record["num_files"] for record in records], np.int64)
     borders = np.stack([first_block[firsts], first_block[stops]], axis=1)

@@ -90,8 +90,8 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if (found := sampled_content_digest(path, size, storage)) != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}; "
-            f"{CHANGED_REMEDY}",
+            f"changed since it was indexed: it has the same size, but the digest of its content is {found}, and was "
+            f"{body}; {CHANGED_REMEDY}",
         )
 
 
@@ -107,7 +107,10 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
     if _is_first(folder):
         more = "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of them now"
         if not checks_blocks:
-            more = "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
+            more = (
+                "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so nothing more is "
+                "compared"
+            )
         LOG.warning(
             "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
             "change; %s",

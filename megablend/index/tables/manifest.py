@@ -116,7 +116,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
         first_file += source["num_files"]
     if first_file != manifest["num_files"]:
         raise DamagedCacheError.of(
-            f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']})"
+            f"{folder / MANIFEST}: damaged (its sources list {first_file} files, but num_files is "
+            f"{manifest['num_files']})"
         )
     return manifest
 
@@ -215,7 +216,7 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
             size = get_file_size(f"{folder}/{name}") or 0
         if size != entry["bytes"]:
             raise DamagedCacheError.of(
-                f"{folder / name}: has {size} bytes, {entry['bytes']} were committed"
+                f"{folder / name}: has {size} bytes, but {entry['bytes']} were committed"
             )
 
 
@@ -231,14 +232,14 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
         size = get_file_size(f"{path}")
         if size is None:
             problems.append(
-                f"{path}: damaged table: no file, {entry['bytes']} bytes were committed"
+                f"{path}: damaged table: there is no file, but {entry['bytes']} bytes were committed"
             )
         elif size != entry["bytes"]:  # however large it is, it need not be read
             problems.append(
-                f"{path}: damaged table: has {size} bytes, {entry['bytes']} were committed"
+                f"{path}: damaged table: it has {size} bytes, but {entry['bytes']} were committed"
             )
         elif (found := checksum(path)) != entry["blake2b"]:
             problems.append(
-                f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed"
+                f"{path}: damaged table: its blake2b is {found}, but {entry['blake2b']} was committed"
             )
     return problems

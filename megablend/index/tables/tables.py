@@ -193,7 +193,7 @@ def parse_batch(path: Path | str, data: pa.Buffer, schema: pa.Schema) -> pa.Reco
         reader = pa.ipc.open_file(pa.BufferReader(data))
         if reader.num_record_batches != 1:
             raise DamagedCacheError.of(
-                f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1"
+                f"{path}: damaged table: it has {reader.num_record_batches} record batches, expected 1"
             )
         batch = reader.get_batch(0)
         batch.validate(full=True)  # does not read the values of numbers

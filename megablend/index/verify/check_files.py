@@ -39,7 +39,7 @@ class FileChecker:
             if stats[0].size != file.opened.size:
                 raise ChangedFileError(
                     path,
-                    f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
+                    f"has {stats[0].size} bytes, but had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
                 )
             if number_of(join_etags(stats)) != self._snapshot.seen[number]:
                 kind.open(path, column.column, file.opened, storage=storage)

@@ -128,6 +128,6 @@ def _table_problems(snapshot: Snapshot) -> Iterator[str]:
         if len(blocks) and (blocks["chunk"].min() < 0 or blocks["chunk"].max() >= file.num_chunks):
             yield f"{file.name}: a block refers to a chunk outside the file's {file.num_chunks} chunks"
         if blocks["tokens"].sum() != file.tokens:
-            yield f"{file.name}: its blocks contain {blocks['tokens'].sum()} tokens, the file {file.tokens}"
+            yield f"{file.name}: its blocks contain {blocks['tokens'].sum()} tokens, but the file has {file.tokens}"
         if snapshot.columns[file.column].documents and blocks["rows"].sum() != file.rows:
-            yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
+            yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, but the file has {file.rows}"

@@ -41,7 +41,7 @@ def permuted(i: int, n: int, key: int) -> int:
 
 @device
 def unpermuted(entry: int, n: int, key: int) -> int:
-    """The i of which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
+    """The i for which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
     if n <= PACKED:
         packed = _packed(n, key)
         i = 0

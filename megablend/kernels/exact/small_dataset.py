@@ -36,11 +36,15 @@ def fill_datasets(
     its documents do not reach.
 
     Args:
-        numbers: int64 [n, 10], of each dataset: the address of its documents' lengths in tokens,
-            int32, which the caller keeps alive; documents, 1 or more; the number of the first;
-            entries of the document index; those of them that are shuffled first, before the others;
-            samples; those of them that are shuffled first; where in `memory` its document, sample
-            and shuffle index begin.
+        numbers: int64 [n, 10], a row for each dataset, with these columns:
+            0: address of its documents' lengths in tokens, int32, which the caller keeps alive;
+            1: number of documents, 1 or more;
+            2: number of the first document;
+            3: number of entries of the document index;
+            4: how many of these entries are shuffled first, before the others;
+            5: number of samples;
+            6: how many of these samples are shuffled first, before the others;
+            7, 8, 9: where in `memory` its document, sample and shuffle index begin.
         key, position: of the generator of every dataset, as
             megablend.kernels.exact.numpy_shuffle.shuffle takes them.
         length: tokens from one sample's start to the next one's.

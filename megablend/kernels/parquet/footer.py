@@ -161,7 +161,7 @@ def _row_group(
     path_bytes: int,
     found: np.void,
 ) -> int:
-    """Parse a RowGroup: the position after it."""
+    """Parse a RowGroup. Returns the position after it."""
     field = 0
     seen = 0
     while True:

@@ -110,14 +110,16 @@ def mark_documents(
     the first of each sample.
 
     Args:
-        ids, continues, slots: of blocks, [num_blocks]: number in the index; whether its first piece
-            continues the document of the block before; SLOT_DTYPE.
+        ids: int64 [num_blocks], the number of each block in the index.
+        continues: bool [num_blocks], whether its first piece continues the document of the block
+            before.
+        slots: SLOT_DTYPE [num_blocks].
         places, epochs, starts, stops: of spans, int64 [m].
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
 
-    Returns: -1, or the number of a span that is in no block, or `m` if `out` is not of the right
-        size.
+    Returns: -1 on success; the number of the first span outside all blocks; `m` if `out` has the
+        wrong size.
     """
     filled = 0
     for i in range(len(places)):

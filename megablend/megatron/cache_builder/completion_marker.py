@@ -182,11 +182,11 @@ def write_marker(
 
 
 def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """All markers of a cache with their contents,
-    also those that do not count any more, the oldest first.
+    """All markers of a cache with their contents, the oldest first, including those that no longer
+    count.
 
-    By their numbers, for in a copy of a cache the files' times may be of any order;
-    older versions wrote none.
+    They are sorted by number, because modification times may be in any order in a copied cache.
+    Older versions wrote no numbers.
     """
     found = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):

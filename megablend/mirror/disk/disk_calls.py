@@ -58,16 +58,16 @@ class DiskCalls(NamedTuple):
 
 
 def fence() -> None:
-    """Order this thread's loads and stores before it, also those of system calls, before those
-    after it.
+    """A full fence: loads and stores of this thread before it, including those of system calls,
+    come before all that follow it.
 
-    A lock's release is ordered after all that is before it, and its acquire before all that
-    follows. A release and an acquire after it are not exchanged either (on ARMv8, whose other
-    loads and stores may be: they are the instructions LDAR and STLR, or their atomic forms, and
-    those keep their order). So the first release and the second acquire are the fence. The lock is
-    a new one each time: a shared one would be waited for by other threads, by a signal's handler
-    in this one, and in a forked child for ever. x86-64 exchanges neither loads nor stores among
-    themselves by itself, and nothing here needs a load ordered after a store.
+    Nothing that precedes a lock's release moves past it, and nothing that follows an acquire moves
+    before it. A release and the acquire after it are not reordered with each other either (on
+    ARMv8 they are the instructions LDAR and STLR, or their atomic forms, which keep their order).
+    So the first release and the second acquire together are a fence. A new lock is taken each
+    time, since other threads, a signal handler in this one, or a forked child could block on a
+    shared one. x86-64 does not reorder loads with loads or stores with stores, and nothing here
+    needs a load to be ordered after a store.
     """
     if _KEEPS_ORDER:
         return

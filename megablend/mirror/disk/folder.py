@@ -155,7 +155,7 @@ class MirrorFolder:
         return self.path / "files" / digest[:2] / f"{digest}.data"
 
     def map_path(self, digest: str) -> Path:
-        """The map of its pages; a small file has none."""
+        """Path of the map of a file's pages; small files have no map."""
         return self.path / "files" / digest[:2] / f"{digest}.map"
 
     def open_to_group(self, path: Path) -> None:

@@ -200,7 +200,7 @@ def pack_error(error: Exception) -> bytes:
 
 
 def unpack_error(data: bytes) -> Exception:
-    """The error that `pack_error` packed; one of another kind as a RuntimeError."""
+    """The error that `pack_error` packed; a RuntimeError for a type that is not ours."""
     fields = parse_json(data)
     kind = getattr(errors, fields["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, MegablendError)):

@@ -141,7 +141,7 @@ class ObjectStorage:
         return True
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat: of the version that was found, which reads are answered from."""
+        """See Storage.stat. It describes the version that was found first, which all reads use."""
         return self._find_version(path).stat
 
     def stat_opened(self, path: str) -> FileStat:

@@ -323,25 +323,25 @@ test_what_the_data_shows = table(
 
 test_what_is_noted = table(
     plan("a stage that ends within a step of lanes", (stages({"samples": 101}, STAGE, run="off"), Blend.index),
-         "stages[0]: ends at sample 101, with 1 of its 4 lanes ahead of the others, so loaders continue in other lanes, "
-         "which costs reads: 100 or 104 would end with all lanes",
+         "stages[0]: ends at sample 101, with 1 of its 4 lanes ahead of the others, so loaders continue in other "
+         "lanes, which costs reads: at sample 100 or 104, all lanes would end together",
          *(stages({"samples": end}, STAGE) for end in (100, 104))),  # huggingface/nanotron#113
-    plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5, is now 7/11",
+    plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5 and is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("the way to another mix", {"run": "built", **weights(7)},
          "to change it from where training is, restore it, add `stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]` "
          "and run `megablend amend CONFIG --at SAMPLE`", {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("a source withdrawn from a run", {"run": "built", "sources": 3}, "source 'tiny' was removed",
          OTHER_RUN, {"sources": 4}),  # allenai/OLMo-core#435
-    plan("another sequence length in a run", {"run": "built", "sequence_length": 16}, "sequence_length was 8, is now 16",
+    plan("another sequence length in a run", {"run": "built", "sequence_length": 16}, "sequence_length was 8 and is now 16",
          OTHER_RUN, {"sequence_length": 8}),  # NVIDIA/Megatron-LM#1002
-    plan("another seed on resuming", {"run": "built", "seed": 8}, "seed was 7, is now 8",
+    plan("another seed on resuming", {"run": "built", "seed": 8}, "seed was 7 and is now 8",
          OTHER_RUN, {"seed": 7}),  # allenai/OLMo-core#617
     plan("another split on resuming", {"run": "built", "split": "90,10,0"},
-         "split was train of 1,0,0, is now train of 9/10,1/10,0",
+         "split was train of 1,0,0 and is now train of 9/10,1/10,0",
          OTHER_RUN, {"split": None}),
     plan("a run that gets shorter", {"run": "built", "samples": 100},
-         "was built for 200 samples, now 100 are requested; a run can only be extended",
+         "was built for 200 samples, but 100 are now requested; a run can only be extended",
          OTHER_RUN, {"samples": 200}),  # ServiceNow/Fast-LLM#130
     plan("a source read far too often", {"samples": 5000}, "most often 's0', 60.0 times (400 tokens, 3,000 samples)",
          {"warnings": {"max_epochs": 61}}, {name: {"max_epochs": 61} for name in NAMES}),  # NVIDIA/Megatron-LM#1127
@@ -377,7 +377,7 @@ def test_weights_are_relative_whatever_they_sum_to(bench: Blend) -> None:
 def test_a_position_beyond_the_run(base: Change) -> None:
     """A position in another unit, such as tokens or steps of another batch, is refused (modelscope/ms-swift#10099)."""
     with pytest.raises(
-        megablend.StateError, match="consumed_samples is 1,600; this run has 0 to 200 samples"
+        megablend.StateError, match="consumed_samples is 1,600; expected 0 to 200, the samples"
     ):
         megablend.open(base | {"run": "built"}, consumed_samples=1600)
     assert megablend.open(base | {"run": "built"}, consumed_samples=160).consumed_samples == 160

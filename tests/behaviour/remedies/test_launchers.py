@@ -136,7 +136,7 @@ def test_a_process_group_that_is_not_there(ranks: list[dict[str, Any]]) -> None:
 def test_a_loader_in_a_job_of_two(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert (
-            "give data_parallel_rank= and data_parallel_size=, or data_parallel_group="
+            "pass data_parallel_rank= and data_parallel_size=, or data_parallel_group="
             in found["no rank"]
         )
         reads_its_part(found, "ranks")

@@ -252,7 +252,7 @@ def test_damaged_ends(tmp_path: Path) -> None:
     whole = path.read_bytes()
     footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
     for damaged, message in (
-        (b"", "0 bytes are too short"),
+        (b"", "0 bytes, too few"),
         (b"PAR1" + whole[4:], "at byte 0: begins with b'PAR1"),
         (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
         (
@@ -285,14 +285,14 @@ def test_compressed_buffers_must_have_the_size_they_claim() -> None:
         for claim, message in (
             (99, "decompresses to more"),
             (101, "decompresses to 100"),
-            (-2, "has an invalid uncompressed size: -2"),
+            (-2, "with an invalid uncompressed size: -2"),
         ):
             with pytest.raises(BatchError, match=message):
                 decompress(stored(struct.pack("<q", claim) + packed), codec)
         with pytest.raises(BatchError, match=codec):
             decompress(stored(struct.pack("<q", 100) + b"junk" * 20), codec)
     assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
-    with pytest.raises(BatchError, match="of 3 bytes is too short for its size field"):
+    with pytest.raises(BatchError, match="of 3 bytes, which is too short for its size field"):
         decompress(stored(b"abc"), "lz4")
     with pytest.raises(
         BatchError, match=f"invalid uncompressed size: {buffers.MAX_BYTES + 1} bytes"

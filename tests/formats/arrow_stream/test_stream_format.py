@@ -67,7 +67,7 @@ def test_what_is_not_whole_is_refused(path: Path) -> None:
             whole[:-8] + whole,
             "the schema of an Arrow stream must be its first message, and occur only once",
         ),
-        (whole[:4] + b"\xff\xff\xff\x7f" + whole[8:], "message with -?[0-9]+ bytes of metadata"),
+        (whole[:4] + b"\xff\xff\xff\x7f" + whole[8:], "a message has -?[0-9]+ bytes of metadata"),
         (whole[:-8] + b"PAR1PAR1", "no message of an Arrow stream begins here: found b'PAR1'"),
     ):
         path.write_bytes(damaged)
@@ -104,7 +104,7 @@ def test_a_stream_takes_a_number_a_batch_of_the_index(tmp_path: Path) -> None:
 def test_places_outside_the_file_are_refused(path: Path, name: str, value: list[int]) -> None:
     size = path.stat().st_size
     packed = pack_places(read_stream(str(path), size, STORAGE).places)
-    with pytest.raises(DataError, match="the index has wrong positions of its batches"):
+    with pytest.raises(DataError, match="the index has wrong positions for its batches"):
         unpack_places(str(path), packed | {name: value}, size)
 
 

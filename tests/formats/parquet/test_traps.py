@@ -191,7 +191,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         (
             [flat_page(crc=5)],
             {},
-            "at byte 4: the page is damaged: its checksum is [0-9a-f]{8}, the checksum in its header is 00000005",
+            "at byte 4: the page is damaged: its checksum is [0-9a-f]{8}, but the checksum in its header is 00000005",
         ),
         ([flat_page()], {"num_values": 7, "num_rows": 7}, "the page header"),
         ([flat_page()], {"num_values": 5, "num_rows": 5}, "1 more values than the 5"),
@@ -204,12 +204,12 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         (
             [data_page(prefixed(hybrid([1], 1)), 1)],
             {"num_values": 1, "num_rows": 1},
-            "1 values need 4 bytes, only 0 are left",
+            "1 values need 4 bytes, but only 0 are left",
         ),
-        ([data_page(prefixed(hybrid([1], 1)), 6)], {}, "has 1 levels, its header states 6"),
+        ([data_page(prefixed(hybrid([1], 1)), 6)], {}, "has 1 levels, but its header states 6"),
         ([data_page(prefixed(b"\xff" * 9), 6)], {}, "has broken levels"),
-        ([data_page(b"\xff\xff\x00\x00", 6)], {}, "levels need 65535 bytes, only 0 are left"),
-        ([data_page(b"", 6)], {}, "levels need 0 bytes, only 0 are left"),
+        ([data_page(b"\xff\xff\x00\x00", 6)], {}, "levels need 65535 bytes, but only 0 are left"),
+        ([data_page(b"", 6)], {}, "levels need 0 bytes, but only 0 are left"),
         ([data_page(b"", 6, decoded=7)], {}, "decompresses to 0 bytes, expected 7"),
         ([data_page(b"", 6, decoded=1 << 30)], {}, "0 bytes of UNCOMPRESSED cannot decompress to"),
         ([data_page(b"", 6, decoded=-1)], {}, "uncompressed_page_size is -1"),
@@ -218,7 +218,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         (
             [data_page_v2(b"", hybrid([1] * 6, 1), int32s(*range(6)), 6, 6, decoded_values=0)],
             {"codec": 1},
-            "6 values need 24 bytes, only 0 are left",
+            "6 values need 24 bytes, but only 0 are left",
         ),
         (
             [data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)],
@@ -270,7 +270,7 @@ def test_values_that_end_before_the_levels_do(
     write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
     with pytest.raises(
         CorruptFileError,
-        match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left",
+        match=r"byte 4: the page is damaged: 6 values need 24 bytes, but only 20 are left",
     ):
         check(path, VALUES)
 
@@ -305,7 +305,7 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     swapped = [histograms[3], *histograms[1:3], histograms[0], *histograms[4:]]
     path.write_bytes(data.replace(stored(histograms), stored(swapped)))
     with pytest.raises(
-        CorruptFileError, match="damaged: a page has 28 tokens, 14 in its ColumnIndex"
+        CorruptFileError, match="damaged: a page has 28 tokens, but its ColumnIndex states 14"
     ):
         index(path, "ids")
     heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
@@ -350,14 +350,16 @@ def test_rows_must_agree(path: Path) -> None:
         schema=LIST,
         names=LIST_NAMES,
     )
-    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group has 3"):
+    with pytest.raises(CorruptFileError, match="its pages have 2 rows, but its row group has 3"):
         check(path, [[1], [2]])
 
 
 def test_tokens_must_agree(path: Path) -> None:
     sizes = write_struct([(3, Kind.LIST, (Kind.I64, [1, 5]))])
     write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
-    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, 5 in its metadata"):
+    with pytest.raises(
+        CorruptFileError, match="its pages have 4 tokens, but its metadata states 5"
+    ):
         check(path, VALUES)
 
 
@@ -406,14 +408,16 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b"x")
     with pytest.raises(
-        ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"
+        ChangedFileError,
+        match=rf"has {len(whole) + 1} bytes, but had {len(whole)} when it was indexed",
     ):
         opened(path, None, found, size=len(whole))
     flipped = bytearray(whole)
     flipped[-20] ^= 1
     path.write_bytes(flipped)
     with pytest.raises(
-        ChangedFileError, match=rf"footer's digest is [0-9a-f]{{32}}, was {found.structure} when"
+        ChangedFileError,
+        match=rf"footer's digest is [0-9a-f]{{32}}, but was {found.structure} when",
     ):
         opened(path, None, found)
     path.write_bytes(bytes(len(whole)))
@@ -428,7 +432,7 @@ def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
     found = index(path, "ids")
     reader = opened(path, None, found)
     for field, value, match in [
-        ("tokens", 5, "4 tokens, 5 in the index"),
+        ("tokens", 5, "4 tokens, but the index records 5"),
         ("rows", 5, "6 rows begin in it, which differs from the index"),
         ("stored_bytes", int(found.blocks["stored_bytes"][0]) - 1, "its body has"),
         ("offset", 5, "the page is damaged"),
@@ -562,7 +566,8 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     other = found.blocks.copy()
     other["encoding"] = 9
     with pytest.raises(
-        CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"
+        CorruptFileError,
+        match="its values have encoding PLAIN, but the index records BYTE_STREAM_SPLIT",
     ):
         read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
-    assert any("the index has PLAIN" in message for message in messages)
+    assert any("the index records PLAIN" in message for message in messages)

@@ -183,7 +183,7 @@ def test_documents_are_those_of_a_naive_split(
             llmc_header("uint16", 2) + b"1234",
             {"dtype": "int32"},
             ConfigError,
-            "has dtype uint16, format_options has int32",
+            "has dtype uint16, but format_options has int32",
         ),
         (
             llmc_header("uint16", -1) + b"1234",
@@ -195,7 +195,7 @@ def test_documents_are_those_of_a_naive_split(
             lit_header("int32", 2)[:15] + b"\x06" + bytes(8),
             {},
             UnsupportedFileError,
-            "lit-gpt packed dataset, version 1, dtype",
+            "lit-gpt packed dataset of version 1 with dtype",
         ),
         (b"\x93NUM", {}, CorruptFileError, "its .npy header has version 0 or is truncated"),
         (

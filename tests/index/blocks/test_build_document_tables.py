@@ -165,7 +165,7 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     lengths.write_bytes(whole[:-8])
     with pytest.raises(
         CacheError,
-        match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to repair it",
+        match=r"lengths\.arrow: has \d+ bytes, but \d+ were committed; build again to repair it",
     ):
         open_table(snapshot, 0)
     assert any(

@@ -261,7 +261,7 @@ def test_a_folder_of_splits_is_answered_with_that_of_one(
     chosen = "validation" if listed and "train" not in listed else "train"
     splits = ", ".join(listed or ["test", "train"])
     remedy = f"{tmp_path}/my[[]1]/{chosen}/*.arrow"
-    says = rf"is a folder: it has the splits {splits}, so name the folder of one: .*`{re.escape(remedy)}`$"
+    says = rf"is a folder: it has the splits {splits}, so give the folder of one: .*`{re.escape(remedy)}`$"
     with pytest.raises(ConfigError, match=says):
         list_source(spec(tmp_path, "my[1]"), storage=STORAGE)
     (file,) = list_source(spec(tmp_path, f"my[[]1]/{chosen}/*.arrow"), storage=STORAGE).files

@@ -248,7 +248,10 @@ def test_without_checksums_a_warning_says_so(
 ) -> None:
     given, _, _, place = change_outside_the_samples(tmp_path, checksums=False)
     tokens_at(given["cache"], place)
-    says = "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
+    says = (
+        "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so nothing more is "
+        "compared"
+    )
     assert any(says in record.getMessage() for record in caplog.records)
 
 

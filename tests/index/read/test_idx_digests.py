@@ -152,7 +152,7 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)
     with pytest.raises(
         ChangedFileError,
-        match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file",
+        match=r"long\.idx: has digest .*, but had .* when it was indexed; restore the original file",
     ):
         BlockStore(store.snapshot, storage=STORAGE).read([0])
 
@@ -166,7 +166,7 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     begin = place // GROUP_BYTES * GROUP_BYTES
     with pytest.raises(
         ChangedFileError,
-        match=rf"long\.idx: its bytes from {begin} to .* differ from the bytes when it was indexed",
+        match=rf"long\.idx: its bytes from {begin} to .* differ from what they were when it was indexed",
     ):
         store.read([last])
     flip(pair.with_suffix(".idx"), place)

@@ -143,7 +143,8 @@ def test_a_table_of_several_batches_is_damaged_and_its_error_travels(tmp_path: P
         writer.write(batch)
         writer.write(batch)
     with pytest.raises(
-        DamagedCacheError, match=r"table.arrow: damaged table: 2 record batches, expected 1; build"
+        DamagedCacheError,
+        match=r"table.arrow: damaged table: it has 2 record batches, expected 1; build",
     ) as found:
         read_batch(str(tmp_path / "table.arrow"), batch.schema)
     again = pickle.loads(pickle.dumps(found.value))

@@ -205,7 +205,7 @@ def test_a_run_that_gets_samples_of_another_length_is_refused(
     config.pop("valid_samples")
     found = megablend.amend(config | {"stages": stages}, at=100)
     with pytest.raises(
-        PlanError, match=rf"from sample {found.at} on, sequence_length was 8, is now 16"
+        PlanError, match=rf"from sample {found.at} on, sequence_length was 8 and is now 16"
     ):
         build(plugin, [400, 0, 0])
 

@@ -530,7 +530,10 @@ def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
             storage={"s3://b": {"endpoint": source.url, "anonymous": True}},
         )
         remedy = f"{place}/train/*.arrow".replace("[", "[[]")
-        says = f"{found} is a folder: it has the splits train, validation, so name the folder of one: .* `{re.escape(remedy)}`"
+        says = (
+            f"{found} is a folder: it has the splits train, validation, so give the folder of one: .* "
+            f"`{re.escape(remedy)}`"
+        )
         with pytest.raises(ConfigError, match=says):
             megablend.build_index(config)
         listed["path"] = remedy

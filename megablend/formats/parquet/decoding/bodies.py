@@ -158,5 +158,5 @@ def check_crc(crc: int, body: memoryview) -> None:
     expected = crc & 0xFFFF_FFFF
     if found != expected:
         raise MalformedError(
-            f"its checksum is {found:08x}, the checksum in its header is {expected:08x}"
+            f"its checksum is {found:08x}, but the checksum in its header is {expected:08x}"
         )

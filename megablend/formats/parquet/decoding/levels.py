@@ -86,10 +86,12 @@ def check_levels(level: np.void, column: Column) -> None:
         return
     if problem == TOO_LONG:
         left = max(0, int(level["size"] - level["begin"]))
-        raise MalformedError(f"its levels need {detail} bytes, only {left} are left in the page")
+        raise MalformedError(
+            f"its levels need {detail} bytes, but only {left} are left in the page"
+        )
     if problem == TOO_HIGH:
         raise MalformedError(
             f"it has level {detail}, above the column's maximum of {column.max_def}"
         )
     found = "broken" if problem == BROKEN else detail
-    raise MalformedError(f"it has {found} levels, its header states {level['num_levels']}")
+    raise MalformedError(f"it has {found} levels, but its header states {level['num_levels']}")

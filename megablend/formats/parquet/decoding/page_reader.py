@@ -286,7 +286,7 @@ class ParquetReader:
         for i in (is_data(headers) & (found != expected) & ~by_dictionary).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 raise MalformedError(
-                    f"its values have encoding {name_of(Encoding, int(found[i]))}, the index has "
+                    f"its values have encoding {name_of(Encoding, int(found[i]))}, but the index records "
                     f"{name_of(Encoding, int(expected[i]))}"
                 )
 
@@ -376,12 +376,12 @@ def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
 
 def _check_body(size: int, expected: int) -> None:
     if size != expected:
-        raise MalformedError(f"its body has {size} bytes, {expected} in the index")
+        raise MalformedError(f"its body has {size} bytes, but the index records {expected}")
 
 
 def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
-        raise MalformedError(f"it has {tokens} tokens, {block['tokens']} in the index")
+        raise MalformedError(f"it has {tokens} tokens, but the index records {block['tokens']}")
     if block["rows"] >= 0 and (rows, continues) != (
         block["rows"],
         bool(block["flags"] & STARTS_MID_DOCUMENT),

@@ -165,7 +165,7 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
         raise MalformedError(
-            f"{count} values need {count * stored.itemsize} bytes, only {len(data)} are left in the page"
+            f"{count} values need {count * stored.itemsize} bytes, but only {len(data)} are left in the page"
         )
     values: Array = np.frombuffer(data, stored, count)
     return values
@@ -197,10 +197,10 @@ def _problem(page: np.void, itemsize: int) -> str:
     if page["problem"] == UNLISTED:
         return f"dictionary index out of range (its dictionary has {page['entries']} entries)"
     return {
-        PLAIN: f"{count} values need {needed} bytes, only {size} are left in the page",
+        PLAIN: f"{count} values need {needed} bytes, but only {size} are left in the page",
         RLE_DICTIONARY: f"truncated dictionary indices (expected {count}), or an invalid bit width",
         DELTA_BINARY_PACKED: f"its DELTA_BINARY_PACKED data is damaged, or has fewer than {count} values",
-        BYTE_STREAM_SPLIT: f"{count} values need {needed} bytes, its BYTE_STREAM_SPLIT data has {size}",
+        BYTE_STREAM_SPLIT: f"{count} values need {needed} bytes, but its BYTE_STREAM_SPLIT data has {size}",
         PLAIN_BOOLEANS: f"truncated booleans (expected {count})",
         RLE_BOOLEANS: f"truncated booleans (expected {count}), or a length above the {size} bytes left in the page",
     }[int(decoder)]

@@ -113,7 +113,9 @@ def _count(
     with search.error_context(chunks):
         refuse(
             sums != chunks["num_values"],
-            lambda i: f"its pages have {sums[i]} values, {chunks['num_values'][i]} in its metadata",
+            lambda i: (
+                f"its pages have {sums[i]} values, but its metadata states {chunks['num_values'][i]}"
+            ),
         )
     pages = np.zeros(len(headers), PAGE_DTYPE)
     for name in ("offset", "encoding", "decoded_bytes"):

@@ -118,7 +118,9 @@ def _scan_unsure(
         refuse_pages(
             again["tokens"] != said,
             first_page,
-            lambda i: f"a page has {again['tokens'][i]} tokens, {said[i]} in its ColumnIndex",
+            lambda i: (
+                f"a page has {again['tokens'][i]} tokens, but its ColumnIndex states {said[i]}"
+            ),
         )
     pages[unsure] = again
     return scanned

@@ -100,8 +100,9 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
         return None
     first = int(np.argmax(miscounted))
     return (
-        f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms of levels "
-        f"that do not add up to their {chunks['num_values'][first]:,} values; their pages were counted by their headers"
+        f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms "
+        f"of levels that do not add up to their {chunks['num_values'][first]:,} values, so their pages were counted "
+        "by their headers"
     )
 
 
@@ -112,9 +113,11 @@ def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(
         (rows >= 0) & (rows != chunks["num_rows"]),
-        lambda i: f"its pages have {rows[i]} rows, its row group has {chunks['num_rows'][i]}",
+        lambda i: f"its pages have {rows[i]} rows, but its row group has {chunks['num_rows'][i]}",
     )
     refuse(
         has_histogram(chunks, column) & (tokens != chunks["top_level"]),
-        lambda i: f"its pages have {tokens[i]} tokens, {chunks['top_level'][i]} in its metadata",
+        lambda i: (
+            f"its pages have {tokens[i]} tokens, but its metadata states {chunks['top_level'][i]}"
+        ),
     )

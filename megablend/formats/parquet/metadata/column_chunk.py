@@ -66,7 +66,7 @@ def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
         columns = group.structs(1, f"columns of row group {number}")
         if len(columns) != num_leaves:
             raise MalformedError(
-                f"row group {number} has {len(columns)} columns, the schema has {num_leaves}"
+                f"row group {number} has {len(columns)} columns, but the schema has {num_leaves}"
             )
         facts = _facts_in(columns[column.ordinal], number, column)
         facts["num_rows"] = group.count(3, "num_rows of a row group")

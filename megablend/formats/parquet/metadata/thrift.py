@@ -224,7 +224,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.position:
             raise TruncatedError(
-                f"{size} bytes are declared, only {len(self.data) - self.position} are left"
+                f"{size} bytes are declared, but only {len(self.data) - self.position} are left"
             )
         start = self.position
         self.position = self.position + size
@@ -298,7 +298,7 @@ class _Reader:
         than there are bytes left."""
         if size > len(self.data) - self.position:
             raise TruncatedError(
-                f"{size} elements are declared, only {len(self.data) - self.position} bytes are left"
+                f"{size} elements are declared, but only {len(self.data) - self.position} bytes are left"
             )
 
 
