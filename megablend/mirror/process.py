@@ -30,13 +30,14 @@ from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States
-from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
+from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
+    from megablend.mirror.members.views import Views
     from megablend.mirror.peers.cluster import Cluster
     from megablend.mirror.web.server import WebServer
 
@@ -48,6 +49,8 @@ that mends it."""
 _SCRUB_BYTES = 8 << 20
 _SCRUB_SECONDS = 1.0
 _MAX_LOG_BYTES = 1 << 20
+_ETCD = "MEGABLEND_ETCD_"
+"""Variables USER and PASSWORD begin with it."""
 _CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
 
 
@@ -327,6 +330,25 @@ def find_credentials(objects: ObjectOptions, salt: str) -> str:
     ).hexdigest()
 
 
+def make_views(options: MirrorOptions, about: EtcdOptions, own: str, folder: MirrorFolder) -> Views:
+    """The nodes that etcd knows. Raises: ConfigError if files cannot be used."""
+    with _installed("nodes"):
+        from megablend.mirror.members.etcd import Etcd
+        from megablend.mirror.members.etcd_members import EtcdMembers
+        from megablend.mirror.peers.signing import make_contexts, read_private
+    password = os.environ.get(f"{_ETCD}PASSWORD")
+    if about.password_file is not None:
+        password = read_private("etcd: password_file", about.password_file).decode().strip()
+    contexts = make_contexts(about.tls)
+    etcd = Etcd(
+        about.endpoints,
+        tls=None if contexts is None else contexts[1],
+        user=about.user or os.environ.get(f"{_ETCD}USER"),
+        password=password,
+    )
+    return EtcdMembers(etcd, about, own, folder)
+
+
 def run_node(
     options: MirrorOptions,
     objects: ObjectOptions,
@@ -342,6 +364,8 @@ def run_node(
     os.environ.pop(VARIABLE, None)
     folder = MirrorFolder.create(options.folder, group=options.group)
     members = find_members(options, os.environ)
+    if members is not None and options.etcd is not None:
+        members = members._replace(views=make_views(options, options.etcd, members.own, folder))
     if members is not None:
         # The limits of the source are divided between as many
         os.environ[JOB_SIZES[0]] = str(members.size)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,14 +25,15 @@ from megablend.storage.setting_values import (
     parse_settings,
     parse_size,
     parse_text,
+    parse_whole,
 )
 from megablend.storage.url_checks import split_address
 
 VARIABLE = "MEGABLEND_MIRROR"
 """Names the folder of the mirror, where no config does."""
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
-LAUNCHERS = ("slurm", "torch")
-"""What knows the nodes of a job, in place of a list: Slurm, torchrun."""
+LAUNCHERS = ("slurm", "torch", "etcd")
+"""What knows the nodes, in place of a list: Slurm, torchrun, etcd."""
 ALL = "all"
 """In place of a number of copies: one on each node."""
 
@@ -46,6 +48,26 @@ class TlsFiles:
     """Of the certificate."""
     ca: str
     """The certificate of who signed the certificates of all nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdOptions:
+    """How nodes find one another by etcd."""
+
+    endpoints: tuple[str, ...]
+    """URLs of its members."""
+    nodes_expected: int
+    """So many nodes are waited for at the first start of the cluster."""
+    prefix: str = "megablend"
+    """Of all keys: one for each cluster."""
+    lease: float = 15.0
+    """Seconds after which a node that is not heard of is none of them any more."""
+    user: str | None = None
+    """None: that of the environment, or none at all."""
+    password_file: str | None = None
+    """None: the password of the environment."""
+    tls: TlsFiles | None = None
+    """By which etcd and this node know one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +94,8 @@ class MirrorOptions:
     nodes: tuple[str, ...] | str | None = None
     """The machines that share what they hold, this one too: each as host:port; the path of a file
     with one a line; or one of LAUNCHERS, which knows them. None: this machine alone."""
+    etcd: EtcdOptions | None = None
+    """Where `nodes` is etcd."""
     copies: int | str = 1
     """On how many nodes each page that is held shall be, 1 or more; or ALL."""
     port: int = 7171
@@ -115,8 +139,11 @@ class MirrorOptions:
 
     def as_json(self) -> dict[str, Any]:
         """What `parse_mirror` reads, as JSON gives it back."""
-        fields = dataclasses.asdict(self).items()
-        return {name: value for name, value in fields if value is not None}
+        return dataclasses.asdict(self, dict_factory=_without_none)
+
+
+def _without_none(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in fields if value is not None}
 
 
 def parse_mirror(given: object) -> MirrorOptions:
@@ -145,6 +172,12 @@ def _check_cluster(options: MirrorOptions) -> None:
             raise ValueError(
                 f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
             )
+    if (nodes == "etcd") != (options.etcd is not None):
+        raise ValueError(
+            "etcd: found without `nodes: etcd`; write both, or none of them"
+            if options.etcd is not None
+            else "nodes: found etcd, but no `etcd` with `endpoints` and `nodes_expected`; set them"
+        )
     if isinstance(nodes, tuple) and options.copies != ALL and int(options.copies) > len(nodes):
         raise ValueError(
             f"copies: found {options.copies}, expected at most {len(nodes)}, as many as there are `nodes`, or `{ALL}`"
@@ -164,7 +197,17 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
         return path and os.path.normpath(base / Path(path).expanduser())
 
     has_file = isinstance(options.nodes, str) and options.nodes not in LAUNCHERS
-    tls = {} if options.tls is None else dataclasses.asdict(options.tls)
+
+    def tls_of(files: TlsFiles | None) -> TlsFiles | None:
+        if files is None:
+            return None
+        return TlsFiles(**{name: absolute(at) for name, at in dataclasses.asdict(files).items()})
+
+    etcd = options.etcd
+    if etcd is not None:
+        etcd = dataclasses.replace(
+            etcd, password_file=absolute(etcd.password_file), tls=tls_of(etcd.tls)
+        )
     return dataclasses.replace(
         options,
         folder=absolute(options.folder),
@@ -172,7 +215,8 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
         nodes=absolute(options.nodes) if has_file else options.nodes,
         token_file=absolute(options.token_file),
         secret_file=absolute(options.secret_file),
-        tls=TlsFiles(**{name: absolute(path) for name, path in tls.items()}) if tls else None,
+        tls=tls_of(options.tls),
+        etcd=etcd,
     )
 
 
@@ -250,6 +294,45 @@ def _parse_tls(value: object) -> TlsFiles:
     return TlsFiles(**parse_settings(value, dict.fromkeys(names, parse_local_path), TlsFiles))
 
 
+def _parse_endpoints(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"found {value!r}, expected a list of URLs such as http://host:2379")
+    for each in map(parse_text, value):
+        parts = urlsplit(each)
+        address = split_address(parts.netloc)
+        is_whole = parts.path in ("", "/") and not parts.query
+        if parts.scheme not in ("http", "https") or address is None or not is_whole:
+            raise ValueError(f"found {each!r}, expected a URL such as http://host:2379")
+    return tuple(map(parse_text, value))
+
+
+def _parse_prefix(value: object) -> str:
+    text = parse_text(value)
+    if _PREFIX.fullmatch(text) is None:
+        raise ValueError(f"found {value!r}, expected letters, digits, `-`, `_`, `.` and `/` within")
+    return text
+
+
+def _parse_etcd(value: object) -> EtcdOptions:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"found {value!r}, expected settings with `endpoints`, `nodes_expected`")
+    parsed = parse_settings(value, _ETCD_PARSERS, EtcdOptions)
+    for name in ("endpoints", "nodes_expected"):
+        if name not in parsed:
+            raise ValueError(f"has no `{name}`; set it")
+    return EtcdOptions(**parsed)
+
+
+_PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_ETCD_PARSERS: Parsers = {
+    "endpoints": _parse_endpoints,
+    "nodes_expected": partial(parse_whole, unit="nodes"),
+    "prefix": _parse_prefix,
+    "lease": parse_seconds,
+    "user": parse_text,
+    "password_file": parse_local_path,
+    "tls": _parse_tls,
+}
 _PARSERS: Parsers = {
     "folder": parse_local_path,
     "size": parse_size,
@@ -260,6 +343,7 @@ _PARSERS: Parsers = {
     "data_port": _parse_port,
     "token_file": parse_local_path,
     "nodes": _parse_nodes,
+    "etcd": _parse_etcd,
     "copies": _parse_copies,
     "port": _parse_port,
     "advertise": _parse_advertise,

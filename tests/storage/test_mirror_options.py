@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from megablend.storage.mirror_options import MirrorOptions, TlsFiles, parse_mirror
+from megablend.storage.mirror_options import EtcdOptions, MirrorOptions, TlsFiles, parse_mirror
 from megablend.storage.object_options import make_files_absolute
 from megablend.storage.options_parser import parse_options
 
 TLS = {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}
+
+ETCD = {"endpoints": ["http://a:2379"], "nodes_expected": 3}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,42 @@ TLS = {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}
             {"folder": "m", "nodes": "slurm", "tls": TLS, "secret_file": "s"},
             "secret_file: found together with `tls`; keep one",
         ),
+        ({"folder": "m", "nodes": "etcd"}, "nodes: found etcd, but no `etcd` with `endpoints` and"),
+        ({"folder": "m", "nodes": "slurm", "etcd": ETCD}, "etcd: found without `nodes: etcd`"),
+        ({"folder": "m", "etcd": ETCD}, "etcd: found .*, but no `nodes`"),
+        ({"folder": "m", "nodes": "etcd", "etcd": "a:1"}, "etcd: found 'a:1', expected settings"),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {"nodes_expected": 2}},
+            "etcd: has no `endpoints`; set it",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {"endpoints": ["http://a:1"]}},
+            "etcd: has no `nodes_expected`; set it",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "endpoints": "http://a:1"}},
+            "etcd: endpoints: found 'http://a:1', expected a list of URLs",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "endpoints": ["a:2379"]}},
+            "etcd: endpoints: found 'a:2379', expected a URL such as",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "endpoints": ["http://u:p@a:1"]}},
+            "etcd: endpoints: contains a user or password",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "prefix": "/a"}},
+            "etcd: prefix: found '/a', expected letters",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "nodes_expected": 0.5}},
+            "etcd: nodes_expected: found 0.5, expected a whole number",
+        ),
+        (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "leese": 3}},
+            "etcd: leese: unknown setting; did you mean 'lease'",
+        ),
         ({"folder": "m", "copies": 2}, "mirror: copies: found 2, but no `nodes`, which it needs"),
         ({"folder": "m", "copies": "all"}, "copies: found 'all', but no `nodes`"),
         ({"folder": "m", "port": 7}, "port: found 7, but no `nodes`"),
@@ -119,6 +157,30 @@ def test_sizes_paths_and_the_rest_of_storage() -> None:
     assert parse_mirror(expected.as_json()) == expected
     assert parse_options({"mirror": "/m"}).mirror == MirrorOptions(folder="/m")
     assert parse_options({"mirror": None}).mirror is None
+
+
+def test_settings_of_etcd() -> None:
+    etcd = {**ETCD, "endpoints": ["https://a:2379", "http://[::1]:1/"], "prefix": "a/b", "lease": 5}
+    given = {"folder": "/m", "nodes": "etcd", "copies": 9}
+    more = {"user": "u", "password_file": "pw", "tls": TLS}
+    found = make_files_absolute(
+        parse_options({"mirror": {**given, "etcd": {**etcd, **more}}}), Path("/base")
+    ).mirror
+    assert found is not None
+    assert found.etcd == EtcdOptions(
+        endpoints=("https://a:2379", "http://[::1]:1/"),
+        nodes_expected=3,
+        prefix="a/b",
+        lease=5.0,
+        user="u",
+        password_file="/base/pw",
+        tls=TlsFiles(certificate="/base/c.pem", key="/base/k.pem", ca="/base/ca.pem"),
+    )
+    for options in (found, parse_mirror({**given, "etcd": etcd})):
+        assert parse_mirror(json.loads(json.dumps(options.as_json()))) == options
+        assert pickle.loads(pickle.dumps(options)) == options
+        assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
+    assert found.alone() == MirrorOptions(folder="/m")
 
 
 def test_settings_of_several_nodes() -> None:

@@ -181,7 +181,7 @@ class MirrorFolder:
     def remove(self) -> None:
         """Delete the folder, from which all copies are gone, unless there are other things in
         it."""
-        for name in (_MARKER, self.socket_path.name, _LOCK, _LOG):
+        for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             for place in (self.path / "files").glob("??"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import random
 import ssl
 import time
@@ -76,6 +77,8 @@ class Etcd:
         self._http: aiohttp.ClientSession | None = None
         self.away_since: float | None = None
         """Seconds of the clock; None: it answers."""
+        self.away_at = -math.inf
+        """When it was away last, in monotonic seconds."""
         self.trouble = ""
         """Why it does not."""
 
@@ -89,6 +92,11 @@ class Etcd:
         answer = await self._ask("kv/range", _range_of(prefix))
         found = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
         return found, _revision_of(answer)
+
+    async def list_keys(self, prefix: str) -> list[str]:
+        """The keys below a prefix."""
+        answer = await self._ask("kv/range", _range_of(prefix) | {"keys_only": True})
+        return [_text(each["key"]) for each in answer.get("kvs", ())]
 
     async def change(
         self,
@@ -193,6 +201,7 @@ class Etcd:
                     break  # perhaps it was done
                 continue
             if self.away_since is not None:
+                self.away_at = time.monotonic()
                 LOG.warning("mirror: etcd is back after %.0f s", time.time() - self.away_since)
                 self.away_since = None
                 self.trouble = ""
@@ -205,6 +214,7 @@ class Etcd:
 
     def _note_away(self, trouble: str) -> EtcdAwayError:
         self.trouble = trouble
+        self.away_at = time.monotonic()
         if self.away_since is None:
             self.away_since = time.time()
             LOG.warning("mirror: etcd is away: %s", trouble)
@@ -323,6 +333,10 @@ class Followed:
         async with self._news:
             await self._news.wait_for(find)
 
+    async def wait_for_change(self, values: Mapping[str, Value]) -> None:
+        """Wait until others than some values, which were here, are here."""
+        await self.wait_for(lambda: self.values is not values)
+
 
 def _code(text: str | bytes) -> str:
     data = text.encode() if isinstance(text, str) else text
@@ -333,7 +347,7 @@ def _text(code: str) -> str:
     return base64.b64decode(code).decode(errors="replace")
 
 
-def _range_of(prefix: str) -> dict[str, str]:
+def _range_of(prefix: str) -> dict[str, Any]:
     """The keys that begin with a text, none of whose bytes is 255."""
     last = prefix.encode()
     end = last[:-1] + bytes([last[-1] + 1])

@@ -182,14 +182,19 @@ def find_self(
 def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
     """What all processes of a job on a machine find in settings and environment, as JSON has it.
     Raises: ConfigError."""
+    if options.etcd is not None:
+        return [options.etcd.prefix, *options.etcd.endpoints]
     if options.nodes == "torch":
         return list(find_torchrun(options.port, environ))
     return [] if options.nodes is None else list_nodes(options.nodes, options.port, environ)
 
 
 def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
-    """The nodes of settings and environment; None: this one is alone. Raises: ConfigError."""
+    """The nodes of settings and environment; None: this one is alone; with etcd, this node without
+    the others. Raises: ConfigError."""
     found = describe_members(options, environ)
+    if options.etcd is not None:
+        return Members((), make_name(options.advertise or socket.gethostname(), options.port))
     if options.nodes != "torch":
         if not found:
             return None

@@ -84,7 +84,7 @@ class Cluster:
         self._source = TrackedSource(source)
         self._pace = pace
         self._secret = read_secret(options)
-        self._tls = make_contexts(options)
+        self._tls = make_contexts(options.tls)
         self._verifier = Verifier(self._secret, members.own)
         rate = options.max_peer_rate
         self._sending = None if rate is None else RateLimiter(MAX_REQUESTS, rate, 1)
@@ -124,6 +124,14 @@ class Cluster:
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
         )
+        views = self._members.views
+        if views is not None:
+            views.find_away = self.find_away
+            try:
+                await views.start()
+            except MegablendError:
+                await self.stop()
+                raise
         self._start_task(self._run())
 
     async def stop(self) -> None:
@@ -138,6 +146,8 @@ class Cluster:
         for peer in self._peers.values():
             peer.close()
         await self._http.close()
+        if self._members.views is not None:
+            await self._members.views.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;
@@ -171,6 +181,26 @@ class Cluster:
         return self._assemblies[0].holders if self._assemblies else None
 
     @property
+    def own(self) -> str:
+        """This node's name."""
+        return self._members.own
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All nodes, sorted, as far as they are known."""
+        return self._assemblies[0].view.names if self._assemblies else ()
+
+    def find_away(self) -> set[str]:
+        """The nodes that do not answer."""
+        return {each.name for each in self._peers.values() if each.away_since is not None}
+
+    async def post(self, node: str, path: str, body: bytes) -> bytes:
+        """The answer of another node. Raises: AwayError; what it failed with."""
+        if node not in self._peers:
+            raise AwayError(f"{node} is none of the nodes")
+        return await self._peers[node].post(path, body)
+
+    @property
     def num_nodes(self) -> int:
         """Of the cluster, this one too."""
         return self._agreement.size
@@ -188,7 +218,8 @@ class Cluster:
 
     def as_json(self) -> dict[str, Any]:
         """For people and metrics."""
-        away = [each.name for each in self._peers.values() if each.away_since is not None]
+        away = sorted(self.find_away())
+        views = self._members.views
         found = {
             "own": self._members.own,
             "nodes": self._agreement.size,
@@ -198,6 +229,7 @@ class Cluster:
             "formed": self._agreement.is_reached,
             "sent_bytes": self._sent_bytes,
             "bad": {each.name: each.num_bad for each in self._peers.values() if each.num_bad},
+            **({} if views is None else {"etcd": views.as_json()}),
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
         return found if self._holders is None else found | self._holders.count_debts()

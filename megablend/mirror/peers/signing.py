@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from megablend.errors import ConfigError
 from megablend.mirror.members.launchers import is_loopback
 from megablend.mirror.node.frames import PROTOCOL
-from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.mirror_options import MirrorOptions, TlsFiles
 from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
 
@@ -60,7 +60,7 @@ def read_secret(options: MirrorOptions) -> bytes | None:
 
 def read_token(setting: str, path: str) -> bytes:
     """The secret in a file that no other user may read. Raises: ConfigError."""
-    secret = _read_private(setting, path).strip()
+    secret = read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
             f"{setting}: {path}: found {len(secret)} bytes, expected {_MIN_SECRET} or more\n"
@@ -69,7 +69,7 @@ def read_token(setting: str, path: str) -> bytes:
     return secret
 
 
-def _read_private(setting: str, path: str) -> bytes:
+def read_private(setting: str, path: str) -> bytes:
     """The content of a file that no other user may read. Raises: ConfigError."""
     try:
         with open_regular(path) as file:
@@ -88,13 +88,12 @@ def _read_private(setting: str, path: str) -> bytes:
     return data
 
 
-def make_contexts(options: MirrorOptions) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """TLS as a server and as a client, each asking for a certificate of `tls.ca`; a server's has to
-    be for the host in its name. None without `tls`. Raises: ConfigError."""
-    tls = options.tls
+def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """TLS as a server and as a client, each asking for a certificate of its `ca`; a server's has to
+    be for the host in its name. None without files. Raises: ConfigError."""
     if tls is None:
         return None
-    _read_private("tls: key", tls.key)
+    read_private("tls: key", tls.key)
     try:
         server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
         client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
@@ -113,7 +112,7 @@ def make_contexts(options: MirrorOptions) -> tuple[ssl.SSLContext, ssl.SSLContex
 
 def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
     """TLS for who has a token, and no certificate. Raises: ConfigError."""
-    contexts = make_contexts(options)
+    contexts = make_contexts(options.tls)
     if contexts is None:
         return None
     contexts[0].verify_mode = ssl.CERT_NONE

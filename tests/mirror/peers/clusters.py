@@ -21,7 +21,7 @@ from megablend.mirror.members.launchers import Members, Pace, Torchrun
 from megablend.mirror.members.views import View, Views
 from megablend.mirror.node.engine import Want
 from megablend.mirror.peers.cluster import Cluster
-from megablend.mirror.process import Node
+from megablend.mirror.process import Node, make_views
 from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.peers.links import Link
@@ -160,9 +160,11 @@ class NodesOf:
             found = Members(tuple(listed), name)
             if torchrun is not None:
                 found = Members((), name, Torchrun(i, torchrun, self.names[0]))
+            folder = MirrorFolder.create(str(path), group=None)
+            if options.etcd is not None:
+                found = Members((), name, views=make_views(options, options.etcd, name, folder))
             if views is not None:
                 found = Members((), name, views=views.start(i))
-            folder = MirrorFolder.create(str(path), group=None)
             lock = contextlib.ExitStack()
             lock.enter_context(folder.lock())
             self._locks_of[i] = lock

@@ -359,7 +359,7 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Au
 
 
 def make_pair(tls: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    contexts = make_contexts(options(tls=tls))
+    contexts = make_contexts(tls)
     assert contexts is not None
     return contexts
 
@@ -394,19 +394,19 @@ def test_certificates_of_one_authority(authorities: tuple[Authority, Authority])
 
 
 def test_files_that_are_no_certificates(authorities: tuple[Authority, Authority]) -> None:
-    assert make_contexts(options()) is None
+    assert make_contexts(None) is None
     ours, others = authorities
     tls = ours.issue("IP:127.0.0.1")
     foreign = others.issue("IP:127.0.0.1")
     for field, value in [("certificate", "/nowhere"), ("ca", "/nowhere"), ("ca", tls.key)]:
         with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*\ngive PEM files"):
-            make_contexts(options(tls=dataclasses.replace(tls, **{field: value})))
+            make_contexts(dataclasses.replace(tls, **{field: value}))
     with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*(?i:mismatch)"):
-        make_contexts(options(tls=dataclasses.replace(tls, key=foreign.key)))
+        make_contexts(dataclasses.replace(tls, key=foreign.key))
     encrypt = f"openssl ec -in {tls.key} -out {tls.key}.locked -aes128 -passout pass:abcd"
     subprocess.run(encrypt.split(), check=True, capture_output=True)
     with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*\n.*, not encrypted"):
-        make_contexts(options(tls=dataclasses.replace(tls, key=f"{tls.key}.locked")))
+        make_contexts(dataclasses.replace(tls, key=f"{tls.key}.locked"))
     Path(foreign.key).chmod(0o644)
     with pytest.raises(ConfigError, match=rf"tls: key: {foreign.key}: found mode 0644.*\n`chmod"):
-        make_contexts(options(tls=foreign))
+        make_contexts(foreign)

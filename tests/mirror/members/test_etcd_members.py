@@ -1,0 +1,213 @@
+"""Nodes that find one another by a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.errors import ConfigError, ResourceError
+from tests.mirror.etcd import EtcdServer
+from tests.mirror.members.test_etcd import call
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
+from tests.mirror.peers.test_cluster import is_read_once, make_files
+from tests.mirror.peers.test_views import is_in
+from tests.storage.faulty import FaultySource
+
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(180)]
+LEASE = 3.0
+
+
+def cluster_of(
+    folder: Path, source: FaultySource, etcd: EtcdServer, count: int, expected: int, **settings: Any
+) -> NodesOf:
+    """So many nodes at most, of which some are expected at first."""
+    about = {"endpoints": [etcd.url], "nodes_expected": expected, "lease": LEASE}
+    nodes = NodesOf(folder, source, count, PATIENT, nodes="etcd", etcd=about, **settings)
+    nodes.settings_of = {i: {"advertise": name} for i, name in enumerate(nodes.names)}
+    return nodes
+
+
+def work(do: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(do())  # type: ignore[arg-type]
+
+
+async def wait_for_view(nodes: NodesOf, *which: int) -> int:
+    """Wait until these nodes, and no others, are in one view: its number."""
+    names = sorted(nodes.names[i] for i in which)
+
+    def is_there() -> bool:
+        clusters = [nodes.cluster(i) for i in which]
+        numbers = {each.as_json()["view"] for each in clusters}
+        return (
+            len(numbers) == 1
+            and all(list(each.names) == names for each in clusters)
+            and is_in(nodes, numbers.pop(), *which)
+        )
+
+    await until(is_there, 60)
+    return int(nodes.cluster(which[0]).as_json()["view"])
+
+
+def test_nodes_wait_for_those_that_are_expected_and_one_that_is_late_joins(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 4, 3) as nodes:
+            await nodes.start(0, 1)
+            reading = asyncio.ensure_future(nodes.read_all(0, 1))
+            await asyncio.sleep(1.5)
+            assert source.bytes < 50  # versions were asked for
+            await nodes.start(2)
+            await wait_for_view(nodes, 0, 1, 2)
+            await reading
+            await nodes.start(3)
+            assert await wait_for_view(nodes, 0, 1, 2, 3) == 2
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(3)) as source:
+        asyncio.run(run())
+
+
+def test_a_dead_node_is_left_out_and_an_empty_one_takes_its_place(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 4, 4, copies=2) as nodes:
+            await nodes.start(0, 1, 2, 3)
+            await nodes.read_all()
+            await nodes.settle()
+            await nodes.stop(1, empties=True)
+            await wait_for_view(nodes, 0, 2, 3)
+            await nodes.settle()
+            # Now another one may die
+            await nodes.stop(3, empties=True)
+            await wait_for_view(nodes, 0, 2)
+            await nodes.start(1, 3)
+            await wait_for_view(nodes, 0, 1, 2, 3)
+            await nodes.read_all(1, 3)
+            assert is_read_once(source, 16)
+
+    with FaultySource(make_files(4, 9 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_a_node_that_starts_again_soon_changes_nothing(tmp_path: Path, etcd: EtcdServer) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 3, 3) as nodes:
+            await nodes.start(0, 1, 2)
+            await nodes.read_all()
+            number = await wait_for_view(nodes, 0, 1, 2)
+            await nodes.stop(0)
+            await nodes.start(0)
+            await nodes.read_all()
+            await asyncio.sleep(2 * LEASE)
+            assert await wait_for_view(nodes, 0, 1, 2) == number
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_without_etcd_nodes_go_on_and_nobody_is_left_out(
+    loses: bool, tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """For several leases; then it is back, perhaps with a new disk."""
+
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 4, 3) as nodes:
+            await nodes.start(0, 1, 2)
+            number = await wait_for_view(nodes, 0, 1, 2)
+            etcd.stop()
+            names = sorted(source.files)
+            await asyncio.sleep(1.5 * LEASE)
+            await nodes.read_all(names=names[:2])
+            # One that starts again goes on with the view that it knows
+            await nodes.stop(1)
+            await nodes.start(1)
+            await nodes.read_all(names=names[2:])
+            assert await wait_for_view(nodes, 0, 1, 2) == number
+            assert all(nodes.cluster(i).as_json()["etcd"]["trouble"] for i in range(3))
+            if loses:
+                etcd.lose_data()
+            etcd.start()
+            await until(lambda: not nodes.cluster(1).as_json()["etcd"]["trouble"])
+            await asyncio.sleep(2 * LEASE)
+            assert await wait_for_view(nodes, 0, 1, 2) in ({number + 1} if loses else {number})
+            await nodes.start(3)
+            assert await wait_for_view(nodes, 0, 1, 2, 3) > number
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(3)) as source:
+        asyncio.run(run())
+
+
+def test_an_etcd_that_stops_for_a_while_costs_nobody_its_place(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """Meanwhile all leases have run out, and no node could keep its own."""
+
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 3, 3) as nodes:
+            await nodes.start(0, 1, 2)
+            number = await wait_for_view(nodes, 0, 1, 2)
+            etcd.send(signal.SIGSTOP)
+            await asyncio.sleep(4 * LEASE)
+            etcd.send(signal.SIGCONT)
+            await asyncio.sleep(3 * LEASE)
+            assert await wait_for_view(nodes, 0, 1, 2) == number
+            await nodes.stop(2)
+            assert await wait_for_view(nodes, 0, 1) == number + 1
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+
+
+def test_the_name_of_a_live_node_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 2, 2) as nodes:
+            await nodes.start(0)
+            nodes.settings_of[1] = {"advertise": nodes.names[0]}
+            nodes.names[1] = nodes.names[0]
+            with pytest.raises(
+                ConfigError, match=r"a node that lives has this name.*\n.*advertise"
+            ):
+                await nodes.start(1)
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+
+
+def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServer) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
+            with pytest.raises(
+                ConfigError, match=r"found 'megablend/of/others' below .*\n.*`prefix`"
+            ):
+                await nodes.start(0)
+
+    import base64
+
+    call(etcd, "kv/put", key=base64.b64encode(b"megablend/of/others").decode(), value="")
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+
+
+def test_a_node_without_a_view_does_not_start_without_etcd(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
+            with pytest.raises(ResourceError, match=r"etcd is away: .*\n.*`endpoints`"):
+                await nodes.start(0)
+
+    etcd.stop()
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
