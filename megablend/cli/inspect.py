@@ -178,7 +178,7 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
     )
     columns: dict[str, Column] = {
         "file": "file",
-        "block": "block",
+        "block of the index": "block",
         "byte offset": "byte_offset",
         "tokens of the block": lambda piece: f"{piece.first_token:,} to {piece.stop_token:,}",
         "epoch": "epoch",
@@ -190,7 +190,10 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
     print_line(
         f"documents, or the rest of one, begin at {_shorten_list(found.document_starts, whole, ', ')}"
     )
-    print_line(f"tokens: {_shorten_list(found.tokens, whole)}")
+    appended = set(found.appended)
+    tokens = [f"{token}*" if i in appended else str(token) for i, token in enumerate(found.tokens)]
+    note = "  (*: appended, in no file)" if appended else ""
+    print_line(f"tokens: {_shorten_list(tokens, whole)}{note}")
     for name, numbers in found.extra.items():
         print_line(f"{name}: {_shorten_list(numbers, whole)}")
     if text is not None:

@@ -9,9 +9,13 @@ import numpy as np
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.formats.base import DecodedBlock
+from megablend.formats.eod import with_eod
+from megablend.index.blocks.block_store import BlockStore
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.order.base import Spans
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -25,12 +29,13 @@ class Piece(Record):
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"texts"})
     file: str
     block: int
-    """Number of the block in the index."""
+    """Number of the block in the index; `export` counts the blocks of each file."""
     byte_offset: int
     """Where the block starts in the file."""
     first_token: int
     stop_token: int
-    """The piece is tokens [first_token, stop_token) of the block."""
+    """The piece is tokens [first_token, stop_token) of the block, appended ones counted; `find`
+    counts within the sample."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
     """Of a source of text: where the documents are that the tokens are of."""
@@ -40,6 +45,7 @@ class Piece(Record):
 class SampleDescription(Record):
     """What a sample contains, and where it comes from."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"appended"})
     sample: int
     split: str
     source: str
@@ -53,6 +59,8 @@ class SampleDescription(Record):
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
     """By extra column, one number per token."""
+    appended: tuple[int, ...] = ()
+    """Positions of the tokens that `append_eod` appended: they are in no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -203,4 +211,19 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
         document_starts=tuple(sample.starts.tolist()),
         tokens=tuple(sample.tokens.tolist()),
         extra={name: tuple(numbers.tolist()) for name, numbers in sample.extra.items()},
+        appended=_find_appended(store, dataset.run.sources[sample.source].append_eod, sample.spans),
     )
+
+
+def _find_appended(store: BlockStore, append_eod: int | None, spans: Spans) -> tuple[int, ...]:
+    """Which tokens of a sample are appended: each may be one that its file has as well, so the
+    documents of the blocks are looked at. None are found in blocks that were replaced."""
+    if append_eod is None or store.damaged.intersection(spans.blocks.tolist()):
+        return ()
+    offsets, _ = store.pieces(spans.blocks)
+    flags = store.snapshot.blocks(spans.blocks)["flags"].tolist()
+    marks = [
+        with_eod(DecodedBlock(np.zeros(each[-1], np.int32), each), flag, 1).tokens[start:stop]
+        for each, flag, start, stop in zip(offsets, flags, spans.starts, spans.stops, strict=True)
+    ]
+    return tuple(np.flatnonzero(np.concatenate(marks)).tolist())
