@@ -1,0 +1,161 @@
+"""Node processes that find one another by a real etcd, and are killed, stopped and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.options_parser import parse_options
+from tests.mirror.etcd import EtcdServer
+from tests.mirror.nodes import get_status
+from tests.mirror.peers.clusters import find_ports
+from tests.mirror.peers.test_cluster import is_read_once, make_files
+from tests.storage.faulty import FaultySource
+
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(240)]
+LEASE = 4.0
+
+
+class Processes:
+    """`megablend node run` of so many nodes."""
+
+    def __init__(self, folder: Path, source: FaultySource, etcd: EtcdServer, count: int) -> None:
+        self._folder = folder
+        self._source = source
+        self.settings: list[dict[str, Any]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": LEASE}
+        for i, port in enumerate(find_ports(count)):
+            settings = {
+                "folder": str(folder / f"node{i}"),
+                "prefixes": [f"{source.url}/"],
+                "reserve": 0,
+                "nodes": "etcd",
+                "etcd": about,
+                "copies": 2,
+                "port": port,
+                "advertise": f"127.0.0.1:{port}",
+                "patience": 60,
+            }
+            self.settings.append(settings)
+            config = {"storage": {"mirror": settings}}
+            (folder / f"{i}.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def start(self, *which: int) -> None:
+        for i in which:
+            command = [
+                sys.executable,
+                "-m",
+                "megablend",
+                "node",
+                "run",
+                str(self._folder / f"{i}.json"),
+            ]
+            with (self._folder / f"{i}.log").open("ab") as log:
+                self._processes[i] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def send(self, i: int, number: int) -> None:
+        self._processes[i].send_signal(number)
+
+    def kill(self, i: int, *, empties: bool = False) -> None:
+        process = self._processes.pop(i)
+        process.kill()
+        process.wait()
+        if empties:
+            shutil.rmtree(self._folder / f"node{i}")
+
+    def state(self, i: int) -> dict[str, Any]:
+        found: dict[str, Any] = get_status(self.settings[i])["cluster"]
+        return found
+
+    def wait(self, *which: int) -> int:
+        """Until these nodes, and no others, are in one view, and owe nothing: its number."""
+        number = 0
+
+        def is_there() -> bool:
+            nonlocal number
+            try:
+                states = [self.state(i) for i in which]
+            except Exception:
+                return False  # it has not started yet
+            number = states[0]["view"]
+            return all(
+                state["formed"]
+                and (state["view"], state["nodes"]) == (number, len(which))
+                and not (state["bytes_to_copy"] or state["copying"] or state["untold_nodes"])
+                for state in states
+            )
+
+        until(is_there)
+        return number
+
+    def read_all(self, *which: int) -> None:
+        """By these nodes at the same time."""
+
+        def read(i: int) -> None:
+            storage = make_storage(objects=parse_options({"mirror": self.settings[i]}))
+            for name, data in self._source.files.items():
+                assert bytes(storage.read(f"{self._source.url}/{name}", 0, len(data))) == data
+
+        with ThreadPoolExecutor(len(which)) as threads:
+            list(threads.map(read, which))
+
+
+@contextlib.contextmanager
+def processes(*arguments: Any) -> Iterator[Processes]:
+    found = Processes(*arguments)
+    try:
+        yield found
+    finally:
+        for process in found._processes.values():
+            process.kill()
+            process.wait()
+
+
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.1)
+
+
+def test_killed_stopped_and_replaced_nodes_cost_nothing(tmp_path: Path, etcd: EtcdServer) -> None:
+    with (
+        FaultySource(make_files(4, 9 << 20)) as source,
+        processes(tmp_path, source, etcd, 4) as nodes,
+    ):
+        nodes.start(0, 1, 2, 3)
+        nodes.read_all(0, 3)
+        first = nodes.wait(0, 1, 2, 3)
+        nodes.kill(1, empties=True)
+        assert nodes.wait(0, 2, 3) > first
+        nodes.send(2, signal.SIGSTOP)
+        second = nodes.wait(0, 3)
+        nodes.start(1)
+        third = nodes.wait(0, 1, 3)
+        nodes.send(2, signal.SIGCONT)
+        assert nodes.wait(0, 1, 2, 3) > third > second
+        nodes.read_all(0, 1, 2, 3)
+        assert is_read_once(source, 16)
+        # Etcd ends while a node dies: it is left out when etcd is back, and not before a lease has run out
+        etcd.stop()
+        nodes.kill(3, empties=True)
+        time.sleep(1.5 * LEASE)
+        nodes.read_all(0, 1, 2)
+        assert nodes.state(0)["nodes"] == 4
+        etcd.start()
+        nodes.wait(0, 1, 2)
+        nodes.read_all(0, 1, 2)
+        assert is_read_once(source, 16)
