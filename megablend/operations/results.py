@@ -30,7 +30,7 @@ class Record:
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
     """Keys that are absent from the dict if the attribute is None, or an empty tuple."""
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Keys that `--json` prints as well, since release 0.1.0 did -> attribute."""
+    """Further keys of the dict, which release 0.1.0 had, and the attributes that they give."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints: dicts, lists, strings and numbers."""

@@ -28,7 +28,7 @@ class SkippedSamples(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SkipsResult(Record):
-    """What a run skips."""
+    """The ranges that a run skips, the first ones first."""
 
     run: str
     skips: tuple[SkippedSamples, ...]
@@ -75,14 +75,11 @@ def skip(
     last = min(-(-stop // unit) * unit, opened.num_samples)
     planned = skips_of(opened).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
-        are = (
-            "are"
-            if (first, last) == planned.ranges[0]
-            else "are, with the ranges that are skipped already,"
-        )
+        is_all_by_itself = (first, last) == planned.ranges[0]
+        with_others = "" if is_all_by_itself else ", with the ranges that are skipped already,"
         raise ConfigError(
-            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), {are} "
-            f"the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
+            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), "
+            f"are{with_others} the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
         )
     if dry_run:
         return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))
@@ -95,7 +92,7 @@ def skip(
 def list_skips(
     what: ConfigLike, *, run: str | None = None, cache: str | None = None
 ) -> SkipsResult:
-    """What a run skips. Raises as `skip`."""
+    """List the ranges that a run skips. Raises as `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 

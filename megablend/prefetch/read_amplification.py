@@ -54,17 +54,23 @@ def read_amplification(
         )
         dictionaries = Dictionaries(budget.dictionaries)
         for window in plan_windows(run, future, budget):
-            now = window.schedule
-            read += _stored_bytes(run, now.ids[window.reads])
-            read += dictionaries.read(*run.store.dictionaries(_as_read(run, now, window.reads)))
+            schedule = window.schedule
+            read += _sum_stored(run, schedule.ids[window.reads])
+            read += dictionaries.read(
+                *run.store.dictionaries(_in_reading_order(run, schedule, window.reads))
+            )
             if not run.consumes_whole_blocks:
-                useful += float(_stored(run, now.ids) @ (now.used / run.store.num_tokens(now.ids)))
+                used_parts = schedule.used / run.store.num_tokens(schedule.ids)
+                useful += float(_stored_sizes(run, schedule.ids) @ used_parts)
             else:
-                used.append(np.unique(np.stack([now.spans.epochs, now.spans.blocks]), axis=1))
+                # A block that several windows use counts once: they are joined below
+                used.append(
+                    np.unique(np.stack([schedule.spans.epochs, schedule.spans.blocks]), axis=1)
+                )
         all_dictionaries |= dictionaries.seen
     if used:
         _, blocks = np.unique(np.concatenate(used, axis=1), axis=1)
-        useful = _stored_bytes(run, blocks)
+        useful = _sum_stored(run, blocks)
     return read / (useful + sum(all_dictionaries.values()))
 
 
@@ -105,17 +111,19 @@ class Dictionaries:
         return total
 
 
-def _as_read(run: Run, now: ReadSchedule, reads: Int64s) -> Int64s:
+def _in_reading_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
     """The blocks that a window reads, approximately in the order in which they are read: by file,
     then by first use."""
-    ids = now.ids[reads]
+    ids = schedule.ids[reads]
     return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 
 
-def _stored_bytes(run: Run, ids: Int64s) -> int:
-    return int(_stored(run, ids).sum(dtype=np.int64))
+def _sum_stored(run: Run, ids: Int64s) -> int:
+    """Stored bytes of blocks in all."""
+    return int(_stored_sizes(run, ids).sum(dtype=np.int64))
 
 
-def _stored(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
+def _stored_sizes(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
+    """Stored bytes of each block, uint32 [n]."""
     stored: npt.NDArray[np.uint32] = run.store.snapshot.blocks(ids)["stored_bytes"]
     return stored

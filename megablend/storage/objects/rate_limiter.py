@@ -52,10 +52,11 @@ def _find_worker() -> Any:
 class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
-    How many follows from latency and bandwidth: while answers begin as soon as they do at best, the
-    network has room for more, and more are admitted; if they take several times as long, requests
-    wait for one another, and fewer are, though not less than FIRST_REQUESTS. Less than those are
-    admitted after the source said that it is busy, and one more after each round of successes.
+    How many are admitted follows from latency and bandwidth: while answers begin as soon as they do
+    at best, the network has room, and more requests are admitted; when answers take several times as
+    long, requests wait for one another, and fewer are admitted, but at least FIRST_REQUESTS. Only a
+    source that says it is busy gets fewer than those, and then one more after each round of
+    successes.
 
     Args:
         max_requests: of the whole job.
@@ -64,14 +65,19 @@ class RateLimiter:
     """
 
     def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
-        self.most = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
-        self.limit: float = min(FIRST_REQUESTS, self.most)
+        self.max_requests = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
+        self.limit: float = min(FIRST_REQUESTS, self.max_requests)
+        """Requests that may be in flight now."""
         self._aim: float = self.limit
+        """As `limit`, had the source never said that it is busy."""
+        self._until_adjusted: float = self.limit
+        """Answers until `_aim` is adjusted."""
         self._latency = 0.0
-        self._shortest = math.inf
+        """Seconds, a moving average."""
+        # The shortest latency of this period of _LATENCY_SECONDS, of the one before, and its end
         self._shortest_now = math.inf
-        self._shortest_until = 0.0
-        self._until_aimed: float = self.limit
+        self._shortest_before = math.inf
+        self._period_end = 0.0
         self.requests = self.bytes = 0
         self.backlog = 0
         """Requests that follow as soon as others are done: `call_each` counts those of which it has
@@ -120,26 +126,25 @@ class RateLimiter:
 
     def note_latency(self, seconds: float, now: float) -> None:
         """Note that an answer began `seconds` after its request was sent."""
-        if now >= self._shortest_until:
-            self._shortest = self._shortest_now
+        if now >= self._period_end:
+            self._shortest_before = self._shortest_now
             self._shortest_now = seconds
-            self._shortest_until = now + _LATENCY_SECONDS
+            self._period_end = now + _LATENCY_SECONDS
         self._shortest_now = min(self._shortest_now, seconds)
         self._latency += 0.05 * (seconds - self._latency) if self._latency else seconds
-        self._until_aimed -= 1
-        if self._until_aimed <= 0:
-            self._until_aimed = self._aim
-            self._adjust(self._latency / max(1e-6, min(self._shortest, self._shortest_now)))
+        self._until_adjusted -= 1
+        if self._until_adjusted <= 0:
+            self._until_adjusted = self._aim
+            self._adjust(self._latency / max(1e-6, min(self._shortest_before, self._shortest_now)))
 
     def _adjust(self, times: float) -> None:
-        """After a round: more or fewer, by how many times the shortest latency the present one
-        is."""
+        """Aim at more requests, or at fewer: the present latency is so many times the shortest."""
         is_slowed = self.is_slowed
         aim = self._aim
         if times < _IS_SHORT and (self._waiting or self.backlog):
-            aim = min(self.most, aim * _GROWTH)
+            aim = min(self.max_requests, aim * _GROWTH)
         elif times > _IS_LONG:
-            aim = max(min(FIRST_REQUESTS, self.most), aim * _SHRINKING)
+            aim = max(min(FIRST_REQUESTS, self.max_requests), aim * _SHRINKING)
         self._aim = aim
         self.limit = min(self.limit, aim) if is_slowed else aim
 

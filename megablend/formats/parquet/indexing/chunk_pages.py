@@ -54,8 +54,12 @@ class ChunkPages:
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
-    """The pages of all chunks. A part has the numbers of some chunks, int64, and their pages;
-    chunks in no part have no pages."""
+    """The pages of all chunks.
+
+    Args:
+        parts: each the numbers of some chunks, int64 [n], and their pages. A chunk that is in no
+            part has no pages.
+    """
     if len(parts) == 1 and len(parts[0][0]) == num_chunks:
         return parts[0][1]
     counts = np.zeros(num_chunks, np.int64)
@@ -66,6 +70,7 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     first_page = starts_of(counts)
     pages = np.zeros(first_page[-1], PAGE_DTYPE)
     for chunks, part in parts:
+        # From the number of a page in its part to its number among all
         shifts = first_page[chunks] - part.first_page[:-1]
         pages[np.repeat(shifts, counts[chunks]) + np.arange(len(part.pages))] = part.pages
     return ChunkPages(first_page, pages, dictionaries, sum(part.scanned_bytes for _, part in parts))
@@ -73,6 +78,6 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
 
 def without_empty(found: ChunkPages) -> ChunkPages:
     """The same pages without those that have neither rows nor tokens."""
-    places = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
-    first_page = np.searchsorted(places, found.first_page).astype(np.int64)
-    return replace(found, first_page=first_page, pages=found.pages[places])
+    kept = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
+    first_page = np.searchsorted(kept, found.first_page).astype(np.int64)
+    return replace(found, first_page=first_page, pages=found.pages[kept])
