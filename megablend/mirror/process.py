@@ -34,6 +34,7 @@ from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOption
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.system.log import LOG
+from megablend.system.service_manager import notify
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
@@ -122,7 +123,7 @@ class Node:
             return await self._find_datasets() if is_there else None
 
         return WebServer(
-            self.options, self.engine, find_datasets, self.get_metrics, self.server.note_use
+            self.options, self.engine, find_datasets, self.get_status, self.server.note_use
         )
 
     async def _find_datasets(self) -> Datasets:
@@ -160,6 +161,7 @@ class Node:
             await self.web.start()
         await self.server.start()
         ready()
+        self._notify("READY=1")
         tasks = [
             asyncio.ensure_future(each)
             for each in (self.needs.run(), self._watch(), self._hold_datasets())
@@ -170,6 +172,7 @@ class Node:
             for each in done:
                 each.result()
         finally:
+            self._notify("STOPPING=1")
             self.server.close()
             for each in (ended, *tasks):
                 each.cancel()
@@ -179,12 +182,17 @@ class Node:
                 await self.cluster.stop()
             await self.engine.close()
 
+    def _notify(self, state: str) -> None:
+        if self._is_service:
+            notify(state)
+
     async def _watch(self) -> None:
         """Each second: leave room to others, look at a part of what is held, end if nobody needs
         this process."""
         while True:
             await asyncio.sleep(_SCRUB_SECONDS)
             await self.engine.call(self.engine.store.evict_to_reserve)
+            self._notify("WATCHDOG=1")  # the loop and the disk go on
             if not self.server.num_clients:
                 await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
                 idle = time.monotonic() - self.server.idle_since

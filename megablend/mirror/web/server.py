@@ -1,6 +1,7 @@
 """What a node answers to HTTP programs, at `data_port`:
 
     GET  /v1/data/...      files of datasets: see `files`
+    GET  /                 a page that shows how the node, the others and datasets stand
     GET  /metrics          numbers, for Prometheus
     GET  /v1/ping          nothing; to whoever asks
 
@@ -13,16 +14,17 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.metrics import CONTENT_TYPE
+from megablend.mirror.node.metrics import CONTENT_TYPE, format_metrics
 from megablend.mirror.peers.listener import Listener
 from megablend.mirror.peers.signing import make_reader_context, read_token
 from megablend.mirror.web.files import ROOT, Files, Place
+from megablend.mirror.web.page import format_page
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.system.log import LOG
 
@@ -44,7 +46,7 @@ class WebServer:
         options: of the mirror, with `data_port`.
         engine: gets pages.
         find_datasets: those of the mirror; None if there are none.
-        get_metrics: numbers, for Prometheus.
+        get_status: what the node says of itself.
         note_use: called at each request of who may ask.
     """
 
@@ -53,7 +55,7 @@ class WebServer:
         options: MirrorOptions,
         engine: Engine,
         find_datasets: Callable[[], Awaitable[Datasets | None]],
-        get_metrics: Callable[[], Awaitable[str]],
+        get_status: Callable[[], Awaitable[dict[str, Any]]],
         note_use: Callable[[], None],
     ) -> None:
         assert options.data_port is not None
@@ -63,7 +65,8 @@ class WebServer:
         self._is_open = self._tls is not None or options.insecure
         self._token = read_token("token_file", options.token_file)
         self._files = Files(engine, find_datasets, self._token)
-        self._get_metrics = get_metrics
+        self._find_datasets = find_datasets
+        self._get_status = get_status
         self._note_use = note_use
         self._listener = Listener("`data_port` of `mirror`")
 
@@ -71,6 +74,7 @@ class WebServer:
         """Listen. Raises: ConfigError if the port is in use."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(_PING, _pong)
+        app.router.add_get("/", self._answer_page)
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get(ROOT + "{_:.*}", self._files.answer)
         app.on_response_prepare.append(_add_headers)
@@ -100,8 +104,17 @@ class WebServer:
         return await handler(request)
 
     async def _answer_metrics(self, _: web.Request) -> web.Response:
-        text = await self._get_metrics()
+        text = format_metrics(await self._get_status())
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _answer_page(self, _: web.Request) -> web.Response:
+        datasets = await self._find_datasets()
+        told = None
+        if datasets is not None:
+            told = await datasets.list_all() | await datasets.get_status()
+        text = format_page(await self._get_status(), told)
+        data = text.encode("utf-8", "replace")
+        return web.Response(body=data, content_type="text/html", charset="utf-8")
 
     def _has_token(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -1,0 +1,19 @@
+"""What a service tells systemd, or whatever has started it so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+
+def notify(state: str) -> None:
+    """Tell the service manager, if there is one, a state such as READY=1. See sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith("@"):
+        address = f"\0{address[1:]}"
+    if address:
+        # A manager that does not listen is no reason to end
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.setblocking(False)
+            out.sendto(state.encode(), address)
