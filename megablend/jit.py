@@ -76,22 +76,26 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
 
 
 def _announce() -> None:
-    """Print, once per node and version, that kernels are being compiled;
-    called while a kernel's lock is held."""
+    """Print, once per node and version, that kernels are being compiled, and again to whoever waits
+    at a terminal for others than were needed then; called while a kernel's lock is held."""
     folder = cache_dir()
+    tells = sys.stderr.isatty() and not _told and loading_seconds() > PATIENCE
     # Already printed, also by another process; or the folder is not writable
     with contextlib.suppress(OSError):
         os.close(
             os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         )
-        is_first = (
-            next(folder.rglob("*.nbi"), None) is None
-        )  # else an earlier release compiled them
-        if is_first and LOG.isEnabledFor(logging.WARNING):
-            text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
-            print(text, file=sys.stderr, flush=True)
+        # else an earlier release compiled them
+        tells = tells or next(folder.rglob("*.nbi"), None) is None
+    if tells and LOG.isEnabledFor(logging.WARNING):
+        _told.append(True)
+        text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
+        print(text, file=sys.stderr, flush=True)
 
 
+PATIENCE = 2.0
+"""Seconds of loading and compiling after which a process tells of it at a terminal."""
+_told: list[bool] = []
 _loading: list[float] = []
 
 

@@ -200,3 +200,25 @@ def test_compiling_is_told_unless_only_errors_are_wanted(
         jit._announce()
         jit._announce()
     assert capsys.readouterr().err.count("compiling kernels for this machine, once") == lines
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "seconds", "lines"), [(True, 3.0, 1), (True, 1.0, 0), (False, 3.0, 0)]
+)
+def test_who_waits_at_a_terminal_is_told_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+    seconds: float,
+    lines: int,
+) -> None:
+    """Of kernels that nobody needed before on this node."""
+    (tmp_path / "compiling").touch()
+    monkeypatch.setattr(jit, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(jit, "_told", [])
+    monkeypatch.setattr(jit, "_loading", [seconds])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    jit._announce()
+    jit._announce()
+    assert capsys.readouterr().err.count("compiling kernels for this machine, once") == lines

@@ -1,11 +1,12 @@
 """The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a
 time as memory allows.
 
-There is one fetching thread per request that a storage with synchronous reads may have in
-flight; a storage with an event loop returns at once, so that these threads only open files.
-There is one decoding thread per CPU. If no more threads fetch than decode, as for local
-files, all threads do both, and decode what they have fetched: it is still in the CPU's
-caches, and no thread has to be woken.
+There is one fetching thread (`megablend-fetch_N`) per request that a storage with synchronous reads
+may have in flight; a storage with an event loop returns at once, so that these threads only open
+files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for a loader; it plans
+windows, too. If no more threads fetch than decode, as for local files, all threads
+(`megablend-read_N`) do both, and decode what they have fetched: it is still in the CPU's caches,
+and no thread has to be woken.
 """
 
 from __future__ import annotations

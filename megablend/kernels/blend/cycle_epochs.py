@@ -20,7 +20,7 @@ from megablend.kernels.blend.periods import (
     RIGHT_TURN,
     Leaf,
     Stage,
-    count_ranks,
+    count_dealt,
     epoch_of,
 )
 from megablend.kernels.blend.tree import leaf_counts
@@ -50,7 +50,7 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
             return epoch
         _count_cycle(stage, leaf, cycle, stop, counts)
     left_turn, left_residue, right_turn, right_residue = counts[leaf.rank, :PART_FIELDS]
-    before, _, first = count_ranks(
+    before, _, first = count_dealt(
         left_turn, left_residue, right_turn, right_residue, position % stage.lanes
     )
     return epoch_of(leaf, counts[leaf.rank, SEEN] + before + position // stage.lanes - first)
@@ -100,7 +100,7 @@ def ordinal_in_cycle(
         row: of the leaf's `counts`.
     """
     seen = int(row[SEEN])
-    before, own, first = count_ranks(
+    before, own, first = count_dealt(
         row[LEFT_TURN], row[LEFT_RESIDUE], row[RIGHT_TURN], row[RIGHT_RESIDUE], position % lanes
     )
     place = before + position // lanes - first

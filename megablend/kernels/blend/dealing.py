@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from megablend.arrays import Int64s
 from megablend.jit import device
-from megablend.kernels.blend.periods import ALL, BEGIN, END, FIRST_RANK, RANK_STOP, count_ranks
+from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_DEALT, count_dealt
 
 
 @device
 def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
-    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL if the
-    epoch does not end there."""
-    lowest = int(period[FIRST_RANK]) if other == 0 else 0
-    highest = int(period[RANK_STOP]) if other == int(period[END] - period[BEGIN]) - 1 else ALL
+    """What is dealt of the period's epoch in its cycle number `other`: [lowest, highest); ALL if
+    the epoch does not end there."""
+    lowest = int(period[FIRST_DEALT]) if other == 0 else 0
+    highest = int(period[DEALT_STOP]) if other == int(period[END] - period[BEGIN]) - 1 else ALL
     return lowest, highest
 
 
@@ -30,7 +30,7 @@ def dealt_below(
     count = 0
     for other in range(first, stop):
         left_turn, left_residue, right_turn, right_residue = parts[other]
-        before, _, _ = count_ranks(left_turn, left_residue, right_turn, right_residue, residue)
+        before, _, _ = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
         lowest, highest = epoch_edges(period, other)
         count += min(max(before, lowest), highest) - lowest
     return count

@@ -26,7 +26,7 @@ from megablend.kernels.blend.periods import (
     PERIOD_FIELDS,
     Leaf,
     Stage,
-    count_ranks,
+    count_dealt,
     epoch_bounds,
     epoch_of,
     fill_period,
@@ -111,7 +111,7 @@ def find_samples(
         residue = residue_of(period, part, lanes, place, 0, cycles)
         place -= dealt_below(period, part, lanes, residue, 0, cycles)
         for other in range(cycles):
-            low, high, turn = _lane_ranks(period, part, lanes, other, residue)
+            low, high, turn = _lane_dealt(period, part, lanes, other, residue)
             if place < high - low:
                 cycle = int(period[BEGIN]) + other
                 cycle_low, cycle_high = cycle_edges(stage, cycle)
@@ -150,7 +150,7 @@ def fill_period_of(
 
 @device
 def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
-    """Whether a cycle of the period has ranks of another epoch."""
+    """Whether something of another epoch is dealt in a cycle of the period."""
     lowest, highest = epoch_edges(period, other)
     left_turn, left_residue, right_turn, right_residue = parts[other]
     return bool(
@@ -159,12 +159,12 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
 
 
 @device
-def _lane_ranks(
+def _lane_dealt(
     period: Int64s, parts: Int64s, lanes: int, other: int, residue: int
 ) -> tuple[int, int, int]:
-    """The ranks that a residue has in a cycle of the period: (low, high, turn of rank `low`)."""
+    """What is dealt to a residue in a cycle of the period: (low, high, turn of `low`)."""
     left_turn, left_residue, right_turn, right_residue = parts[other]
-    before, mine, first = count_ranks(left_turn, left_residue, right_turn, right_residue, residue)
+    before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
     lowest, highest = epoch_edges(period, other)
     low = min(max(before, lowest), highest)
     return low, min(max(before + mine, lowest), highest), first + low - before

@@ -5,13 +5,13 @@ A period belongs to one epoch of the source. It ends after `span` cycles, with t
 the stage's last full cycle, whichever comes first. Periods are counted from the cycle in which the
 epoch begins, or from the stage's start; a cut cycle is a period of its own.
 
-A source's samples in four cycles, by rank, each with its epoch;
+A source's samples in four cycles, as they are dealt, each with its epoch;
 epoch 1 has a period of cycles 3 to 5:
 
     cycle       3                 4                 5                 6
             [0 0 0 1 1 1 1]   [1 1 1 1 1 1 1]   [1 1 1 1 2 2]     [2 2 2 2 2 2 2]
                    ^                                     ^
-              FIRST_RANK = 3                       RANK_STOP = 4
+              FIRST_DEALT = 3                      DEALT_STOP = 4
 
     BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
     have no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
@@ -24,9 +24,9 @@ of residue x % K, and each residue belongs to one lane. With K = 4 lanes and pos
         turn 2           8   9  10  11
         turn 3          12  13  14   .       RIGHT_TURN = 3, RIGHT_RESIDUE = 3
 
-Positions are ranked by residue, so by lane, and then by turn: 8, 12 | 9, 13 | 6, 10, 14 | 7, 11 have
-ranks 0 to 8. In a cycle in which an epoch ends, the first ranks are the old epoch's, the others the
-new one's. Thus epochs are mixed within one cycle at most; docs/resume.md proves how far.
+Positions are dealt by residue, so by lane, and then by turn: 8, 12 | 9, 13 | 6, 10, 14 | 7, 11 are
+dealt as 0 to 8. In a cycle in which an epoch ends, what is dealt first is the old epoch's, the rest
+the new one's. Thus epochs are mixed within one cycle at most; docs/resume.md proves how far.
 
 `epoch_tokens` of 0 stands for a source whose epochs are not regarded: all of it is one epoch.
 """
@@ -53,10 +53,10 @@ UNMIXED_BEGIN = 3
 UNMIXED_END = 4
 """The cycle after the last one in which no later epoch begins."""
 FIRST_ORDINAL = 5
-FIRST_RANK = 6
-"""The first rank of its epoch in cycle BEGIN."""
-RANK_STOP = 7
-"""The end of the ranks of its epoch in cycle END - 1."""
+FIRST_DEALT = 6
+"""What is dealt of earlier epochs in cycle BEGIN."""
+DEALT_STOP = 7
+"""What is dealt up to the end of its epoch in cycle END - 1."""
 PERIOD_FIELDS = 8
 
 # What is kept of each cycle of a period: the source's positions [left, right) there
@@ -88,6 +88,7 @@ class Leaf(NamedTuple):
     """A source in a stage."""
 
     rank: int
+    """Its number in the tree; see megablend.kernels.blend.tree."""
     total: int
     """Number of samples."""
     first_token: int
@@ -261,8 +262,8 @@ def fill_period(
         cycle = cycle + 1
     periods[parity, rank, BEGIN] = begin
     periods[parity, rank, END] = cycle
-    periods[parity, rank, FIRST_RANK] = low
-    periods[parity, rank, RANK_STOP] = high
+    periods[parity, rank, FIRST_DEALT] = low
+    periods[parity, rank, DEALT_STOP] = high
     periods[parity, rank, UNMIXED_BEGIN] = begin + (low > 0)
     periods[parity, rank, UNMIXED_END] = cycle - (seen > epoch_stop)
 
@@ -280,7 +281,8 @@ def ordinal_in_period(
 ) -> int:
     """The ordinal of a leaf's position in a cycle of a period that has been entered.
 
-    Ranks, those of earlier lanes first, are cut to the period's epoch in its first and last cycle.
+    What is dealt, to earlier residues first, is cut to the period's epoch in its first and last
+    cycle.
 
     Args:
         key: of the cycle, the source and the lane: it orders the lane's part of the cycle.
@@ -295,15 +297,15 @@ def ordinal_in_period(
     # in earlier cycles, then its part of this cycle, in a keyed order.
     for other in range(begin, end):
         left_turn, left_residue, right_turn, right_residue = parts[parity, rank, other - begin]
-        before, own, first = count_ranks(
+        before, own, first = count_dealt(
             left_turn, left_residue, right_turn, right_residue, residue
         )
         place = before + turn - first
         after = before + own
         if mixed:
             count = (right_turn - left_turn) * lanes + right_residue - left_residue
-            lowest = int(periods[parity, rank, FIRST_RANK]) if other == begin else 0
-            highest = int(periods[parity, rank, RANK_STOP]) if other == end - 1 else count
+            lowest = int(periods[parity, rank, FIRST_DEALT]) if other == begin else 0
+            highest = int(periods[parity, rank, DEALT_STOP]) if other == end - 1 else count
             before = min(max(before, lowest), highest)
             after = min(max(after, lowest), highest)
             ordinal -= lowest
@@ -318,7 +320,7 @@ def ordinal_in_period(
 
 
 @device
-def count_ranks(
+def count_dealt(
     left_turn: int, left_residue: int, right_turn: int, right_residue: int, residue: int
 ) -> tuple[int, int, int]:
     """Count a source's positions [left, right) in a cycle.
