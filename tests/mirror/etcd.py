@@ -54,7 +54,7 @@ class EtcdServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "ETCD_UNSAFE_NO_FSYNC": "true", **environ},
+                env={**os.environ, **environ},
             )
         end = time.monotonic() + _START_SECONDS
         while not self._is_healthy():

@@ -1,4 +1,5 @@
 """Which datasets, revisions and wants there are: a database and manifests in the mirror's folder.
+In a cluster with etcd it is a copy of what is there (`shared`).
 
 datasets.db                  revisions and wants, by their names
 manifests/<32 hex>.zlib      the files of a revision
@@ -7,11 +8,13 @@ manifests/<32 hex>.zlib      the files of a revision
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+import time
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from megablend.errors import ConfigError, DataError, did_you_mean
+from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
 from megablend.mirror.catalog.manifest import DataFile, unpack_manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
@@ -38,6 +41,8 @@ class Revision:
     added: float
     """Seconds of the machine's clock."""
     sources: tuple[str, ...]
+    by: str = ""
+    """The node that listed it, in a cluster with etcd."""
 
     @property
     def name(self) -> str:
@@ -50,17 +55,24 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A dataset is wanted on this node."""
+    """A dataset is wanted on nodes."""
 
     dataset: str
     revision: str
     """A digest, or LATEST."""
     is_whole: bool = False
-    """This node holds all of it, not only its share."""
+    """Each node holds all of it, not only its share."""
     is_pinned: bool = False
     until: float | None = None
     """Seconds of the machine's clock."""
     since: float
+    nodes: tuple[str, ...] = ()
+    """Where it is wanted, in a cluster with etcd; none: on all nodes."""
+    copies: int = 0
+    """On how many of them each page shall be, unless on all; 0: those of all nodes that the mirror's
+    own `copies` says."""
+    by: str = ""
+    """The node that was asked for it, in a cluster with etcd."""
 
     @property
     def name(self) -> str:
@@ -73,6 +85,38 @@ class Want:
         is_latest = self.revision == LATEST
         return f"{self.dataset}@{LATEST if is_latest else self.revision[:_SHOWN_DIGITS]}"
 
+    @property
+    def is_past(self) -> bool:
+        """Whether it has ended."""
+        return self.until is not None and self.until <= time.time()
+
+
+def pack_entry(entry: Revision | Want) -> bytes:
+    """JSON of what is not as usual."""
+    usual = {each.name: each.default for each in fields(entry)}
+    told = {name: each for name, each in asdict(entry).items() if each != usual[name]}
+    return json.dumps(told).encode()
+
+
+def unpack_revision(data: bytes) -> Revision:
+    """What `pack_entry` packed. Raises: ValueError, TypeError."""
+    return Revision(**_parse(data, Revision))
+
+
+def unpack_want(data: bytes) -> Want:
+    """What `pack_entry` packed. Raises: ValueError, TypeError."""
+    return Want(**_parse(data, Want))
+
+
+def _parse(data: bytes, kind: type[Revision] | type[Want]) -> dict[str, Any]:
+    """What a later version has added is left out."""
+    known = {each.name for each in fields(kind)}
+    return {
+        name: tuple(each) if isinstance(each, list) else each
+        for name, each in dict(parse_json(data)).items()
+        if name in known
+    }
+
 
 class Catalog:
     """Revisions and wants, changed by one thread: others may read `revisions` and `wants`, which are
@@ -80,29 +124,35 @@ class Catalog:
 
     Args:
         folder: the mirror's.
+        own: this node's name, in a cluster with etcd.
     """
 
-    def __init__(self, folder: MirrorFolder) -> None:
+    def __init__(self, folder: MirrorFolder, own: str = "") -> None:
+        self.own = own
         self._database = Database(folder.datasets_path, is_lasting=True)
         self._manifests = folder.path / "manifests"
         self.revisions = {
-            name: Revision(**parse_json(value))
+            name: unpack_revision(value)
             for name, value in self._database.get_all("revision").items()
         }
         self.wants = {
-            name: Want(**parse_json(value))
-            for name, value in self._database.get_all("want").items()
+            name: unpack_want(value) for name, value in self._database.get_all("want").items()
         }
         self.read_files = lru_cache(_MOST_MANIFESTS)(self._read_files)
 
-    def add(self, revision: Revision, manifest: bytes) -> bool:
-        """A revision is its dataset's latest now. Returns: whether it is a new one."""
-        is_new = revision.name not in self.revisions
+    def date(self, revision: Revision) -> Revision:
+        """The same as its dataset's latest, whatever becomes of the clock."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
-        # Whatever becomes of the clock
-        added = max([revision.added, *(each + 1e-3 for each in others)])
-        revision = replace(revision, added=added)
-        path = self._path(revision.digest)
+        return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
+
+    def add(self, revision: Revision, manifest: bytes) -> None:
+        """A revision is its dataset's latest now."""
+        self.put_manifest(revision.digest, manifest)
+        self.put_revision(self.date(revision))
+
+    def put_manifest(self, digest: str, manifest: bytes) -> None:
+        """Store what `pack_manifest` packed."""
+        path = self._path(digest)
         new = Path(f"{path}.new")
         try:
             self._manifests.mkdir(mode=0o700, exist_ok=True)
@@ -112,13 +162,15 @@ class Catalog:
             flush_folder(self._manifests)
         except OSError as error:
             raise disk_error(path, error) from error
-        self._database.put("revision", {revision.name: json.dumps(asdict(revision)).encode()})
+
+    def put_revision(self, revision: Revision) -> None:
+        """Remember a revision, whose manifest is there, or comes later."""
+        self._database.put("revision", {revision.name: pack_entry(revision)})
         self.revisions = {**self.revisions, revision.name: revision}
-        return is_new
 
     def put_want(self, want: Want) -> None:
         """Remember a want, in place of an earlier one of the same revision."""
-        self._database.put("want", {want.name: json.dumps(asdict(want)).encode()})
+        self._database.put("want", {want.name: pack_entry(want)})
         self.wants = {**self.wants, want.name: want}
 
     def remove_want(self, want: Want) -> None:
@@ -135,10 +187,38 @@ class Catalog:
         if all(each.digest != revision.digest for each in self.revisions.values()):
             self._path(revision.digest).unlink(missing_ok=True)
 
+    @property
+    def own_wants(self) -> list[Want]:
+        """Those that this node has a part in."""
+        return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
+
+    def list_lacking(self) -> list[Revision]:
+        """Revisions whose manifests are not here."""
+        return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
+
+    def read_manifest(self, digest: str) -> bytes:
+        """As it is stored; empty if it is not here."""
+        path = self._path(digest)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise disk_error(path, error) from error
+
+    def get_seen(self) -> tuple[str, int]:
+        """Which catalog of etcd this is a copy of, and after how many changes of it."""
+        name, number = parse_json(self._database.get("shared", "seen") or b'["", 0]')
+        return str(name), int(number)
+
+    def set_seen(self, name: str, number: int) -> None:
+        """Remember it."""
+        self._database.put("shared", {"seen": json.dumps([name, number]).encode()})
+
     def list_revisions(self, dataset: str) -> list[Revision]:
         """Those of a dataset, the latest last."""
         found = [each for each in self.revisions.values() if each.dataset == dataset]
-        return sorted(found, key=lambda each: each.added)
+        return sorted(found, key=lambda each: (each.added, each.digest))
 
     def find_dataset(self, dataset: str) -> list[Revision]:
         """As `list_revisions`. Raises: ConfigError if there is no such dataset."""
@@ -190,14 +270,12 @@ class Catalog:
 
     def _read_files(self, digest: str) -> list[DataFile]:
         """The files of a revision. Raises: DataError if its manifest is damaged."""
-        path = self._path(digest)
-        try:
-            return unpack_manifest(digest, path.read_bytes())
-        except FileNotFoundError:
-            problem = "is gone"
-        except OSError as error:
-            raise disk_error(path, error) from error
-        except ValueError as error:
-            problem = str(error)
+        path = str(self._path(digest))
         remedy = "add the dataset again, with `megablend datasets add`"
-        raise DataError(str(path), f"{problem}; {remedy}")
+        data = self.read_manifest(digest)
+        if not data:
+            raise MissingFileError(path, f"is gone; {remedy}")
+        try:
+            return unpack_manifest(digest, data)
+        except ValueError as error:
+            raise DataError(path, f"{error}; {remedy}") from None

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megablend.errors import ConfigError, ResourceError
+from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, size_of
 from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
@@ -22,6 +22,9 @@ from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
 
+if TYPE_CHECKING:
+    from megablend.mirror.catalog.shared import Mates, SharedCatalog
+
 _MEETING_SECONDS = 10.0
 
 
@@ -34,15 +37,30 @@ class Datasets:
         source: is listed.
         catalog: what there is.
         holding: holds what is wanted.
+        mates: the nodes of a cluster with etcd, which share the catalog.
     """
 
     def __init__(
-        self, pages: Engine, source: SourceReader, catalog: Catalog, holding: Holding
+        self,
+        pages: Engine,
+        source: SourceReader,
+        catalog: Catalog,
+        holding: Holding,
+        mates: Mates | None = None,
     ) -> None:
         self._pages = pages
         self._source = source
         self._catalog = catalog
         self.holding = holding
+        self._mates = mates
+        self.shared: SharedCatalog | None = None
+        if mates is not None:
+            # It needs aiohttp
+            from megablend.mirror.catalog.shared import SharedCatalog
+
+            self.shared = SharedCatalog(
+                mates, catalog, pages.call, holding, self._forget, self._note_files
+            )
         self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "add": self.add,
             "want": self.want,
@@ -65,13 +83,22 @@ class Datasets:
         source: SourceReader,
         needs: Needs,
         select: Callable[[Need], Awaitable[Need]],
+        mates: Mates | None = None,
     ) -> Datasets:
         """Those of a mirror, which keeps what is wanted from now on. Raises: DataError if what is
         wanted cannot be read."""
-        catalog = await pages.call(Catalog, pages.store.folder)
-        holding = Holding(pages, needs, select, catalog)
+        catalog = await pages.call(Catalog, pages.store.folder, mates.own if mates else "")
+        get_nodes = (lambda: mates.names) if mates else tuple
+        holding = Holding(pages, needs, select, catalog, get_nodes)
         await pages.call(holding.keep_all)
-        return cls(pages, source, catalog, holding)
+        return cls(pages, source, catalog, holding, mates)
+
+    async def run(self) -> None:
+        """Hold what is wanted, until cancelled."""
+        if self.shared is None:
+            await self.holding.run()
+        else:
+            await asyncio.gather(self.holding.run(), self.shared.run())
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a command asks for. Raises: as verbs do."""
@@ -98,16 +125,43 @@ class Datasets:
             num_bytes=sum(file.key.size for file in files),
             added=time.time(),
             sources=tuple(sources),
+            by=self._catalog.own,
         )
-        # A mounted file has a longer etag where it is opened
-        states = [file.key for file in files if find_scheme(file.key.location)]
-        await self._pages.call(self._pages.store.put_states, states, revision.added)
-        is_new = await self._pages.call(self._catalog.add, revision, data)
-        self.holding.change()
+        is_new = revision.name not in self._catalog.revisions
+        revision = self._catalog.date(revision)
+        await self._pages.call(self._catalog.put_manifest, digest, data)
+        await self._pages.call(self._note_files, revision)
+        await self._change([revision])
         return asdict(revision) | {"is_new": is_new}
 
+    def _note_files(self, revision: Revision) -> None:
+        """Who opens a revision's files asks no source for their state. In the store's thread."""
+        # A mounted file has a longer etag where it is opened
+        files = self._catalog.read_files(revision.digest)
+        states = [file.key for file in files if find_scheme(file.key.location)]
+        self._pages.store.put_states(states, time.time())
+
+    async def _change(
+        self, puts: Sequence[Revision | Want] = (), deletes: Sequence[Want] = ()
+    ) -> None:
+        if self.shared is not None:
+            await self.shared.change(puts, deletes)
+        for each in puts if self.shared is None else ():
+            is_want = isinstance(each, Want)
+            put = self._catalog.put_want if is_want else self._catalog.put_revision
+            await self._pages.call(put, each)
+        for want in deletes if self.shared is None else ():
+            await self._pages.call(self._catalog.remove_want, want)
+        self.holding.change()
+
     async def want(
-        self, target: str, whole: bool = False, pin: bool = False, until: float | None = None
+        self,
+        target: str,
+        whole: bool = False,
+        pin: bool = False,
+        until: float | None = None,
+        nodes: Sequence[str] = (),
+        copies: int = 0,
     ) -> dict[str, Any]:
         """Want a dataset."""
         dataset, revision = self._catalog.find(target)
@@ -125,28 +179,61 @@ class Datasets:
             is_pinned=pin,
             until=until,
             since=time.time(),
+            nodes=tuple(sorted(nodes)),
+            copies=copies,
+            by=self._catalog.own,
         )
+        want = self._check_nodes(want)
         if earlier := self._catalog.wants.get(want.name):
             want = replace(want, since=earlier.since)
         await self._check_size(want, revision or latest)
-        return await self._put(want)
+        await self._change([want])
+        return {"want": want.target}
+
+    def _check_nodes(self, want: Want) -> Want:
+        """The same, with the copies that it is to have. Raises: ConfigError if nodes are unknown."""
+        if self._mates is None:
+            if want.nodes or want.copies:
+                raise ConfigError(
+                    f"{want.target}: no other nodes are told of what is wanted here\n"
+                    "say it on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` of `mirror`"
+                )
+            return want
+        names = self._mates.names
+        for node in want.nodes:
+            if node not in names:
+                near = did_you_mean(node, names, before=": ")
+                raise ConfigError(
+                    f"{node!r}: is none of the {len(names)} nodes{near}\n"
+                    "`megablend node status` shows how this one is named: host:port"
+                )
+        among = want.nodes or names
+        if want.copies > len(among):
+            raise ConfigError(
+                f"{want.target}: {want.copies} copies on {len(among)} nodes\n"
+                "ask for fewer, or for `all`, or name more nodes"
+            )
+        if want.nodes and not want.copies:
+            return replace(want, copies=min(self._mates.copies, len(among)))
+        return want
 
     async def _check_size(self, want: Want, revision: Revision) -> None:
         """Raises: ConfigError if there can never be room for a revision."""
         pinned: dict[str, int] = {}
-        others = [each for each in self._catalog.wants.values() if each.is_pinned]
+        others = [each for each in self._catalog.own_wants if each.is_pinned]
+        if want.nodes and self._catalog.own not in want.nodes:
+            return
 
         async def find_sizes() -> dict[str, int]:
             for other in others:
                 if want.is_pinned and other.name in self._catalog.revisions:
                     known = self._catalog.revisions[other.name]
-                    share = await self.holding.find_share(known, is_whole=other.is_whole)
-                    pinned.update(size_of(share))
-            return size_of(await self.holding.find_share(revision, is_whole=want.is_whole))
+                    pinned.update(size_of(await self.holding.find_share(other, known)))
+            return size_of(await self.holding.find_share(want, revision))
 
         try:
             sizes = await asyncio.wait_for(find_sizes(), _MEETING_SECONDS)
-        except (asyncio.TimeoutError, ResourceError, AwayError):
+        except (asyncio.TimeoutError, ResourceError, AwayError, MissingFileError):
             return  # what this node's share is shows when the nodes have met
         beside = sum((pinned | sizes).values()) - sum(sizes.values())
         capacity = await self._pages.call(self._pages.store.find_capacity)
@@ -157,29 +244,28 @@ class Datasets:
                 "raise `size` of `mirror`, free space, or share it among more nodes"
             )
 
-    async def _put(self, want: Want) -> dict[str, Any]:
-        await self._pages.call(self._catalog.put_want, want)
-        self.holding.change()
-        return {"want": want.target}
-
     async def unwant(self, target: str) -> dict[str, Any]:
         """Do not want a dataset any more."""
         want = self._find_want(target)
-        await self._pages.call(self._catalog.remove_want, want)
-        self.holding.change()
+        await self._change(deletes=[want])
         return {"want": want.target}
 
     async def pin(self, target: str) -> dict[str, Any]:
         """Pin a revision, wanted or not."""
         dataset, revision = self._catalog.find(target)
         earlier = self._catalog.wants.get(f"{dataset}@{revision and revision.digest}")
-        if earlier is None:
+        if earlier is None or revision is None:
             return await self.want(target, pin=True)
-        return await self.want(target, earlier.is_whole, pin=True, until=earlier.until)
+        want = replace(earlier, is_pinned=True)
+        await self._check_size(want, revision)
+        await self._change([want])
+        return {"want": want.target}
 
     async def unpin(self, target: str) -> dict[str, Any]:
         """Want a revision without pinning it."""
-        return await self._put(replace(self._find_want(target), is_pinned=False))
+        want = replace(self._find_want(target), is_pinned=False)
+        await self._change([want])
+        return {"want": want.target}
 
     def _find_want(self, target: str) -> Want:
         dataset, revision = self._catalog.find(target)
@@ -192,7 +278,7 @@ class Datasets:
         )
 
     async def list_all(self) -> dict[str, Any]:
-        """Revisions, and wants."""
+        """Revisions, and wants, of all nodes that share a catalog."""
         revisions = self._catalog.revisions.values()
         ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
         return {
@@ -201,17 +287,34 @@ class Datasets:
         }
 
     async def get_status(self) -> dict[str, Any]:
-        """What is wanted, and how it stands."""
-        return {
+        """What is wanted, and how it stands: here, and on all nodes that share a catalog."""
+        found: dict[str, Any] = {
             "capacity": self.holding.capacity,
             "trouble": self.holding.trouble,
             "goals": [each.as_json() for each in self.holding.states],
         }
+        if self.shared is not None and self._mates is not None:
+            found["trouble"] = self.shared.trouble or found["trouble"]
+            found["away"] = sorted(self._mates.away)
+            try:
+                found["wants"] = await self.shared.read_held()
+            except ResourceError as error:
+                found["trouble"] = str(error)
+        return found
 
     async def wait(self, target: str) -> dict[str, Any]:
-        """Return when what is wanted is held. Raises: ResourceError if there is no room for it;
-        DataError if files are gone."""
+        """Return when what is wanted is held, on all nodes where it is. Raises: ResourceError if there
+        is no room for it; DataError if files are gone."""
         want = self._find_want(target)
+        if not want.nodes or self._catalog.own in want.nodes:
+            found = await self._wait_here(want)
+        else:
+            found = {"want": want.target}
+        return found if self.shared is None else found | await self.shared.wait_for(want)
+
+    async def _wait_here(self, want: Want) -> dict[str, Any]:
+        # Where other nodes tell of it, it may be known, and not be looked at yet
+        self.holding.change()
         last: State | None = None
 
         def find() -> bool:
@@ -311,7 +414,11 @@ class Datasets:
         # What is left in a folder is the copy of another revision, too
         find = self.holding.folders.find
         kept |= {name for name, each in known.items() if find(each).exists()}
+        if self.shared is not None:
+            kept |= await self.shared.find_unsettled()
         old = [each for name, each in known.items() if name not in kept]
+        if self.shared is not None:
+            return await self.shared.forget(old, ())
         return await self._pages.call(self._forget, old)
 
     async def remove(self, dataset: str) -> dict[str, Any]:
@@ -321,8 +428,9 @@ class Datasets:
         for want in wants:
             if want.is_pinned:
                 raise ConfigError(f"{dataset}: is pinned\nmegablend datasets unpin {want.target}")
-        for want in wants:
-            await self._pages.call(self._catalog.remove_want, want)
+        if self.shared is not None:
+            return await self.shared.forget(known, wants)
+        await self._change(deletes=wants)
         done = await self._pages.call(self._forget, known)
         self.holding.change()
         return done

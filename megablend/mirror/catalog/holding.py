@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +37,7 @@ from megablend.mirror.disk.pages import (
     split_portions,
 )
 from megablend.mirror.disk.room import NEVER, PINNED, WANTED, Need
+from megablend.mirror.members.homes import Homes
 from megablend.mirror.node import engine
 from megablend.mirror.node.needs import Needs
 from megablend.system.log import LOG
@@ -98,6 +98,7 @@ class Holding:
         needs: those of jobs, which come first.
         select: what this node is to hold of a need.
         catalog: what is wanted.
+        get_nodes: names of all nodes, in a cluster with etcd.
     """
 
     def __init__(
@@ -106,16 +107,18 @@ class Holding:
         needs: Needs,
         select: Callable[[Need], Awaitable[Need]],
         catalog: Catalog,
+        get_nodes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._pages = pages
         self._needs = needs
         self._select = select
         self._catalog = catalog
+        self._get_nodes = get_nodes
         self.folders = Folders(pages.store)
         self.states: list[State] = []
         self.capacity = 0
         self.trouble = "not looked at yet"
-        self._shares: dict[tuple[str, bool, int], Share] = {}
+        self._shares: dict[tuple[object, ...], Share] = {}
         self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
@@ -187,7 +190,7 @@ class Holding:
     def _list_candidates(self) -> list[tuple[Want, list[Revision]]]:
         """Wants, each with the revisions that it may be about."""
         found = []
-        for want in self._catalog.wants.values():
+        for want in self._catalog.own_wants:
             known = self._catalog.list_revisions(want.dataset)
             if want.revision != LATEST:
                 known = [each for each in known if each.digest == want.revision]
@@ -209,18 +212,14 @@ class Holding:
         """Find out what is to be held, and have it kept. Raises: as `select` does; DataError."""
         call = self._pages.call
         for want in self._catalog.wants.values():
-            if want.until is not None and want.until <= time.time():
+            if want.is_past:
                 await call(self._catalog.remove_want, want)
         # They may change meanwhile: then all is done again
         candidates = self._list_candidates()
         looked = [await self._look(want, each) for want, some in candidates for each in some]
         known = {each.name: each for each in looked}
-        self._shares = {
-            place: share
-            for place, share in self._shares.items()
-            if place[2] == self._num_views
-            and any(each.goal.revision.digest == place[0] for each in looked)
-        }
+        used = {self._place_of(each.goal.want, each.goal.revision) for each in looked}
+        self._shares = {place: each for place, each in self._shares.items() if place in used}
         goals = self._list_goals(candidates, {each.name for each in looked if not each.missing})
         states = [known[goal.want.name, goal.revision.digest] for goal in goals]
         sizes = [size_of(state.share) for state in states]
@@ -241,12 +240,16 @@ class Holding:
     async def _look(self, want: Want, revision: Revision) -> State:
         goal = Goal(want, revision, want.is_pinned)
         try:
-            share = await self.find_share(revision, is_whole=want.is_whole)
+            share = await self.find_share(want, revision)
         except DataError as error:
             # What else is wanted does not wait until this manifest is there again
-            return State(
-                goal, [], revision.num_bytes, revision.num_bytes, trouble=str(error), error=error
-            )
+            state = State(goal, [], revision.num_bytes, revision.num_bytes)
+            if self._catalog.own and isinstance(error, MissingFileError):
+                state.trouble = "no node has sent its manifest yet"
+            else:
+                state.trouble = str(error)
+                state.error = error
+            return state
         missing = 0
         for begin in range(0, len(share), FILES_AT_A_TIME):
             some = share[begin : begin + FILES_AT_A_TIME]
@@ -255,19 +258,29 @@ class Holding:
         state.trouble = next((each.trouble for each in self.states if each.name == state.name), "")
         return state
 
-    async def find_share(self, revision: Revision, *, is_whole: bool) -> Share:
+    async def find_share(self, want: Want, revision: Revision) -> Share:
         """What this node is to hold of a revision. Raises: as `select` does; DataError."""
-        place = (revision.digest, is_whole, self._num_views)
+        place = self._place_of(want, revision)
         if place not in self._shares:
             loop = asyncio.get_running_loop()
             files = await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
             share = _list_pages(files)
-            if not is_whole:
+            if not want.is_whole and not want.nodes and not want.copies:
                 needs = [await self._select(Need.of(*each, math.inf)) for each in share]
                 share = [(need.key, need.pages) for need in needs]
+            elif not want.is_whole:
+                # The homes among these nodes
+                names = sorted(want.nodes or self._get_nodes())
+                share = await loop.run_in_executor(
+                    None, _select_own, share, names, self._catalog.own, want.copies
+                )
             self._shares[place] = share
             return share
         return self._shares[place]
+
+    def _place_of(self, want: Want, revision: Revision) -> tuple[object, ...]:
+        """A share follows from these."""
+        return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
     def count_missing(self, share: Share) -> int:
         """Bytes of pages that are not held. In the store's thread."""
@@ -350,11 +363,12 @@ class Holding:
         twins: dict[FileKey, FileKey] = {}
         for state in self.states:
             revision = state.goal.revision
-            *others, last = self._catalog.list_revisions(revision.dataset)[-_MOST_REVISIONS:]
-            if state.missing and others and revision == last:
-                files = self._catalog.read_known_files(last.digest)
+            # It may have been removed meanwhile
+            known = self._catalog.list_revisions(revision.dataset)[-_MOST_REVISIONS:]
+            if state.missing and known[1:] and revision == known[-1]:
+                files = self._catalog.read_known_files(revision.digest)
                 own = {(file.path, *file.key[1:]): file.key for file in files if file.key.etag}
-                for other in others:
+                for other in known[:-1]:
                     for path, key in self._catalog.read_known_files(other.digest):
                         new = own.get((path, key.etag, key.size))
                         if new not in (None, key):
@@ -370,6 +384,19 @@ class Holding:
             for key, pages in state.share
             for part in split_portions(self._find_missing(key, pages))
         ]
+
+
+def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Share:
+    """Pages whose homes, among some nodes, this one is one of."""
+    if own not in names:
+        return [(key, NO_PAGES) for key, _ in share]
+    homes = Homes(names)
+    found = []
+    for key, (blocks, masks) in share:
+        order = homes.order_blocks(key.digest, blocks, copies)
+        is_own = (order == names.index(own)).any(axis=1)
+        found.append((key, Pages(blocks[is_own], masks[is_own])))
+    return found
 
 
 def _list_pages(files: Sequence[DataFile]) -> Share:

@@ -167,21 +167,12 @@ class Etcd:
     async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Answers of the first endpoint, until it is silent. Raises: as all calls."""
         endpoint = self._endpoints[0]
-        rest = b""
         try:
             async with self._post(endpoint, path, request, total=None) as answer:
                 if answer.status != 200:
                     self._read(endpoint, answer.status, await answer.read())
-                while True:
-                    data = await asyncio.wait_for(answer.content.readany(), _SILENT_SECONDS)
-                    if not data:
-                        raise aiohttp.ClientPayloadError("the connection was closed")
-                    *lines, rest = (rest + data).split(b"\n")
-                    for line in lines:
-                        if line:
-                            yield self._read(endpoint, 200, line)["result"]
-        except asyncio.TimeoutError:
-            return
+                async for line in _read_lines(answer.content):
+                    yield self._read(endpoint, 200, line)["result"]
         except _InvalidTokenError:
             raise StartOverError from None
         except (aiohttp.ClientError, OSError) as error:
@@ -241,13 +232,20 @@ class Etcd:
     def _post(self, endpoint: str, path: str, request: Any, *, total: float | None) -> Any:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+                connector=aiohttp.TCPConnector(
+                    # One that was kept may be of an etcd that has ended: then a change is in doubt
+                    limit=0,
+                    force_close=True,
+                    ssl=self._tls or True,
+                )
             )
         return self._http.post(
             f"{endpoint}/v3/{path}",
             json=request,
             headers={"Authorization": self._token} if self._token else {},
-            timeout=aiohttp.ClientTimeout(total=total, sock_connect=self._patience),
+            timeout=aiohttp.ClientTimeout(
+                total=total, sock_connect=self._patience, sock_read=_SILENT_SECONDS
+            ),
             allow_redirects=False,
         )
 
@@ -336,6 +334,22 @@ class Followed:
     async def wait_for_change(self, values: Mapping[str, Value]) -> None:
         """Wait until others than some values, which were here, are here."""
         await self.wait_for(lambda: self.values is not values)
+
+
+async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines, however long, until nothing more comes for a while. Raises: aiohttp.ClientError."""
+    rest = b""
+    while True:
+        try:
+            data = await content.readany()
+        except asyncio.TimeoutError:
+            return
+        if not data:
+            raise aiohttp.ClientPayloadError("the connection was closed")
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
 
 
 def _code(text: str | bytes) -> str:

@@ -13,7 +13,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from megablend.arrays import Int64s, Uint64s
+from megablend.arrays import Int64s, Uint32s, Uint64s
+from megablend.mirror.disk.pages import PIECE_BLOCKS
 
 MAX_NODES = 1 << 16
 _PLACE = np.uint64(MAX_NODES - 1)
@@ -92,6 +93,11 @@ class Homes:
             np.bitwise_or(numbers, self._places, out=numbers)
             _find_smallest(numbers, part)
         return order
+
+    def order_blocks(self, digest: str, blocks: Uint32s, count: int) -> Int64s:
+        """As `order`, for the pieces that blocks of a file are in: int64 [blocks, count]."""
+        pieces, which = np.unique(blocks // PIECE_BLOCKS, return_inverse=True)
+        return self.order(digest, pieces.astype(np.int64), count)[which]
 
 
 def _find_smallest(numbers: Uint64s, out: Int64s) -> None:

@@ -129,8 +129,7 @@ class Holders:
 
     def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
         """The first nodes in the order of each block's piece: places, int64 [blocks, count]."""
-        pieces, which = np.unique(pages.blocks // PIECE_BLOCKS, return_inverse=True)
-        return self._homes.order(key.digest, pieces.astype(np.int64), count)[which]
+        return self._homes.order_blocks(key.digest, pages.blocks, count)
 
     def take_untold(self, name: str) -> list[Need]:
         """What there is to tell a node; `put_back` if it could not be told."""

@@ -152,3 +152,33 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
         await pages.close()
 
     asyncio.run(work())
+
+
+def test_a_dataset_that_is_removed_while_it_is_fetched_ends_no_process(tmp_path: Path) -> None:
+    async def work() -> None:
+        reader = HeldUpReader()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        catalog = make_catalog(store, "d")
+
+        class RemovingNeeds(Needs):
+            """While it is asked what jobs need, the dataset is removed."""
+
+            def list_needed(self) -> dict[FileKey, Pages]:
+                for want in catalog.wants.values():
+                    catalog.remove_want(want)
+                for revision in catalog.revisions.values():
+                    catalog.remove_revision(revision)
+                return super().list_needed()
+
+        holding = Holding(pages, RemovingNeeds(pages), select_all, catalog)
+        running = asyncio.ensure_future(holding.run())
+        # It is fetched as it was planned, and is not there at the next look
+        await asyncio.wait_for(reader.is_asked.wait(), 10)
+        holding.change()
+        await asyncio.wait_for(holding.wait_for(lambda: not holding.states), 10)
+        assert not running.done()
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
