@@ -56,6 +56,7 @@ _SLOW_SECONDS = 60.0
 long."""
 _RETRY_SECONDS = 1.0
 _LINES = 1000
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _RANGE = re.compile(r"(?i:bytes)=([0-9]{0,18})-([0-9]{0,18})")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
 
@@ -112,11 +113,11 @@ class Files:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The file, a part of it, or a list of files."""
+        block = request.query.get("block")
         try:
             place = Place.of_url(request.raw_path)
-            block = int(request.query["block"]) if "block" in request.query else None
-            if block is not None and block < 0:
-                raise ValueError(f"block: found {block}")
+            if block is not None and not _NUMBER.fullmatch(block):
+                raise ValueError(f"block: found {block!r}, expected a number")
         except ValueError as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
         datasets = await self._find_datasets()
@@ -124,8 +125,8 @@ class Files:
             raise web.HTTPNotFound(text="no dataset was added here\n")
         try:
             revision, files = await datasets.find_files(f"{place.dataset}@{place.revision}")
-        except ConfigError as error:
-            raise web.HTTPNotFound(text=f"{error}\n") from None
+        except MegablendError as error:
+            raise _refuse(error) from None
         place = place._replace(revision=revision.digest)
         first = bisect_left(files, (place.path,))
         if not place.path or place.path.endswith("/"):
@@ -134,7 +135,14 @@ class Files:
             raise web.HTTPNotFound(
                 text=f"{revision} has no file {place.path!r}\nwith a slash at its end a folder is listed\n"
             )
-        return await self._answer_file(request, files[first].key, block)
+        key = files[first].key
+        tag = ETag(key.digest if block is None else f"{key.digest}-{block}")
+        part = range(key.size)
+        if block is not None:
+            part = part[int(block) * BLOCK_BYTES :][:BLOCK_BYTES]
+            if not part:
+                raise web.HTTPNotFound(text=f"the file has {-(-key.size // BLOCK_BYTES)} blocks\n")
+        return await self._answer_file(request, key, tag, part)
 
     async def _list(
         self, request: web.Request, place: Place, files: Sequence[DataFile], first: int
@@ -158,13 +166,9 @@ class Files:
         return response
 
     async def _answer_file(
-        self, request: web.Request, key: FileKey, block: int | None
+        self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        begin = 0 if block is None else block * BLOCK_BYTES
-        stop = key.size if block is None else min(key.size, begin + BLOCK_BYTES)
-        if block is not None and begin >= stop:
-            raise web.HTTPNotFound(text=f"the file has {-(-key.size // BLOCK_BYTES)} blocks\n")
-        tag = ETag(key.digest if block is None else f"{key.digest}-{block}")
+        """A part of a file, or what the request wants of it."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
@@ -174,42 +178,38 @@ class Files:
         if _has(request.if_none_match, tag, when_absent=False):
             response.set_status(304)
             return response
-        size = stop - begin
-        found = _find_range(request, size, f'"{tag.value}"')
+        found = _find_range(request, len(part), f'"{tag.value}"')
         if found is not None:
-            if found[0] >= found[1]:
-                raise web.HTTPRequestRangeNotSatisfiable(
-                    headers={"Content-Range": f"bytes */{size}"}
-                )
+            if not found:
+                told = {"Content-Range": f"bytes */{len(part)}"}
+                raise web.HTTPRequestRangeNotSatisfiable(headers=told)
+            told = {"Content-Range": f"bytes {found[0]}-{found[-1]}/{len(part)}"}
+            response.headers.update(told)
             response.set_status(206)
-            response.headers["Content-Range"] = f"bytes {found[0]}-{found[1] - 1}/{size}"
-            stop = begin + found[1]
-            begin += found[0]
-        response.content_length = stop - begin
+            part = part[found.start : found.stop]
+        response.content_length = len(part)
         if request.method == "GET":
-            await self._send(request, response, key, begin, stop)
+            await self._send(request, response, key, part)
         return response
 
     async def _send(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        key: FileKey,
-        begin: int,
-        stop: int,
+        self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        starts = range(begin - begin % _PORTION_BYTES, stop, _PORTION_BYTES)
-        ranges = [(max(at, begin), min(at + _PORTION_BYTES, stop)) for at in starts]
+        starts = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
+
+        def cut(at: int) -> range:
+            return range(max(at, part.start), min(at + _PORTION_BYTES, part.stop))
+
         ahead = set[asyncio.Task[Origins]]()
         try:
-            for i, own in enumerate(ranges):
-                for each in ranges[i + 1 : i + _AHEAD] if i == 0 else ranges[i + _AHEAD - 1 :][:1]:
-                    task = asyncio.ensure_future(self._engine.serve(_want(key, *each)))
+            for i, at in enumerate(starts):
+                for later in starts[i + _AHEAD - 1 if i else 1 : i + _AHEAD]:
+                    task = asyncio.ensure_future(self._engine.serve(_want(key, cut(later))))
                     ahead.add(task)
                     task.add_done_callback(ahead.discard)
                     # What fails is asked for again when it is its turn
                     task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                await self._send_portion(request, response, key, *own)
+                await self._send_portion(request, response, key, cut(at))
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
@@ -223,15 +223,10 @@ class Files:
                 task.cancel()
 
     async def _send_portion(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        key: FileKey,
-        begin: int,
-        stop: int,
+        self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
         """Raises: as Engine.obtain does; TimeoutError if the client does not take it."""
-        want = _want(key, begin, stop)
+        want = _want(key, part)
         end = time.monotonic() + _SLOW_SECONDS
         while True:
             try:
@@ -240,20 +235,20 @@ class Files:
                     held, data = await self._engine.read_held(want)
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
-                        at = begin % PAGE_BYTES
-                        part = memoryview(data)[at : at + stop - begin]
-                        await asyncio.wait_for(response.write(part), _SLOW_SECONDS)
-                        self.num_bytes += len(part)
+                        found = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
+                        await asyncio.wait_for(response.write(found), _SLOW_SECONDS)
+                        self.num_bytes += len(found)
                         return
-            except AwayError:
-                if time.monotonic() > end:
-                    raise
-            # A node is away, or what was got is damaged, or gone
+                problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
+            except AwayError as error:
+                problem = error
+            if time.monotonic() > end:
+                raise problem
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _want(key: FileKey, begin: int, stop: int) -> Want:
-    return Want(key, pages_of_ranges(np.array([begin]), np.array([stop - begin])))
+def _want(key: FileKey, part: range) -> Want:
+    return Want(key, pages_of_ranges(np.array([part.start]), np.array([len(part)])))
 
 
 def _has(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
@@ -262,22 +257,24 @@ def _has(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
     return any(each.value in ("*", own.value) and not each.is_weak for each in tags)
 
 
-def _find_range(request: web.Request, size: int, tag: str) -> tuple[int, int] | None:
-    """The begin and end of the range that is asked for, which is empty if there is none of it; None:
-    all, as where several are asked for."""
+def _find_range(request: web.Request, size: int, tag: str) -> range | None:
+    """The range that is asked for, which is empty if there is none of it; None: all, as where several
+    are asked for."""
     found = _RANGE.fullmatch(request.headers.get("Range", ""))
     if request.method != "GET" or found is None or request.headers.get("If-Range", tag) != tag:
         return None
     first, last = found.groups()
     if not first:
-        return (max(0, size - int(last)), size) if last else None
+        return range(max(0, size - int(last)), size) if last else None
     if last and int(last) < int(first):
         return None
-    return int(first), min(size, int(last) + 1) if last else size
+    return range(int(first), min(size, int(last) + 1) if last else size)
 
 
 def _refuse(error: Exception) -> web.HTTPException:
     text = f"{error}\n"
+    if isinstance(error, ConfigError):
+        return web.HTTPNotFound(text=text)
     if isinstance(error, MissingFileError | ChangedFileError):
         return web.HTTPGone(text=text)
     if isinstance(error, AwayError | ResourceError | asyncio.TimeoutError):

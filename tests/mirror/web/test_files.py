@@ -192,7 +192,7 @@ def test_blocks(tmp_path: Path) -> None:
             assert len(tags) == count
             assert served.get(f"{path}0", Range="bytes=7-9") == data[7:10]
             assert served.ask(f"{path}{count}")[0] == 404
-            for wrong in ("-1", "x", "", "1.5"):
+            for wrong in ("-1", "x", "", "1.5", "1_0", "%201", "%EF%BC%91", "9" * 40):
                 assert served.ask(f"{path}{wrong}")[0] == 400
 
 
@@ -529,3 +529,24 @@ def test_numbers_for_prometheus(tmp_path: Path) -> None:
         assert found["wanted_bytes"] >= sum(map(len, files.values()))
         assert found["wanted_missing_bytes"] == 0
         assert served.ask("/metrics", token=False)[0] == 401
+
+
+def test_what_is_damaged_is_got_again_or_refused(tmp_path: Path) -> None:
+    files = make_files("d", {"a.bin": 3 * MB})
+    with web(tmp_path, files) as served:
+        revision = served.node.add("corpus", "d")
+        path = f"/v1/data/corpus/{revision}/a.bin"
+        assert served.get(path) == files["d/a.bin"]
+        (copy,) = (served.node.folder / "files").rglob("*.data")
+        with copy.open("r+b") as file:
+            file.seek(MB + 5)
+            file.write(b"wrong")
+        before = count_sent(served.node.source)
+        assert served.get(path) == files["d/a.bin"]
+        assert 0 < count_sent(served.node.source) - before <= BLOCK + 1
+        kill_node(served.node.folder)
+        (manifest,) = (served.node.folder / "manifests").iterdir()
+        manifest.write_bytes(b"nothing")
+        served.node.ask("list")
+        status, _, body = served.ask(path)
+        assert (status, b"is damaged" in body) == (502, True)
