@@ -91,6 +91,12 @@ def test_the_walk_of_a_sample_is_as_the_docs_say(traces: dict[str, Trace]) -> No
     check_walk(walk_in_docs("The walk of a sample"), list_entered(traces["dataset[700]"]))
 
 
+def test_the_walk_of_a_build_is_as_the_docs_say(traces: dict[str, Trace]) -> None:
+    text = ARCHITECTURE.partition("## The walk of a build\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (?:all|0) \| `([\w/.]+)` \|", text, re.MULTILINE)
+    check_walk(rows, list_entered(traces["build"]))
+
+
 def test_the_walk_of_a_batch_is_as_the_docs_say_in_each_thread(traces: dict[str, Trace]) -> None:
     rows = walk_in_docs("The walk of a batch", r"(\w+) \| ")
     threads = {"caller": threading.current_thread().name, "read": "megablend-read_"}
