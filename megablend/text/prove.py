@@ -31,6 +31,8 @@ CHECKED_SHARE = 1000
 """One byte of so many is in them, at least."""
 _SLOWER = "tokenising takes about 30 times as long"
 """See docs/text.md."""
+_PROOF = 2
+"""Version of what is tried, and of `GigatokenEngine`."""
 _BATCH = 4096
 _SEED = 20
 _FRAGMENTS = (
@@ -122,7 +124,7 @@ def choose_engine(
         reason = "gigatoken is not installed"
         return "tokenizers", f"{reason}: {_SLOWER} (pip install 'megablend[text]')"
     reference = find_version("tokenizers")
-    name = f"{tokenizer.digest}/.proof-{version}-{reference}.json"
+    name = f"{tokenizer.digest}/.proof{_PROOF}-{version}-{reference}.json"
     outcome: Any = None
     if launch.rank == 0 and (data := folder.read(name)) is not None:
         with contextlib.suppress(ValueError):

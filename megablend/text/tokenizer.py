@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from megablend.config.tokenizer_file import find_named_token, find_tokenizer
+from megablend.config.tokenizer_file import find_tokenizer
 from megablend.errors import ConfigError
 
 _NOT_TOKENS = ("truncation", "padding", "decoder", "version")
@@ -34,10 +34,6 @@ class TokenizerFile:
     has_normalizer: bool
     """Whether its text is normalised, to NFC, before it is split."""
 
-    def named_token(self, name: str) -> int:
-        """The id of a token by its role, such as `bos_token`. Raises: ConfigError."""
-        return find_named_token(Path(self.path), name)
-
 
 def load_tokenizer(given: str) -> TokenizerFile:
     """Load the tokenizer that a config names. Raises: ConfigError."""
@@ -59,13 +55,12 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
         ) from error
     canonical = json.dumps(kept, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     whole = {**data, "truncation": None, "padding": None}
-    normalizer = data.get("normalizer")
     return TokenizerFile(
         path=str(path),
         definition=json.dumps(whole),
         digest=hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest(),
         is_listed=is_listed(data),
-        has_normalizer=isinstance(normalizer, dict) and normalizer.get("type") == "NFC",
+        has_normalizer=(_find_normalizer(data) or {}).get("type") == "NFC",
     )
 
 
@@ -83,11 +78,18 @@ def is_listed(data: Mapping[str, Any]) -> bool:
         return False
     if model.get("byte_fallback"):
         return _is_metaspace(data)
-    normalizer = data.get("normalizer")
-    is_nfc = normalizer is not None and normalizer.get("type") == "NFC"
-    if normalizer is not None and (not is_nfc or any(each.get("normalized") for each in added)):
-        return False
+    normalizer = _find_normalizer(data)
+    if normalizer is not None:
+        is_nfc = normalizer.get("type") == "NFC"
+        if not is_nfc or any(each.get("normalized") for each in added):
+            return False
     return _is_byte_level(data.get("pre_tokenizer") or {})
+
+
+def _find_normalizer(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """None also for a sequence of none, as DeepSeek's has."""
+    found: Mapping[str, Any] | None = data.get("normalizer")
+    return None if found == {"type": "Sequence", "normalizers": []} else found
 
 
 def _is_byte_level(pre: Mapping[str, Any]) -> bool:
@@ -105,8 +107,11 @@ def _is_byte_level(pre: Mapping[str, Any]) -> bool:
 
 
 def _is_split(each: Mapping[str, Any]) -> bool:
-    is_isolated = each.get("behavior") == "Isolated" and not each.get("invert")
-    return each.get("type") == "Split" and is_isolated and "Regex" in (each.get("pattern") or {})
+    """Whether what an expression matches is kept; copies of OpenAI's remove what it does not
+    match, which is nothing."""
+    is_regex = each.get("type") == "Split" and "Regex" in (each.get("pattern") or {})
+    how = each.get("behavior"), bool(each.get("invert"))
+    return is_regex and how in (("Isolated", False), ("Removed", True))
 
 
 def _is_metaspace(data: Mapping[str, Any]) -> bool:

@@ -148,6 +148,35 @@ def test_the_probes_find_it_too(tmp_path: Path, name: str, monkeypatch: pytest.M
     assert prove.find_difference(fast, Engine(tokenizer), tokenizer) is not None
 
 
+def test_what_removes_nothing_is_listed(tmp_path: Path) -> None:
+    """Copies of OpenAI's tokenizers remove what their expression does not match: there is nothing."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
+
+    tokenizer = load(tmp_path, "o200k", change)
+    assert tokenizer.is_listed
+    texts = [*corpus()[::5], *marks(300)]
+    found = GigatokenEngine(tokenizer).encode(texts)
+    assert prove.first_difference(found, Engine(tokenizer).encode(texts)) is None
+
+
+def test_code_points_that_a_newer_unicode_has_are_left_to_tokenizers(tmp_path: Path) -> None:
+    """U+11DE0 is a digit for gigatoken and not for `tokenizers`, as Llama 3's vocabulary shows: it has a token that begins
+    with a blank. Of a small vocabulary none does, unless it is added."""
+
+    def change(data: dict[str, Any]) -> None:
+        model = data["model"]
+        ids = [*model["vocab"].values(), *(each["id"] for each in data["added_tokens"])]
+        model["vocab"]["Ġð"] = max(ids) + 1
+        model["merges"].insert(0, ["Ġ", "ð"])
+
+    tokenizer = load(tmp_path, "llama3", change)
+    texts = ["plain", " \U00011de0\U00011de0 ", "中文 é", "1\ua7d4\n\ua7d4b"]
+    expected = Engine(tokenizer).encode(texts)
+    assert prove.first_difference(GigatokenEngine(tokenizer).encode(texts), expected) is None
+
+
 def test_truncation_and_padding_are_left_out(tmp_path: Path) -> None:
     def change(data: dict[str, Any]) -> None:
         data["truncation"] = {

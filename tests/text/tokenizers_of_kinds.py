@@ -94,6 +94,8 @@ def definition(kind: str) -> str:
         tokenizer.decoder = decoders.ByteLevel()
         if kind == "qwen2":
             tokenizer.normalizer = normalizers.NFC()
+        if kind == "deepseek":
+            tokenizer.normalizer = normalizers.Sequence([])
         trainer = trainers.BpeTrainer(
             vocab_size=2000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
