@@ -262,6 +262,10 @@ def _print_doubts(found: RunDescription) -> None:
         print_line(
             f"samples {skipped.start:,} to {skipped.stop:,} are skipped: {skipped.tokens:,} tokens are not read"
         )
+    for bad in found.bad_documents or ():
+        print_line(
+            f"source {bad.source!r}: {bad.count:,} documents were left out ({bad.kind}): {'; '.join(bad.first)}"
+        )
 
 
 def _title_split(name: str, split: SplitDescription) -> str:

@@ -20,6 +20,7 @@ from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.read.snapshot import Snapshot
 from megablend.inspect.describe_split import describe_split
 from megablend.inspect.description import (
+    BadDocuments,
     IndexDescription,
     IndexedSource,
     RunDescription,
@@ -29,6 +30,7 @@ from megablend.inspect.what_if import Foreseen, foresee_run
 from megablend.operations.check import check_store
 from megablend.operations.session import Session
 from megablend.operations.skip import describe_skips
+from megablend.operations.source_specs import has_text
 from megablend.operations.token_documents import warn_of_token_documents
 from megablend.operations.warn import (
     find_warnings,
@@ -47,6 +49,7 @@ from megablend.run.compile import Compiled
 from megablend.run.fitting_steps import fitting_lanes, fitting_unit, unfit_lanes, unfit_step
 from megablend.run.run import Run
 from megablend.run.skips import load_skips
+from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
@@ -114,6 +117,7 @@ def describe_planned(
         problems=check_store(config, run.store, withdrawn=config.withdrawn).problems,
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
+        bad_documents=_list_bad(config, run.store.storage),
         opening_seconds=_measure_opening(config, run, planned_in),
         full_share_stages=write_full_share_stages(compiled),
     )
@@ -127,6 +131,22 @@ def describe_planned(
 
     estimate = estimate_mirror(run, **asdict(loaders), **asdict(mirrors))
     return dataclasses.replace(described, mirror=estimate)
+
+
+def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | None:
+    if not has_text(config):
+        return None
+    from megablend.text.source import list_bad  # few need it
+
+    return (
+        tuple(
+            BadDocuments(source=name, **bad._asdict())
+            for name, source in config.all_sources.items()
+            if source.text is not None
+            for bad in list_bad(config, name, storage)
+        )
+        or None
+    )
 
 
 def _describe_splits(

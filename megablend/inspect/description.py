@@ -183,6 +183,19 @@ class DamagedIndex(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BadDocuments(Record):
+    """Documents of a source of text that were left out for one reason
+    (`on_bad_document: skip`)."""
+
+    source: str
+    kind: str
+    """See docs/text.md."""
+    count: int
+    first: tuple[str, ...]
+    """Path, place and reason of the first ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunDescription(Record):
     """What a run reads, or would read."""
 
@@ -197,6 +210,7 @@ class RunDescription(Record):
             "full_share_stages",
             "transfer",
             "mirror",
+            "bad_documents",
         }
     )
     cache: str
@@ -235,6 +249,8 @@ class RunDescription(Record):
     mirror: MirrorEstimate | None = None
     """What reading train takes through a mirror on each node, where `num_nodes` or `mirror_size`
     was given."""
+    bad_documents: tuple[BadDocuments, ...] | None = None
+    """Documents that the last build left out; None if there are none."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size`
     was given."""

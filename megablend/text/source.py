@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
+from typing import NamedTuple
 
 from megablend.config import Config
 from megablend.errors import CacheError, DataError
@@ -20,7 +22,8 @@ from megablend.storage.base import Storage
 from megablend.storage.location import find_root, join, make_relative
 from megablend.storage.parallel_map import parallel_map
 from megablend.text.documents import TextFields
-from megablend.text.parts import ALL_SUFFIXES, PART_BYTES, Entry, Part, TextFile
+from megablend.text.parts import ALL_SUFFIXES, MAX_PLACES, PART_BYTES, Entry, Part, TextFile
+from megablend.text.tables import is_table
 from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import load_tokenizer
 from megablend.text.work import Setup
@@ -87,10 +90,8 @@ class TextSource:
         """What was noticed about the documents."""
         name = self.spec.name
         notes = list[str]()
-        if bad := count_bad(self.parts):
-            notes.append(
-                f"source {name!r}: documents left out: {_join_counts(bad)}; the first: {_first_bad(self.parts)}"
-            )
+        if bad := gather_bad(self.entries, self.root):
+            notes.append(f"source {name!r}: documents left out: {', '.join(map(str, bad))}")
         if special := sum(part.special for part in self.parts):
             notes.append(
                 f"source {name!r}: {special:,} documents contain the text of a special token, which became that token"
@@ -99,16 +100,57 @@ class TextSource:
 
     def check_bad(self, config: Config) -> None:
         """Raises: DataError if there are more bad documents than the config allows."""
-        bad = count_bad(self.parts)
-        num_bad = sum(bad.values())
+        bad = gather_bad(self.entries, self.root)
+        num_bad = sum(each.count for each in bad)
         total = num_bad + sum(part.documents for part in self.parts)
         allowed = float(config.max_bad) if self.setup.skips_bad else 0
         if num_bad > allowed * total:
             raise DataError(
-                join(self.root, _first_bad(self.parts)),
-                f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({_join_counts(bad)}), expected at most "
-                f"{allowed:g} of them; mend them, or allow more by `on_bad_document: skip` and `max_bad`",
+                self.root,
+                f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({', '.join(map(str, bad))}), expected at "
+                f"most {allowed:g} of them; mend them, or allow more by `on_bad_document: skip` and `max_bad`",
             )
+
+
+class BadKind(NamedTuple):
+    """Documents of a source that were left out for one reason."""
+
+    kind: str
+    count: int
+    first: tuple[str, ...]
+    """Path, place and reason of the first ones."""
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self.kind} (the first: {self.first[0]})"
+
+
+def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
+    """The documents of a source that were left out, by kind.
+
+    Args:
+        entries: of its files, by name.
+        root: the folder that names are relative to.
+    """
+    counts = Counter[str]()
+    places = dict[str, list[str]]()
+    for name, entry in entries.items():
+        unit = "row" if is_table(name) else "byte"
+        for kind, found in (pair for part in entry.parts for pair in part.bad.items()):
+            counts[kind] += found["count"]
+            places.setdefault(kind, []).extend(
+                f"{join(root, name)} at {unit} {offset} {reason}"
+                for offset, _, reason in found["first"]
+            )
+    return [
+        BadKind(kind, counts[kind], tuple(places[kind][:MAX_PLACES])) for kind in sorted(counts)
+    ]
+
+
+def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
+    """The documents of a source of text that the last build left out. Raises: ConfigError,
+    CacheError."""
+    root = find_root(config.all_sources[name].path)
+    return gather_bad(_load_record(make_setup(config, name, storage), root), root)
 
 
 def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
@@ -116,7 +158,7 @@ def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
     setup = make_setup(config, spec.name, storage)
     files, unreadable = _list_files(spec, storage)
     root = find_root(spec.patterns)
-    known = load_record(setup, root)
+    known = _load_record(setup, root)
     entries = {file.name: known[file.name] for file in files if file.name in known}
     return TextSource(spec, setup, root, files, unreadable, entries)
 
@@ -223,12 +265,7 @@ def is_record(name: str) -> bool:
     return name.rpartition("/")[2].startswith(_PREFIX)
 
 
-def load_record(setup: Setup, root: str) -> dict[str, Entry]:
-    """The tokenised files of a source, by name. Raises: CacheError.
-
-    Args:
-        root: the folder that names of text files are relative to.
-    """
+def _load_record(setup: Setup, root: str) -> dict[str, Entry]:
     return parse_record(setup.folder.read(_name_record(setup, root)))
 
 
@@ -242,25 +279,3 @@ def parse_record(data: bytes | None) -> dict[str, Entry]:
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def count_bad(parts: Iterable[Part]) -> dict[str, int]:
-    """Numbers of bad documents by kind."""
-    counts = dict[str, int]()
-    for part in parts:
-        for kind, found in part.bad.items():
-            counts[kind] = counts.get(kind, 0) + found["count"]
-    return dict(sorted(counts.items()))
-
-
-def _join_counts(bad: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in bad.items())
-
-
-def _first_bad(parts: Iterable[Part]) -> str:
-    """The first bad document of parts: its token file's folder is its text file's name."""
-    for part in parts:
-        for found in part.bad.values():
-            offset, _, reason = found["first"][0]
-            return f"{part.name.partition('/')[2].rpartition('/')[0]} at byte {offset:,} {reason}"
-    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -134,23 +134,22 @@ class TableFile:
             return BadDocument("invalid UTF-8", reason, place)
 
     def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
+        """Texts, as bytes, some of which may not be UTF-8, and keys."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
-        for batch in self._read_batches(groups, names):
-            # As bytes, some of which may not be UTF-8
-            texts = _pick(batch, names[0]).cast(pa.large_binary()).to_pylist()
-            has_keys = len(names) > 1 and names[1].split(".")[0] in batch.schema.names
-            yield texts, _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
+        for whole in self._read_batches(groups, names):
+            has_keys = len(names) > 1 and names[1].split(".")[0] in whole.schema.names
+            for first in range(0, whole.num_rows, _ROWS):
+                batch = whole.slice(first, _ROWS)
+                texts = _pick(batch, names[0]).cast(pa.large_binary()).to_pylist()
+                keys = _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
+                yield texts, keys
 
-    def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
+    def _read_batches(self, groups: range, names: list[str]) -> Iterable[Any]:
         if self.path.lower().endswith(PARQUET):
-            if len(groups):
-                yield from self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
-        elif self._batches is None:
-            for batch in self._file:
-                yield from _slice(batch)
-        else:
-            for i in groups:
-                yield from _slice(self._file.get_batch(i))
+            return self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
+        if self._batches is None:
+            return iter(self._file)
+        return map(self._file.get_batch, groups)
 
     def _check(self, schema: Any, dotted: str) -> None:
         found = schema
@@ -184,10 +183,6 @@ def _open_arrow(source: Any) -> tuple[Any, int | None]:
         found = pa.ipc.open_file(source)
         return found, found.num_record_batches
     return pa.ipc.open_stream(source), None
-
-
-def _slice(batch: Any) -> Iterator[Any]:
-    return (batch.slice(first, _ROWS) for first in range(0, batch.num_rows, _ROWS))
 
 
 def _pick(batch: Any, dotted: str) -> Any:

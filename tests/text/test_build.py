@@ -15,6 +15,7 @@ import pytest
 
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
+from megablend.inspect.describe import describe
 from megablend.operations.build import build
 from megablend.operations.build_results import BuildResult
 from megablend.operations.session import Session
@@ -27,6 +28,7 @@ from megablend.text import tokenise as tokenise_module
 from megablend.text.engine import Engine, GigatokenEngine, Tokens
 from megablend.text.token_file import read_footer
 from megablend.text.tokenizer import load_tokenizer
+from tests.cli.commands import run
 from tests.text.test_lines import write
 from tests.text.tokenizers_of_kinds import END, corpus, write_tokenizer
 
@@ -99,9 +101,9 @@ def test_tokens_are_those_of_the_text(tmp_path: Path, suffix: str, kind: str) ->
     assert built.index.num_files == len(token_files(tmp_path / "cache/tokens")) > 10
     # The run reads them, each document followed by the end
     end = json.loads((tmp_path / kind / "tokenizer.json").read_text())["added_tokens"][-1]["id"]
-    run = Session(config).open()
-    assert run.data.tokens == [sum(map(len, expected)) + sum(map(bool, expected))]
-    seen = np.concatenate([Dataset(run).sample(i).tokens for i in range(200)])
+    opened = Session(config).open()
+    assert opened.data.tokens == [sum(map(len, expected)) + sum(map(bool, expected))]
+    seen = np.concatenate([Dataset(opened).sample(i).tokens for i in range(200)])
     assert end in seen
 
 
@@ -328,19 +330,32 @@ def test_a_bad_document_is_an_error_that_names_its_line(tmp_path: Path, bad: str
 
 def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     texts = write_text(tmp_path / "data", num_files=2)
-    with (tmp_path / "data/0001.jsonl").open("a") as file:
-        file.write('{"text": null}\n' * 1000 + "nonsense\n" * 7 + '{"text": "last"}\n')
-    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.9)
-    built = build(config)
+    path = tmp_path / "data/0001.jsonl"
+    begin = path.stat().st_size
+    with path.open("a") as file:
+        file.write('{"text": null}\n' * 100_000 + "nonsense\n" * 7 + '{"text": "last"}\n')
+    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.999)
+    built = build(config, processes=2)
     assert read_tokens(tmp_path / "cache/tokens") == expected_tokens(config, [*texts, "last"])
     (note,) = built.index.notes
-    assert "documents left out: 1,000 no text, 7 not JSON; the first: 0001.jsonl at byte" in note
+    first = f"{path} at byte {begin} has null in 'text', no text"
+    assert f"documents left out: 100,000 no text (the first: {first}), 7 not JSON (the f" in note
+    bad = describe(config).to_dict()["bad_documents"]
+    counts = [(each["source"], each["kind"], each["count"]) for each in bad]
+    assert counts == [("web", "no text", 100_000), ("web", "not JSON", 7)]
+    assert [len(each["first"]) for each in bad] == [5, 5]
+    places = [f"{path} at byte {begin + i * 15} " for i in range(5)]
+    assert [each.partition("has")[0] for each in bad[0]["first"]] == places
+    config_file = tmp_path / "config.json"
+    config_file.write_text(json.dumps(config))
+    said = run("describe", config_file).stdout
+    assert f"source 'web': 100,000 documents were left out (no text): {first}; " in said
     with pytest.raises(
-        DataError, match=r"'web' has 1,007 bad documents of 1,308 .*expected at most 0.001"
+        DataError, match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0.001"
     ):
         build(config | {"max_bad": 0.001})
     with pytest.raises(
-        DataError, match=r"'web' has 1,007 bad documents of 1,308 .*expected at most 0 of"
+        DataError, match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0 of"
     ):
         build(config | {"on_bad_document": "error"})
 
