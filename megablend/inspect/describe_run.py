@@ -140,7 +140,7 @@ def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | No
 
     return (
         tuple(
-            BadDocuments(source=name, **bad._asdict())
+            BadDocuments(source=name, **asdict(bad))
             for name, source in config.all_sources.items()
             if source.text is not None
             for bad in list_bad(config, name, storage)

@@ -28,6 +28,8 @@ _DOCUMENTS = 200
 """Of each file that is sampled."""
 _SPARE = 1.05
 _PART = 1 << 20
+_MAX_TOKEN_BYTES = 4
+"""Of a token file, for a byte of text: a token stands for a byte at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +102,12 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
                 tokens += len(found.ids)
     num_bytes = sum(task.cost for task in tasks)
     scale = num_bytes / max(1, read)
+    # A sample of a few bytes says little, since a token file of them is mostly its footer
     return Estimate(
         files=len({task.file.path for task in tasks}),
         bytes=num_bytes,
-        tokens=int(tokens * scale),
-        disk_bytes=int(written * scale),
+        tokens=min(int(tokens * scale), num_bytes),
+        disk_bytes=min(int(written * scale), _MAX_TOKEN_BYTES * num_bytes),
         cpu_seconds=seconds * scale,
     )
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from typing import NamedTuple
 
 from megablend.config import Config
 from megablend.errors import CacheError, DataError
@@ -103,16 +102,17 @@ class TextSource:
         bad = gather_bad(self.entries, self.root)
         num_bad = sum(each.count for each in bad)
         total = num_bad + sum(part.documents for part in self.parts)
-        allowed = float(config.max_bad) if self.setup.skips_bad else 0
+        allowed = config.max_bad if self.setup.skips_bad else 0
         if num_bad > allowed * total:
             raise DataError(
                 self.root,
                 f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({', '.join(map(str, bad))}), expected at "
-                f"most {allowed:g} of them; mend them, or allow more by `on_bad_document: skip` and `max_bad`",
+                f"most {float(allowed):g} of them; mend them, or allow more by `on_bad_document: skip` and `max_bad`",
             )
 
 
-class BadKind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BadKind:
     """Documents of a source that were left out for one reason."""
 
     kind: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -144,12 +144,14 @@ class TableFile:
                 keys = _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
                 yield texts, keys
 
-    def _read_batches(self, groups: range, names: list[str]) -> Iterable[Any]:
+    def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
         if self.path.lower().endswith(PARQUET):
-            return self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
-        if self._batches is None:
-            return iter(self._file)
-        return map(self._file.get_batch, groups)
+            found = self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
+        elif self._batches is None:
+            found = iter(self._file)
+        else:
+            found = map(self._file.get_batch, groups)
+        yield from found
 
     def _check(self, schema: Any, dotted: str) -> None:
         found = schema

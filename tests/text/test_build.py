@@ -23,7 +23,7 @@ from megablend.operations.source_specs import list_specs
 from megablend.reader.dataset import Dataset
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
-from megablend.text import prove, token_file
+from megablend.text import prove, token_file, work
 from megablend.text import tokenise as tokenise_module
 from megablend.text.engine import Engine, GigatokenEngine, Tokens
 from megablend.text.token_file import read_footer
@@ -360,6 +360,22 @@ def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
         build(config | {"on_bad_document": "error"})
 
 
+@pytest.mark.parametrize(("num_bad", "is_allowed"), [(29, True), (30, False)])
+def test_the_share_of_bad_documents_is_exact(
+    tmp_path: Path, num_bad: int, is_allowed: bool
+) -> None:
+    """29 of 100 are as many as 0.29 allows, and 0.29 * 100 is less than 29."""
+    (tmp_path / "data").mkdir()
+    lines = ['{"text": "good"}'] * (100 - num_bad) + ["bad"] * num_bad
+    (tmp_path / "data/a.jsonl").write_text("\n".join(lines))
+    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.29)
+    if is_allowed:
+        assert build(config, processes=1).index.notes
+    else:
+        with pytest.raises(DataError, match=f"has {num_bad} bad documents of 100"):
+            build(config, processes=1)
+
+
 def test_unreadable_files_are_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +473,39 @@ def test_a_part_in_which_it_differs_is_tokenised_again(
     )
     assert engines["tokenizers"] == 1
     assert engines["gigatoken"] > 5
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_of_long_documents_the_beginnings_are_tokenised_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    """`tokenizers` takes 117 bytes of memory for each byte of a document, gigatoken 14."""
+    pytest.importorskip("gigatoken")
+    texts = write_text(tmp_path / "data")
+    config = make_config(tmp_path)
+    monkeypatch.setattr(prove, "MIN_PROVED_BYTES", 0)
+    monkeypatch.setattr(prove, "_prove", lambda *_: None)
+    monkeypatch.setattr(work, "MAX_CHECKED", 100)
+    lengths = []
+    encode = Engine.encode
+    encode_fast = GigatokenEngine.encode
+
+    def count_lengths(self: Engine, given: list[str]) -> Tokens:
+        lengths.extend(map(len, given))
+        return encode(self, given)
+
+    def encode_cut_wrong(self: GigatokenEngine, given: list[str]) -> Tokens:
+        found = encode_fast(self, given)
+        if is_wrong and len(given[-1]) == 100:
+            found.ids[-1] += 1
+        return found
+
+    monkeypatch.setattr(Engine, "encode", count_lengths)
+    monkeypatch.setattr(GigatokenEngine, "encode", encode_cut_wrong)
+    notes = build(config, processes=1).index.notes
+    assert read_tokens(tmp_path / "cache/tokens") == expected_tokens(config, texts)
+    assert bool(notes) == is_wrong
+    assert (max(lengths) == 100) == (not is_wrong)
 
 
 def test_a_full_disk_leaves_nothing_that_counts(

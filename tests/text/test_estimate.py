@@ -55,6 +55,17 @@ def test_a_dry_run_tells_what_a_build_makes_and_changes_nothing(
     assert (again.files, again.tokens, again.disk_bytes) == (0, 0, 0)
 
 
+def test_of_a_sample_of_a_few_bytes_no_more_is_expected_than_there_can_be(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data/a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "' + "x" * 5_000_000 + '"}\n')
+    size = path.stat().st_size
+    expected = estimate_all(make_config(tmp_path, on_bad_document="skip", max_document=1000))
+    assert expected.bytes == size
+    assert expected.tokens <= size
+    assert expected.disk_bytes <= 4 * size
+
+
 def test_a_disk_that_is_too_small_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,15 @@ import pytest
 from megablend.errors import ConfigError
 from megablend.inspect.find import find
 from megablend.inspect.show import show
+from megablend.inspect.text_places import TextPlaces
 from megablend.operations.build import build
+from megablend.operations.session import Session
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.text import source
+from megablend.text.places import find_document, list_parts, locate_rows
 from tests.cli.commands import run
+from tests.text.conftest import SMALL
 from tests.text.test_build import make_config
 from tests.text.test_lines import write
 from tests.text.tokenizers_of_kinds import corpus
@@ -22,15 +31,17 @@ from tests.text.tokenizers_of_kinds import corpus
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
-def write_kind(folder: Path, kind: str) -> dict[int, tuple[int, str]]:
+def write_kind(
+    folder: Path, kind: str, num: int = 150, length: int = 700
+) -> dict[int, tuple[int, str]]:
     """A file of text with blank lines, empty texts and bad ones: the byte (or row) and the text of each line (or row)."""
     folder.mkdir(parents=True)
-    texts: list[str | None] = [text[:700] for text in corpus()[:150]]
+    texts: list[str | None] = [text[:length] for text in islice(cycle(corpus()), num)]
     texts[3] = ""
     texts[70] = None
     places = dict[int, tuple[int, str]]()
     if kind in ("parquet", "arrow"):
-        table = pa.table({"id": [f"k{i}" for i in range(150)], "text": texts})
+        table = pa.table({"id": [f"k{i}" for i in range(num)], "text": texts})
         if kind == "parquet":
             pq.write_table(table, folder / "a.parquet", row_group_size=20)
         else:
@@ -115,3 +126,80 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
     blank = run("find", path, "a.jsonl", "--line", 6)
     assert "has no document at line 6: it is blank" in blank.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"])
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_many_documents(
+    tmp_path: Path,
+    kind: str,
+    where: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All documents are shown, with their places, keys and texts; each is found (in a bucket one of ten), by its line, its
+    byte and its key in turn. MEGABLEND_TEST_TEXT_DOCUMENTS sets how many there are."""
+    from tokenizers import Tokenizer
+
+    monkeypatch.setattr(source, "PART_BYTES", 20 * SMALL)
+    num = int(os.environ.get("MEGABLEND_TEST_TEXT_DOCUMENTS", "10000"))
+    places = write_kind(tmp_path / "data", kind, num, 150)
+    folder = str(tmp_path / "data")
+    config = make_config(
+        tmp_path, eos=True, on_bad_document="skip", max_bad=0.01, sequence_length=2048
+    )
+    config |= {"epochs": 1}
+    del config["samples"]
+    if where == "bucket":
+        request.getfixturevalue("obstore")
+        remote = request.getfixturevalue("remote_moto")
+        ObjectPrefix(remote, ObjectOptions()).write(f"data/a.{kind}", tmp_path / f"data/a.{kind}")
+        folder = f"{remote}/data"
+        config |= {
+            "cache": f"{remote}/cache",
+            "sources": [config["sources"][0] | {"path": f"{folder}/*"}],
+        }
+    num_samples = build(config).ledger.ends[-1]
+    model = Tokenizer.from_file(f"{config['tokenizer']}/tokenizer.json")
+    text_file = f"{folder}/a.{kind}"
+    documents = {line: f"k{i}" for i, line in enumerate(_number_lines(num, kind))}
+    shown = set[int]()
+    for k in range(num_samples):
+        sample = show(config, k)
+        stops = [*sample.document_starts[1:], len(sample.tokens)]
+        listed = [place for piece in sample.pieces for place in piece.texts]
+        for start, stop, place in zip(sample.document_starts, stops, listed, strict=True):
+            offset, text = places[place.line]
+            key = documents[place.line]
+            assert (place.text, place.offset, place.key) == (text_file, offset, key)
+            read = model.decode(list(sample.tokens[start:stop]), skip_special_tokens=True)
+            assert read.strip("\ufffd") in text
+            shown.add(place.line)
+    left = {line: text for line, (_, text) in places.items() if text and line not in shown}
+    assert shown <= places.keys()
+    # The rest of the epoch is less than a sample
+    assert sum(len(model.encode(text).ids) + 1 for text in left.values()) < 2048
+    opened = Session(config).open()
+    texts = TextPlaces(opened)
+    storage = opened.store.storage
+    parts = list_parts(texts.paths)
+    for i, line in enumerate(sorted(places)[:: 1 if where == "folder" else 10]):
+        offset, _ = places[line]
+        asked: Any = [{"line": line}, {"byte": offset}, {"key": documents[line]}][i % 3]
+        path, row = find_document(text_file, texts.paths, storage, **asked)
+        (found,) = locate_rows(path, [row], next(iter(parts.values())), storage)
+        assert (found.line, found.offset, found.key) == (line, offset, documents[line])
+
+
+def _number_lines(num: int, kind: str) -> list[int]:
+    """The line, or row, of each document that `write_kind` writes."""
+    if kind in ("parquet", "arrow"):
+        return list(range(num))
+    blank = 0
+    lines = []
+    for i in range(num):
+        blank += i % 11 == 5
+        lines.append(1 + i + blank)
+    return lines
