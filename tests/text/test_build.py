@@ -486,7 +486,7 @@ def test_of_long_documents_the_beginnings_are_tokenised_by_both(
     monkeypatch.setattr(prove, "MIN_PROVED_BYTES", 0)
     monkeypatch.setattr(prove, "_prove", lambda *_: None)
     monkeypatch.setattr(work, "MAX_CHECKED", 100)
-    lengths = []
+    lengths = list[int]()
     encode = Engine.encode
     encode_fast = GigatokenEngine.encode
 
