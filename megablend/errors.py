@@ -15,7 +15,7 @@
     │   └── DamagedCacheError             a table or manifest is not what was committed, and a build repairs it
     └── ResourceError (RuntimeError)      the system denies a resource: memory, permission, open files: exit code 3
 
-Any other exception that escapes is a bug of megablend: exit code 70. A message says which
+Any other exception that escapes is a bug in megablend: exit code 70. A message says which
 file, where in it, what was found, what was expected and what to do.
 """
 

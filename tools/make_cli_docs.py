@@ -22,7 +22,7 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | 1 | whoever read stdout ended before all was written, as `head` does |
 | 2 | usage, config, blend, launcher or checkpoint state: the message names the key or flag, and the nearest right spelling |
 | 3 | data or cache: the message names the file and the place in it |
-| 70 | a bug of megablend: please report it |
+| 70 | a bug in megablend: please report it |
 | 130 | interrupted |
 
 Every command takes `-v` (tell what is done; `-vv` tells more), `-q` (tell only errors) and `--log-level`. Progress, with the

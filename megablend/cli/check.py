@@ -140,7 +140,7 @@ def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
     if not cache.folder.is_dir():
         if Path(what).is_file():
             raise CacheError(
-                f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
+                f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` creates it"
             )
         raise ConfigError(
             f"{what}: no such folder; expected a config, or a cache filled by `megablend build`"

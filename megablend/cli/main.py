@@ -2,7 +2,7 @@
 
 Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to
 stderr. Exit codes: 0 done; 1 the reader of stdout ended early; 2 usage, config, blend, state or
-launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
+launcher; 3 data, cache or system; 70 a bug in megablend; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> NoReturn:
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
         _say(
-            "the above is a bug of megablend: please report it, with the command and the traceback"
+            "the above is a bug in megablend: please report it, with the command and the traceback"
         )
         _end(type(error).__name__, str(error), EXIT_BUG)
     sys.exit(0)

@@ -120,9 +120,13 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
 """Accepted so that all data flags of a training script can be passed on; they do not affect a
 cache."""
 _EXPLAINED = {
-    "--eval-global-batch-size": "validation has a batch of its own: give its samples, --valid-samples N (--eval-iters x "
-    "that batch x the number of validations)",
-    "--phase-transition-iterations": "steps change during training: give the samples of all phases, --train-samples N",
+    "--eval-global-batch-size": (
+        "validation has a batch size of its own: set --valid-samples N (--eval-iters x that batch x the number of "
+        "validations)"
+    ),
+    "--phase-transition-iterations": (
+        "steps change during training: set --train-samples N to the samples of all phases"
+    ),
     "--mock-data": "invented data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }

@@ -154,7 +154,7 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
     mirror = find_mirror(objects)
     if mirror is None:
         raise ConfigError(
-            f"{what}: has no mirror\nset `mirror: {{folder: ...}}` under `storage`, or name a mirror's folder"
+            f"{what}: has no mirror\nset `mirror: {{folder: ...}}` under `storage`, or give a mirror's folder"
         )
     return mirror, objects
 
@@ -174,13 +174,13 @@ def ask_node(what: str, kind: Any, about: Any = None, *, starts: bool = False) -
     except ConfigError as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{problem}\nname the folder of a mirror, or a config whose mirror a job or `megablend node run` has begun"
+            f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
     try:
         return Connection(options, objects, starts=starts, asks_only=True).command(kind, about)
     except NodeLostError as error:
         raise ConfigError(
-            f"{options.folder}: no node process runs: {error}\nstart a job, or `megablend node run CONFIG`"
+            f"{options.folder}: no node process is running ({error})\nstart a job, or run `megablend node run CONFIG`"
         ) from None
 
 

@@ -18,7 +18,9 @@ def check_settings(settings: Settings) -> None:
     if not settings.sources.get("train"):
         raise ValueError("sources: found no source for train, expected at least one")
     if settings.split is not None and set(settings.sources) - {"train"}:
-        raise ValueError("split: sources are already listed for each split; remove one of the two")
+        raise ValueError(
+            "split: `sources` already lists the sources of each split; keep only one of the two"
+        )
     given = find_lengths(settings)
     if len(given) > 1:
         raise ValueError(
@@ -69,7 +71,7 @@ def check_stages(
             raise ValueError(f"stages[{i}]: {error}") from None
         if stage.schedule is not None and config.on_exhausted == "redistribute":
             raise ValueError(
-                f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                f"stages[{i}]: schedule: its shares change step by step, so nothing can be redistributed; set "
                 "`on_exhausted: error`, or list stages with constant shares"
             )
         if (

@@ -59,9 +59,9 @@ def find_named_token(tokenizer: Path, name: str) -> int:
             text = found.get("content") if isinstance(found, dict) else found
             if isinstance(text, str):
                 return find_token(tokenizer, text)
-    remedy = "give its text in `append_eod`" if name == "eos_token" else "use add_special_tokens"
+    remedy = "set `append_eod` to its text" if name == "eos_token" else "use add_special_tokens"
     raise ConfigError(
-        f"{tokenizer}: no {name} is named in {' or '.join(_NAMED_IN)} beside it; {remedy}"
+        f"{tokenizer}: no {name} is set in {' or '.join(_NAMED_IN)} beside it; {remedy}"
     )
 
 

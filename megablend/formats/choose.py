@@ -64,7 +64,7 @@ def choose_column(
                 else ""
             )
             raise ConfigError(
-                f"{path}: column {unfit!r}, which by its name contains the tokens, {problems[unfit]}{hint}"
+                f"{path}: column {unfit!r}, whose name suggests that it contains the tokens, {problems[unfit]}{hint}"
             )
         if found is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")

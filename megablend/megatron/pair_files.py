@@ -61,7 +61,7 @@ def check_pair(prefix: str, before: PairState) -> None:
                 path, "is missing, but was there when this job built its datasets: restore the file"
             )
         sizes = (
-            f"{now.size:,} bytes, {state.size:,} before"
+            f"{now.size:,} bytes now, {state.size:,} before"
             if now.size != state.size
             else "modified since"
         )

@@ -218,7 +218,8 @@ class Node:
             if not has_to_stay:
                 self._leave()
             raise ConfigError(
-                f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, this process {hello.get('protocol')}\n"
+                f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, but this process speaks "
+                f"{hello.get('protocol')}\n"
                 "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
             )
         own = self.options if hello["members"] else self.options.alone()
@@ -236,13 +237,15 @@ class Node:
                 self._leave()
             if has_other_credentials:
                 raise ConfigError(
-                    f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
-                    "process\nuse another `folder`, wait for the end of who reads there, or run it as a service "
-                    "(`megablend node run`), which reads with its own"
+                    f"{self._folder.path}: its node process reads object stores with other credentials or settings "
+                    "than this process\n"
+                    "use another `folder`, wait until the jobs that read there have ended, or run it as a service "
+                    "(`megablend node run`), which reads with settings of its own"
                 )
             if has_other_nodes and self.server.is_read_by_a_cluster:
                 raise ConfigError(
-                    f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
+                    f"{self._folder.path}: is in use by a job with other nodes\n"
+                    "use another `folder`, or wait for that job to end"
                 )
             if has_other_nodes:
                 self._leave()

@@ -129,7 +129,7 @@ def amend(
     session = Session(config, cache=cache)
     checked = session.config
     if (at is None) == (state is None):
-        raise ConfigError("give either `at`, a sample, or `state`, whose position is used")
+        raise ConfigError("give either `at` (a sample) or `state` (whose position is used)")
     ledger = session.require_ledger()
     if state is None:
         known = ledger

@@ -65,7 +65,7 @@ def open_dataset(
     if split != "train" and consumed_samples:
         raise ConfigError(
             f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
-            "changed; pass state=, from state_dict()"
+            "changed; pass state= with what state_dict() returned"
         )
     taken = None if state is None else State.from_dict(state)
     if config is None:

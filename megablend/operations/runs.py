@@ -180,9 +180,9 @@ def _open_for_state(
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
         raise StateError(
-            f"the state is of {split} with new data, from index {state.index}, which run "
-            f"{config.run!r} in {config.cache} never read: open it with the cache that the run was "
-            "built in, or replay the run's stages in this one"
+            f"the state belongs to {split} with new data, from index {state.index}, which run {config.run!r} in "
+            f"{config.cache} never read: open it with the cache that the run was built in, or replay the run's "
+            "stages in this one"
         )
     return open_stores(config, state.indices, storage)
 

@@ -88,8 +88,9 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     early = next((start for start in requested.starts if cut.starts[-1] < start < at), None)
     if early is not None and early not in cut.ends:
         raise ConfigError(
-            f"the config's next stage begins at sample {early:,}, expected {at:,}: give the stage before it the end that was "
-            f"built, `samples: {cut.stages[-1].end}`, and the next one `from: {at}` or no `from`"
+            f"the config's next stage begins at sample {early:,}, expected {at:,}: set the end of the stage before "
+            f"it to the one that was built, `samples: {cut.stages[-1].end}`, and set `from: {at}`, or no `from`, in "
+            "the next stage"
         )
     cut.check_past(requested, at)
     if at not in requested.ends[:-1]:

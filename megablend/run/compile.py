@@ -312,8 +312,9 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
     )
     if schedule is None:
         raise PlanError(
-            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
-            "(lanes x shuffle_window), so it cannot have steps; end it later, or leave out schedule"
+            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of "
+            f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
+            "`schedule`"
         )
     return schedule
 

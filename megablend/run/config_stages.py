@@ -216,14 +216,16 @@ def _find_drain(
 def _explain_empty(start: int, first: int, end: int) -> str:
     if start == first:
         earlier = (
-            ", or let it begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`"
+            ", or begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`"
             if start
             else ""
         )
-        return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later{earlier}"
+        return (
+            f"it ends at sample {end:,}, but begins at sample {start:,}; let it end later{earlier}"
+        )
     return (
-        f"it ends at sample {end:,}, but since the amendment changes the length of samples or "
-        f"withdraws files, the settings before it are kept until sample {first:,}; end it later"
+        f"it ends at sample {end:,}, but since the amendment changes the length of samples or withdraws files, the "
+        f"settings before it are kept until sample {first:,}; let it end later"
     )
 
 

@@ -151,7 +151,7 @@ class _Planner:
     def _check_end(self, stage: Stage, number: int) -> None:
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but the settings before it are kept "
+                f"stage {number} ends at sample {stage.end:,}, but the settings of the stage before it are kept "
                 f"until sample {self.start:,}"
             )
 

@@ -89,8 +89,8 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
         counted = count_skips(store, ledger.run)  # another process may have removed them just now
     if len(entries) < counted:
         raise CacheError(
-            f"{store.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected {counted}, "
-            f"as the run's ledger says; {_RESTORE}"
+            f"{store.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected "
+            f"{counted}, the number in the run's ledger; {_RESTORE}"
         )
     skips = Skips()
     links = ledger.links

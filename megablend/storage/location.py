@@ -100,7 +100,7 @@ def check_schemes(locations: Sequence[str]) -> None:
     if len(schemes) > 1:
         listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
         raise ValueError(
-            f"its paths are in different storages ({listed}): use a separate source for each"
+            f"its paths are in different storage systems ({listed}); use a separate source for each"
         )
 
 

@@ -170,7 +170,7 @@ def _check_cluster(options: MirrorOptions) -> None:
         is_of_data = options.data_port is not None and name in ("tls", "insecure")
         if nodes is None and not is_of_data and (value := getattr(options, name)) != default:
             raise ValueError(
-                f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
+                f"{name}: found {value!r}, but no `nodes`, which it needs; set `nodes`, or leave it out"
             )
     if (nodes == "etcd") != (options.etcd is not None):
         raise ValueError(
@@ -180,7 +180,7 @@ def _check_cluster(options: MirrorOptions) -> None:
         )
     if isinstance(nodes, tuple) and options.copies != ALL and int(options.copies) > len(nodes):
         raise ValueError(
-            f"copies: found {options.copies}, expected at most {len(nodes)}, as many as there are `nodes`, or `{ALL}`"
+            f"copies: found {options.copies}, expected at most {len(nodes)}, the number of `nodes`, or `{ALL}`"
         )
     if options.secret_file is not None and options.tls is not None:
         raise ValueError("secret_file: found together with `tls`; keep one of them")
@@ -255,14 +255,14 @@ def _parse_nodes(value: object) -> tuple[str, ...] | str:
     if not isinstance(value, list | tuple) or not value:
         names = ", ".join(f"`{each}`" for each in LAUNCHERS)
         raise ValueError(
-            f"found {value!r}, expected a list of host:port, the path of a file with one a line, or {names}"
+            f"found {value!r}, expected a list of host:port, the path of a file with one per line, or {names}"
         )
     for i, each in enumerate(value):
         address = split_address(each) if isinstance(each, str) else None
         if address is None or address[1] is None:
             raise ValueError(f"found {each!r}, expected host:port")
         if each in value[:i]:
-            raise ValueError(f"found {each!r} twice; name each node once")
+            raise ValueError(f"found {each!r} twice; list each node once")
     return tuple(value)
 
 
@@ -290,7 +290,7 @@ def _parse_advertise(value: object) -> str:
 def _parse_tls(value: object) -> TlsFiles:
     names = [each.name for each in dataclasses.fields(TlsFiles)]
     if not isinstance(value, Mapping) or not value.keys() >= set(names):
-        raise ValueError(f"found {value!r}, expected paths by {', '.join(names)}")
+        raise ValueError(f"found {value!r}, expected paths under the keys {', '.join(names)}")
     return TlsFiles(**parse_settings(value, dict.fromkeys(names, parse_local_path), TlsFiles))
 
 

@@ -75,7 +75,7 @@ def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
     if objects.mirror is not None or not (folder := os.environ.get(VARIABLE)):
         return objects.mirror
     if Path(folder).is_file():
-        raise ConfigError(f"{VARIABLE}: {folder} is a file\nname the mirror's folder there")
+        raise ConfigError(f"{VARIABLE}: {folder} is a file\nset it to the mirror's folder")
     try:
         return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
     except ValueError as error:
@@ -103,8 +103,8 @@ _INSTEAD = {
     "gcs": "write gs://",
     "s3a": "write s3://",
     "s3n": "write s3://",
-    "abfs": "write az://container/key, and the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
-    "abfss": "write az://container/key, and the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
+    "abfs": "write az://container/key, and set the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
+    "abfss": "write az://container/key, and set the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
     "azure": "write az://",
 }
 

@@ -269,7 +269,7 @@ def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
         (
             ZeroDivisionError("nothing to divide by"),
             70,
-            "nothing to divide by\nmegablend: the above is a bug of megablend",
+            "nothing to divide by\nmegablend: the above is a bug in megablend",
         ),
         (KeyboardInterrupt(), 130, "megablend: interrupted"),
         (megablend.StateError("of another run"), 2, "megablend: of another run"),

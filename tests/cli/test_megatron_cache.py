@@ -268,7 +268,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(
         (["--data-path", "a", "--max-memory", "much"], r"--max-memory 'much': expected bytes"),
         (
             ["--data-path", "a", "--phase-transition-iterations", "3"],
-            r"give the samples of all phases",
+            r"set --train-samples N to the samples of all phases",
         ),
     ],
 )
@@ -368,12 +368,12 @@ BASE = ["megatron-cache", "--data-path", "x", "--seq-length", "8", "--data-cache
     [
         (
             ["--eval-global-batch-size", "8"],
-            "validation has a batch of its own: give its samples, --valid-samples N",
+            "validation has a batch size of its own: set --valid-samples N",
         ),
-        (["--eval-global-batch-size=8"], "validation has a batch of its own"),
+        (["--eval-global-batch-size=8"], "validation has a batch size of its own"),
         (
             ["--phase-transition-iterations", "100,200"],
-            "give the samples of all phases, --train-samples N",
+            "set --train-samples N to the samples of all phases",
         ),
         (["--sft"], "only the cache of GPTDataset is built"),
         (["--sft-tokenizer-prompt-format", "x"], "only the cache of GPTDataset is built"),

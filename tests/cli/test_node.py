@@ -25,7 +25,9 @@ def test_the_mirror_of_the_environment(
     monkeypatch.setenv("MEGABLEND_MIRROR", "m")
     done = run("node", "status", config)
     assert done.returncode == 2
-    assert f"{tmp_path / 'm'}: no node process runs: none listens\nstart a job" in done.stderr
+    assert (
+        f"{tmp_path / 'm'}: no node process is running (none listens)\nstart a job" in done.stderr
+    )
     monkeypatch.setenv("MEGABLEND_MIRROR", "s3://m")
     done = run("node", "status", config)
     assert done.returncode == 2
@@ -42,8 +44,8 @@ def test_a_folder_that_is_no_mirror(command: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     done = run("node", command, tmp_path)
     assert done.returncode == 2
-    assert f"{tmp_path}: is no mirror of this version: it has no mirror.json" in done.stderr
-    assert "\nname the folder of a mirror, or a config" in done.stderr
+    assert f"{tmp_path}: is not a mirror of this version (it has no mirror.json" in done.stderr
+    assert "\ngive a mirror's folder, or a config" in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 

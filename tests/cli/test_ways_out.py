@@ -65,7 +65,7 @@ SITUATIONS = [
         {"samples": None, "stages": [{"samples": 320}, {"samples": 320, **CHANGED}]},
         ["build BEFORE", "build CONFIG"],
         [
-            "stages[1]: it ends at sample 320, but begins at sample 320; end it later",
+            "stages[1]: it ends at sample 320, but begins at sample 320; let it end later",
             "`megablend amend CONFIG --at SAMPLE`",
         ],
         most_characters=240,

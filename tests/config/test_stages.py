@@ -175,7 +175,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
                 "on_exhausted": "redistribute",
                 "sources": [BASE["sources"][0] | {"max_epochs": 2}, BASE["sources"][1]],
             },
-            "stages[0]: schedule: its shares are given step by step, so nothing can be redistributed",
+            "stages[0]: schedule: its shares change step by step, so nothing can be redistributed",
         ),
         (
             [{"samples": 8, "eod_mask_loss": True}],

@@ -76,7 +76,7 @@ def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
             {"append_eod": "<x>"},
             r"has no token '<x>'; expected one of its vocabulary \(added tokens: '</s>'\)",
         ),
-        ({"eos": True}, r"no eos_token is named in tokenizer_config.json or .*append_eod"),
+        ({"eos": True}, r"no eos_token is set in tokenizer_config.json or .*append_eod"),
         ({"eos": True, "append_eod": 3}, r"eos and append_eod both set the token"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -229,8 +229,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"from": 100}]},
         {"at": 100},
-        "begins at sample 100, expected 112: give the stage before it the end that was built, `samples: 640`, and the next one "
-        "`from: 112` or no `from`$",
+        "begins at sample 100, expected 112: set the end of the stage before it to the one that was built, `samples: "
+        "640`, and set `from: 112`, or no `from`, in the next stage$",
         [
             ({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}),
             ({"stages": [FIRST, NEXT]}, {"at": 100}),
@@ -239,7 +239,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [{"samples": 100}, NEXT]},
         {"at": 100},
-        "begins at sample 100, expected 112: give the stage before it the end that was built, `samples: 640`",
+        "begins at sample 100, expected 112: set the end of the stage before it to the one that was built, `samples: "
+        "640`",
         [({"stages": [{"samples": 640}, NEXT | {"from": 112}]}, {"at": 100})],
     ),
     (
@@ -251,8 +252,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
         {"at": 100},
-        "it ends at sample 120, but since the amendment changes the length of samples or withdraws files, the settings before it "
-        "are kept until sample [0-9]+; end it later",
+        "it ends at sample 120, but since the amendment changes the length of samples or withdraws files, the "
+        "settings before it are kept until sample [0-9]+; let it end later",
         [({"stages": [FIRST, NEXT | {"samples": 720, "sequence_length": 12}]}, {"at": 100})],
     ),
     (
@@ -264,13 +265,13 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT]},
         {},
-        "give either `at`, a sample, or `state`",
+        r"give either `at` \(a sample\) or `state`",
         [({"stages": [FIRST, NEXT]}, {"at": 100})],
     ),
     (
         {"stages": [FIRST, NEXT | {"samples": 104}]},
         {"at": 100},
-        r"stages\[1\]: it ends at sample 104, but begins at sample 112; end it later",
+        r"stages\[1\]: it ends at sample 104, but begins at sample 112; let it end later",
         [({"stages": [FIRST, NEXT]}, {"at": 100})],
     ),
     ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "run 'other' was not built there", []),

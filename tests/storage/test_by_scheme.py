@@ -79,7 +79,7 @@ def test_a_source_of_two_storages_is_refused(tmp_path: Path, moved: None) -> Non
         tmp_path, [{"name": "a", "path": ["moved://x/a.bin", "b.bin"], "epochs": 1}]
     )
     with pytest.raises(
-        ConfigError, match=r"sources\[0\].path: its paths are in different storages"
+        ConfigError, match=r"sources\[0\].path: its paths are in different storage systems"
     ):
         load_config(config)
 

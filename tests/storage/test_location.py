@@ -123,7 +123,7 @@ def test_the_root_is_what_patterns_share_before_a_wildcard(patterns: list[str], 
 def test_patterns_of_several_schemes_have_no_root() -> None:
     with pytest.raises(
         ValueError,
-        match=r"different storages \(plain paths, s3://\): use a separate source for each",
+        match=r"different storage systems \(plain paths, s3://\); use a separate source for each",
     ):
         location.find_root(["s3://b/a", "/data/a"])
 

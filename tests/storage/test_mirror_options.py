@@ -60,7 +60,7 @@ ETCD = {"endpoints": ["http://a:2379"], "nodes_expected": 3}
         ({"folder": "m", "nodes": "slurm", "copies": "both"}, "copies: found 'both', .* or `all`"),
         (
             {"folder": "m", "nodes": ["a:1", "b:1"], "copies": 3},
-            "copies: found 3, expected at most 2, as many as there are `nodes`",
+            "copies: found 3, expected at most 2, the number of `nodes`",
         ),
         ({"folder": "m", "nodes": "slurm", "port": 0}, "port: found 0, expected a port, 1 to"),
         ({"folder": "m", "nodes": "slurm", "port": True}, "port: found True, expected a port"),

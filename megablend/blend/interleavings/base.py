@@ -177,6 +177,7 @@ def check_tokens(
         # Estimates overshoot the end by less
         if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:
             raise PlanError(
-                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
-                f"tokens; a plan can count at most {MAX_TOKENS} tokens of a source, including one epoch after the last sample"
+                f"source {source} gives {read} samples of {sample_tokens} tokens from token {first} on, in epochs of "
+                f"{tokens} tokens, which is too much; a plan can count at most {MAX_TOKENS} tokens of a source, "
+                "including one epoch after the last sample"
             )

@@ -84,7 +84,7 @@ class Chain:
                 )
             time.sleep(_COLLISION_SECONDS)  # two requests collided, and neither was carried out
         raise CacheError(
-            f"{self._place(key)}: cannot be created, although it does not exist: check the store"
+            f"{self._place(key)}: cannot be created, although it does not exist; check the object store"
         )
 
     def parse(self, number: int, data: bytes) -> Record:

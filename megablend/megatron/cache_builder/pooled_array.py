@@ -62,7 +62,9 @@ class PooledArray(NDArrayOperatorsMixin):
             return np.asarray(self)[i]
         number = int(i)
         if not -length <= number < length:
-            raise IndexError(f"{self.path}: entry {number} of {length}")
+            raise IndexError(
+                f"{self.path}: entry {number} is out of range: the array has {length} entries"
+            )
         row = self._read(number % length, 1)
         return row[0]
 
@@ -109,7 +111,7 @@ class PooledArray(NDArrayOperatorsMixin):
             order = "Fortran" if fortran_order else "C"
             raise CorruptFileError(
                 self.path,
-                f"is of version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order and "
-                f"{ENTRIES_START}: remove it and rebuild the cache",
+                f"has version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order "
+                f"and {ENTRIES_START}: remove it and rebuild the cache",
             )
         return shape, dtype

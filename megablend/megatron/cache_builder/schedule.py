@@ -210,7 +210,8 @@ def assign_jobs(
         if most > free:
             raise ConfigError(
                 f"{names[largest]}: its arrays take {most:,} bytes of memory, but {node.host} may use {free:,} "
-                "(--max-memory, or what is free there); allow that much, or request fewer samples"
+                "(--max-memory, or what is free there); raise --max-memory or free memory there, or request fewer "
+                "samples"
             )
         cores[node.host] |= node.cores
         if working[node.host] < free // max(1, most):

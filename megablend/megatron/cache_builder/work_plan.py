@@ -237,8 +237,9 @@ def _blend_job(
         for job in datasets:
             if not job.num_samples:
                 raise PlanError(
-                    f"{job.name}: its {job.size.tokens:,} tokens do not fill one sample of {request.sequence_length:,}, and "
-                    "Megatron weights a dataset by its samples; leave it out, or give the split a larger part of it"
+                    f"{job.name}: its {job.size.tokens:,} tokens are fewer than one sample of "
+                    f"{request.sequence_length:,}, so Megatron, which weights a dataset by its number of samples, "
+                    "cannot use it; leave the dataset out, or give this split a larger share of it"
                 )
     size = _blend_size(request, layout, lengths)
     weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)
@@ -291,7 +292,7 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     remedy = ""  # a blend by length takes at most what there is, but for rounding
     if targets := job.layout.targets:
         needed = max(counts[d] / targets[d] - 1 for d in over)
-        remedy = f": --mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
+        remedy = f"; set --mid-level-dataset-surplus (now {surplus}) to {math.ceil(needed * 1e4 + 1e-6) / 1e4} or more"
     worst = max(over, key=lambda d: counts[d] / job.lengths[d])
     raise PlanError(
         f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "

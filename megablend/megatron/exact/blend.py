@@ -34,7 +34,8 @@ class ExactBlend(ABC):
         """
         if len(datasets) > self.size - self.step:
             raise PlanError(
-                f"{len(datasets):,} samples requested of a blend that has {self.size - self.step:,} of {self.size:,} left"
+                f"{len(datasets):,} samples requested, but the blend has only {self.size - self.step:,} of "
+                f"{self.size:,} left"
             )
         self._compute_next(datasets, samples, threads)
 

@@ -55,7 +55,8 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
     """
     if min(sizes, default=1) < 1:
         raise PlanError(
-            f"dataset {int(np.argmin(sizes))} has {min(sizes)} samples; an exhaustive blend needs at least one of each dataset"
+            f"dataset {int(np.argmin(sizes))} has {min(sizes)} samples; an exhaustive blend needs at least one "
+            "sample from each dataset"
         )
     total = sum(sizes)
     caps = np.array(sizes, np.int64)

@@ -111,7 +111,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:
             LOG.warning(
-                "megablend was not tested with megatron-core %s; it is used since its code is as "
+                "megablend has not been tested with megatron-core %s; it is used anyway, since the code is as "
                 "expected, and tiny datasets built both ways are equal",
                 installed_version(),
             )

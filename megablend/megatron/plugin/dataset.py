@@ -86,7 +86,10 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         try:
             found: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
-            remedy = f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds it anew"
+            remedy = (
+                f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds "
+                "it again"
+            )
             # Which is for those who have a config of megablend
             problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
@@ -257,7 +260,8 @@ def cache_of(config: Any) -> str:
     """The config's cache folder. Raises: ConfigError if it has none."""
     if not config.path_to_cache:
         raise ConfigError(
-            "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets are stored there"
+            "path_to_cache (--data-cache-path) is not set; set it to the folder in which to store the index and the "
+            "arrays of these datasets"
         )
     return str(config.path_to_cache)
 

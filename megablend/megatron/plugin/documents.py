@@ -141,7 +141,9 @@ class Documents(ABC):
         """A document's number, counted from the end if it is negative. Raises: IndexError."""
         count = len(self)
         if not -count <= idx < count:
-            raise IndexError(f"{self.path_prefix}: document {idx} of {count}")
+            raise IndexError(
+                f"{self.path_prefix}: document {idx} is out of range: there are {count} documents"
+            )
         return int(idx) % count
 
 

@@ -143,7 +143,7 @@ def count_samples(
     """
     if train_samples and train_iters:
         raise ConfigError(
-            "--train-samples and --train-iters are both given; Megatron takes one of them"
+            "--train-samples and --train-iters are both given; Megatron takes only one of them"
         )
     if full_validation and valid_samples is not None:
         raise ConfigError("--full-validation takes whole epochs; leave out --valid-samples")
@@ -151,8 +151,7 @@ def count_samples(
     def batch(split: str) -> int:
         if not global_batch_size:
             raise ConfigError(
-                f"{split}: its size needs --global-batch-size, or set it directly with "
-                f"--{split}-samples"
+                f"{split}: its size needs --global-batch-size; or set it directly with --{split}-samples"
             )
         return global_batch_size
 
@@ -160,7 +159,7 @@ def count_samples(
         if train_iters:
             return train_iters
         if not train_samples:
-            problem = "needs --train-samples or --train-iters, or"
+            problem = "needs --train-samples or --train-iters; or"
         elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
             problem = "cannot be derived with --rampup-batch-size;"
         else:
@@ -172,7 +171,7 @@ def count_samples(
             return valid_samples
         if not eval_interval:
             raise ConfigError(
-                "valid: its size needs --eval-interval, or set it directly with --valid-samples"
+                "valid: its size needs --eval-interval; or set it directly with --valid-samples"
             )
         return (iterations("valid") // eval_interval + 1) * eval_iters * batch("valid")
 

@@ -174,6 +174,6 @@ def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, .
         each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0
     )
     raise ConfigError(
-        f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: use "
-        "weights of similar magnitude, or leave the prefix out"
+        f"{prefix}: weight {weight} of {sum(weights)} in all is a share that rounds to {share}; use weights of "
+        "similar magnitude, or leave the prefix out"
     )

@@ -71,7 +71,7 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = "give --tokenizer-identifiers, such as an earlier run's description.txt"
     if flags.get("legacy_tokenizer"):
         raise ConfigError(
-            f"--legacy-tokenizer: megatron-core does not build such tokenizers, the training script does; {given}"
+            f"--legacy-tokenizer: megatron-core does not build such tokenizers (the training script does); {given}"
         )
     try:
         with warnings.catch_warnings():
@@ -88,8 +88,8 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
         )
     except Exception as error:  # the tokenizer's library may raise anything
         raise ConfigError(
-            f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it "
-            f"({type(error).__name__}: {error}); see its flags, or {given}"
+            f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it ({type(error).__name__}: "
+            f"{error}); check its flags, or {given}"
         ) from error
     return identifiers_of(tokenizer)
 

@@ -111,8 +111,8 @@ class BlockMap:
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
                 self.key.location,
-                f"location and etag take {len(text)} bytes in a mirror, at most "
-                f"{HEADER_BYTES - _JSON_OFFSET} are possible; leave its folder out of `prefixes`",
+                f"its location and etag need {len(text)} bytes, but a mirror has room for "
+                f"{HEADER_BYTES - _JSON_OFFSET}; leave the file's folder out of `prefixes`",
             )
         self.boot = boot
         head = _HEAD.pack(_MAGIC, self.key.size, BLOCK_BYTES.bit_length() - 1, len(text))

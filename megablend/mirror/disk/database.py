@@ -24,7 +24,7 @@ _GET = "SELECT name, value, checksum FROM rows WHERE kind = ? AND name = ?"
 _GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
 _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
-_RESTORE = "; restore it, or remove it and say again which datasets are wanted"
+_RESTORE = "; restore it, or remove it and request the datasets again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 
 
@@ -89,7 +89,8 @@ class Database:
             self.close()
             raise DataError(
                 str(self._path),
-                f"cannot be used ({error}): free space there, or check the disk; it is made again if it is removed",
+                f"cannot be used ({error}): free space there, or check the disk; if it is removed, it is created "
+                "again",
             ) from error
 
     def _try(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

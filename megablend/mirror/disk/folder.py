@@ -111,8 +111,8 @@ class MirrorFolder:
             }
             if found and _MARKER not in found:
                 raise ConfigError(
-                    f"{path}: is not empty, and no mirror: it has {min(found)!r}\n"
-                    "name an empty folder, or one that does not exist yet, as `folder` of `mirror`"
+                    f"{path}: is not empty, and is not a mirror: it contains {min(found)!r}\n"
+                    "set `folder` of `mirror` to an empty folder, or to one that does not exist yet"
                 )
             if not found:
                 _check_file_system(path, calls or DiskCalls())
@@ -169,7 +169,7 @@ class MirrorFolder:
         except KeyError:
             raise ConfigError(
                 f"{self.path}: there is no group {self.group!r} on this machine\n"
-                "name one of `getent group` as `group` of `mirror`"
+                "set `group` of `mirror` to one that `getent group` lists"
             ) from None
         path.chmod(0o2750)  # what is made in it belongs to the group, too
 
@@ -215,7 +215,7 @@ class MirrorFolder:
                 except BlockingIOError:
                     raise FolderInUseError(
                         f"{self.path}: another node process owns this mirror: {self.read_owner()}\n"
-                        "use it, stop it, or name another `folder`"
+                        "use it, stop it, or set another `folder`"
                     ) from None
                 file.truncate(0)
                 file.write(json.dumps({"pid": os.getpid()}).encode())
@@ -261,11 +261,11 @@ def _open_regular(path: Path, flags: int, mode: int) -> int:
 
 def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
     if not stat.S_ISDIR(state.st_mode):
-        raise ConfigError(f"{path}: is not a folder\nname a folder as `folder` of `mirror`")
+        raise ConfigError(f"{path}: is not a folder\nset `folder` of `mirror` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
-            f"{path}: belongs to user {state.st_uid}, and this process runs as {os.geteuid()}\n"
-            "set `group` of `mirror` to a group of both, or use another folder"
+            f"{path}: belongs to user {state.st_uid}, but this process runs as user {os.geteuid()}\n"
+            "set `group` of `mirror` to a group that both users belong to, or use another folder"
         )
 
 
@@ -280,8 +280,8 @@ def _read_marker(path: Path) -> dict[str, Any]:
     except ValueError as error:
         found = f"its {_MARKER} is damaged ({error})"
     raise ConfigError(
-        f"{path}: is no mirror of this version: {found}, expected format {_FORMAT}\n"
-        "name an empty folder as `folder` of `mirror`, or remove this one"
+        f"{path}: is not a mirror of this version ({found}; expected format {_FORMAT})\n"
+        "set `folder` of `mirror` to an empty folder, or remove this one"
     )
 
 
@@ -306,7 +306,7 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
             calls.punch(fd, 0, BLOCK_BYTES)
             # Before the mapping is written: some file systems allocate more than a page for that
             has_holes = os.fstat(fd).st_blocks < before
-            what = "mappings that all processes see"
+            what = "shared memory mappings"
             with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
                 mapped[:1] = b"\2"
             is_seen = os.pread(fd, 2, 0) == b"\2\0"
@@ -314,14 +314,14 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_seen and has_holes:
                 return
-            what = "holes in files, or no shared mappings"
-            problem = "what was punched is still there"
+            what = "holes in files, or no shared memory mappings"
+            problem = "a punched hole, or what a mapping wrote, does not show"
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             problem = cause_of(error)
     raise ConfigError(
-        f"{path}: its file system has no {what}: {problem}\n"
+        f"{path}: its file system has no {what} ({problem})\n"
         "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
     )
 
@@ -334,5 +334,5 @@ def _explained(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
-            "get permission for it, or name another `folder` of `mirror`"
+            "get permission for it, or set another `folder` of `mirror`"
         ) from error

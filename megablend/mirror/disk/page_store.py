@@ -258,7 +258,7 @@ class PageStore:
             data, wrong = self._open(digest).read(pages)
             if not len(wrong.blocks):
                 return data
-        LOG.warning("mirror: %s: bytes of %s are damaged: dropped", self.folder.path, key.location)
+        LOG.warning("mirror: %s: dropped damaged bytes of %s", self.folder.path, key.location)
         self._remove(digest, wrong)
         return None
 

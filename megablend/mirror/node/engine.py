@@ -166,7 +166,7 @@ class Engine:
             await asyncio.wait([each.task for each in others])
         else:
             raise ResourceError(
-                f"{self.store.folder.path}: pages are evicted before they are read; raise `size`"
+                f"{self.store.folder.path}: pages are evicted before they are read; raise `size` of `mirror`"
             )
         return Origins(sum(each.source for each in started), sum(each.peers for each in started))
 

@@ -122,11 +122,11 @@ def batch_needs(needs: Iterable[Need], most: int = _BATCH_BYTES) -> Iterator[lis
 def check_pages(key: FileKey, pages: Pages) -> None:
     """Raises: ValueError unless they are pages of the file, one at least, in their order."""
     if not len(pages.blocks) or not _is_ascending(pages):
-        raise ValueError("no pages, or not in their order")
+        raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1
     last = int(pages.blocks[-1]) * BLOCK_BYTES + last_page * PAGE_BYTES
     if not last < key.size <= BLOCK_BYTES << 32:
-        raise ValueError(f"pages that a file of {key.size} bytes does not have")
+        raise ValueError(f"found pages beyond the end of the file ({key.size} bytes)")
 
 
 def _is_ascending(pages: Pages) -> bool:
@@ -153,7 +153,7 @@ def unpack_needs(data: bytes) -> list[Need]:
             pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
             needs.append(Need(FileKey(str(location), str(etag), int(num_bytes)), pages, due))
     except (struct.error, TypeError, OverflowError) as error:
-        raise ValueError(f"no needs: {error}") from None
+        raise ValueError(f"cannot read the needs: {error}") from None
     return needs
 
 
@@ -176,17 +176,17 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
         rows = np.frombuffer(answer, _ROWS, count, _COUNT.size)
         (checksum,) = _COUNT.unpack_from(answer, _COUNT.size + rows.nbytes)
     except (struct.error, ValueError) as error:
-        raise ValueError(f"no pages: {error}") from None
+        raise ValueError(f"cannot read the pages: {error}") from None
     pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
     head = answer[: _COUNT.size + rows.nbytes]
     data = memoryview(answer)[len(head) + _COUNT.size :]
     # Which pages they are is as much worth as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
-        raise ValueError("its bytes are not as they were sent")
+        raise ValueError("the bytes are not those that were sent")
     if not _is_ascending(pages) or len(subtract(pages, asked).blocks):
-        raise ValueError("other pages than were asked for")
+        raise ValueError("found pages that were not requested")
     if len(data) != count_bytes(pages, key.size):
-        raise ValueError("other bytes than those of its pages")
+        raise ValueError("found more or fewer bytes than those of its pages")
     return pages, data
 
 

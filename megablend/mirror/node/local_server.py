@@ -105,7 +105,9 @@ class LocalServer:
             while True:
                 size, kind, number = HEAD.unpack(await reader.readexactly(HEAD.size))
                 if size > MAX_PAYLOAD:
-                    raise ConfigError(f"a request of {size} bytes, expected at most {MAX_PAYLOAD}")
+                    raise ConfigError(
+                        f"refused a request of {size} bytes: the limit is {MAX_PAYLOAD} bytes"
+                    )
                 payload = await reader.readexactly(size)
                 await turns.acquire()
                 task = asyncio.ensure_future(self._answer(writer, name, kind, number, payload))
@@ -152,7 +154,7 @@ class LocalServer:
                 self._readers[client] = hello["members"]
             return pack_json(answer)
         if kind in _OF_FILES and client not in self._readers:
-            raise ConfigError("a client asks for files before it has said how it reads them")
+            raise ConfigError("a client requested files before it sent its settings")
         if kind == Kind.STAT:
             return pack_json([[each.size, each.etag] for each in await self._stat(payload)])
         if kind == Kind.KNOWN:
@@ -187,7 +189,7 @@ class LocalServer:
             return pack_json(await self.answer_datasets(parse_json(payload)))
         if kind in self.commands:
             return pack_json(await self.commands[Kind(kind)]())
-        raise ConfigError(f"the node process knows no request of kind {kind}")
+        raise ConfigError(f"the node process does not know requests of kind {kind}")
 
     async def _stat(self, payload: bytes) -> list[FileStat]:
         found = await asyncio.gather(
@@ -214,6 +216,6 @@ def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
             ):
                 return
     raise ConfigError(
-        f"{folder.path}: belongs to user {os.geteuid()}, this process runs as {user}\n"
-        "set `group` of `mirror` to a group of both, or use another folder"
+        f"{folder.path}: belongs to user {os.geteuid()}, but this process runs as user {user}\n"
+        "set `group` of `mirror` to a group that both users belong to, or use another folder"
     )

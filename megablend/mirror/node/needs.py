@@ -185,7 +185,7 @@ class Needs:
                 if time.monotonic() - self._warned_at > _WARN_SECONDS:
                     self._warned_at = time.monotonic()
                     is_fault = not isinstance(error, MegablendError)
-                    LOG.warning("mirror: not fetched ahead: %s", error, exc_info=is_fault)
+                    LOG.warning("mirror: cannot fetch ahead: %s", error, exc_info=is_fault)
                 await asyncio.sleep(_RETRY_SECONDS)
             if turn == self._turn:
                 self._later.append(part)

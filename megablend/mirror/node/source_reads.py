@@ -81,8 +81,9 @@ class SourceReader:
         """Raises: ConfigError if nothing below the node's prefixes is asked for."""
         if not self._options.allows(location):
             raise ConfigError(
-                f"{location}: is not below a prefix that this node's mirror may fetch\n"
-                f"add its prefix to `prefixes` of `mirror` on this node: {', '.join(self._options.prefixes)}"
+                f"{location}: is outside the prefixes that this node's mirror may fetch\n"
+                "add its prefix to `prefixes` of `mirror` on this node, which has "
+                f"{', '.join(self._options.prefixes)}"
             )
 
     async def ask(self, question: Callable[[Storage], T]) -> T:
@@ -173,7 +174,8 @@ class States:
             raise
         except (DataError, asyncio.TimeoutError):
             LOG.warning(
-                "mirror: the source of %s does not answer; taking it to be as it was", location
+                "mirror: the source of %s does not answer; assuming that it has not changed",
+                location,
             )
             return FileStat(size=known[0], etag=known[1])
 

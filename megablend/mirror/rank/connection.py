@@ -171,7 +171,7 @@ class Connection:
         while (connected := self._connect() or self._start()) is None:
             if time.monotonic() > end:
                 self._lost_at = time.monotonic()
-                raise NodeLostError(f"none answers in {self._options.folder}")
+                raise NodeLostError(f"waited {self._options.patience:g} s for an answer")
             time.sleep(_RETRY_SECONDS)
         self._socket = connected
         threading.Thread(
@@ -211,7 +211,7 @@ class Connection:
             connection.close()
             raise ConfigError(
                 f"{folder.path}: another user's node process owns this mirror\n"
-                "set `group` of `mirror` to a group of both, or use another folder"
+                "set `group` of `mirror` to a group that both users belong to, or use another folder"
             ) from None
         except (OSError, EOFError):
             connection.close()
@@ -223,7 +223,7 @@ class Connection:
             raise unpack_error(payload)
         if differing := parse_json(payload)["differing"]:
             LOG.warning(
-                "mirror: %s: the node process goes by its own %s, not by this config's",
+                "mirror: %s: the node process uses its own %s, not those of this config",
                 folder.path,
                 ", ".join(differing),
             )
@@ -293,7 +293,7 @@ class Connection:
                     answer.set_result(payload)
         except Exception as error:
             if not isinstance(error, OSError | EOFError):
-                LOG.warning("mirror: an answer of the node process is not understood: %r", error)
+                LOG.warning("mirror: cannot understand an answer of the node process: %r", error)
             with self._lock:
                 self._drop(connection)
 

@@ -322,7 +322,7 @@ class _Read:
         self.tries += 1
         if self.tries > _TRIES:
             raise ResourceError(
-                f"{self.storage.folder}: pages are evicted before they are read; raise `size`"
+                f"{self.storage.folder}: pages are evicted before they are read; raise `size` of `mirror`"
             )
         need = Need.of(self.opened.key, pages_of_ranges(self.offsets, self.sizes), time.monotonic())
         self.storage.connection.want(need).add_done_callback(self._go_on)

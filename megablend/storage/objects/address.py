@@ -43,7 +43,7 @@ def parse_location(location: str) -> Address:
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise ConfigError(
-            f"{location}: found {bucket!r} for a bucket, expected {_EXPECTED.get(scheme, 'a bucket')}"
+            f"{location}: found {bucket!r} as the bucket, expected {_EXPECTED.get(scheme, 'a bucket')}"
         )
     return Address(scheme, bucket, key)
 
@@ -53,13 +53,14 @@ def check_key(location: str, key: str) -> None:
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in key):
         raise UnsupportedFileError(
             location.encode("unicode_escape").decode("ascii"),
-            "its key has a control character, such as a newline or a tab; copy the object to a key without these",
+            "its key contains a control character, such as a newline or a tab; copy the object to a key without "
+            "control characters",
         )
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise UnsupportedFileError(
             location,
-            "its key has an empty part, `.` or `..` between slashes; copy the object to a key without these",
+            "its key has an empty part, `.` or `..` between slashes; copy the object to a key without such parts",
         )
 
 
@@ -75,7 +76,7 @@ def _parse_url(location: str, scheme: str) -> Address:
         raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
     if not is_server_url(f"{scheme}://{server}"):
         raise ConfigError(
-            f"{shown}: found {server!r} for a server, expected {scheme}://host/path or {scheme}://host:port/path"
+            f"{shown}: found {server!r} as the server, expected {scheme}://host/path or {scheme}://host:port/path"
         )
     url = urlsplit(location)
     if re.search(r"%2f", url.path, re.IGNORECASE):

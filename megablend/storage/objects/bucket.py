@@ -326,9 +326,11 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:
     if (key := find_bad_key(error)) is not None:
-        remedy = "copy it to a key without these and remove it, or use a pattern of another folder"
+        remedy = (
+            "copy it to a key without such parts and remove it, or use a pattern for another folder"
+        )
         return Failure(
-            Kind.REFUSED,
+            Kind.BAD_KEY,
             f"the object {address.root}/{key} has an empty part, `.` or `..` between slashes",
             remedy,
         )
@@ -343,5 +345,5 @@ def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
     if found.kind is Kind.MISSING:
         raise MissingFileError(location, "no such object")
     doing = "listed" if is_list else "read"
-    kind = UnsupportedFileError if "between slashes" in found.cause else DataError
+    kind = UnsupportedFileError if found.kind is Kind.BAD_KEY else DataError
     raise kind(location, f"cannot be {doing}: {found.cause}: {found.remedy}")

@@ -262,7 +262,8 @@ class BucketClient:
     def _say_weak(self) -> None:
         self._said_weak = True
         LOG.warning(
-            "%s: sends no strong etags: only its size or time of modification (in seconds) shows that an object was replaced",
+            "%s: the server sends no strong etags, so only the size or modification time (in seconds) of an object "
+            "shows that it was replaced",
             self.root,
         )
 

@@ -170,7 +170,7 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     remedies = {
         "az": "set AZURE_STORAGE_ACCOUNT_NAME (or `account` under `storage`) and its credentials",
         "gs": "correct GOOGLE_APPLICATION_CREDENTIALS; or unset it, and set `anonymous: true` under `storage` for public data",
-        "s3": "check `storage`, and the variables of the environment that begin with AWS_",
+        "s3": "check `storage`, and the environment variables that begin with AWS_",
     }
     remedy = remedies.get(address.scheme, "check `storage`")
     raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
@@ -244,7 +244,7 @@ def _client_options(
             settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
             if not data:
                 raise ConfigError(
-                    f"{address.root}: ca_file {ca_file}: is empty; expected certificates in PEM format"
+                    f"{address.root}: ca_file {ca_file} is empty; expected certificates in PEM format"
                 )
             ssl.create_default_context(cadata=data.decode("ascii", "ignore"))
         except ssl.SSLError:
@@ -253,7 +253,7 @@ def _client_options(
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"{address.root}: ca_file {ca_file}: cannot be read ({error.strerror})"
+                f"{address.root}: ca_file {ca_file} cannot be read ({error.strerror})"
             ) from None
     if options.proxy:
         settings["proxy_url"] = options.proxy

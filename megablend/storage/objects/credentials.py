@@ -26,7 +26,7 @@ _FOUND_BY_OBSTORE = (
 _ASK_AGAIN = timedelta(minutes=6)
 """obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory
 until they expire."""
-_REMEDY = "they are read by botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 

@@ -36,6 +36,8 @@ class Kind(Enum):
     this one."""
     REFUSED = "refused"
     """It will not be answered, however often it is tried."""
+    BAD_KEY = "bad key"
+    """The same, because the client cannot request an object of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,9 @@ _METADATA = re.compile(
 """Addresses at which machines of a cloud get their credentials."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
-_KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
-_EXPIRED = "renew the credentials; those of roles and profiles are refreshed by themselves"
-_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` if it is public"
+_KEYS = "check the credentials in the environment (access key, secret and session token belong together)"
+_EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
+READ_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` if it is public"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
     "NoSuchBucket": (
@@ -121,7 +123,7 @@ _CODES = {
     ),
     "AuthorizationHeaderMalformed": (Kind.REFUSED, "the bucket is in another region", _REGION),
     "PermanentRedirect": (Kind.REFUSED, "the bucket is in another region", _REGION),
-    "AccessDenied": (Kind.REFUSED, "access is denied", _ACCESS),
+    "AccessDenied": (Kind.REFUSED, "access is denied", READ_ACCESS),
     "SlowDown": (Kind.BUSY, "the store asks for fewer requests", ""),
     "InvalidObjectState": (
         Kind.REFUSED,
@@ -132,7 +134,7 @@ _CODES = {
 _STATUSES = {
     "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
     "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
-    "403": (Kind.REFUSED, "access is denied", _ACCESS),
+    "403": (Kind.REFUSED, "access is denied", READ_ACCESS),
     "404": (Kind.MISSING, "no such object", ""),
     "410": (Kind.MISSING, "no such object", ""),
     "412": (Kind.CHANGED, "was replaced", ""),
@@ -141,13 +143,12 @@ _STATUSES = {
 _NO_CREDENTIALS = Failure(
     Kind.CONNECT,
     "no credentials were found",
-    "set them in the environment; or `anonymous: true` for public data",
+    "set them in the environment; or set `anonymous: true` for public data",
 )
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
-    "the connection broke during a write, as it does when a server refuses a write without an "
-    "answer",
+    "the connection broke during a write, as happens when a server refuses a write without answering",
     "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
 )
 
@@ -185,7 +186,7 @@ def _read_failure(error: BaseException) -> Failure:
     if (key := find_bad_key(error)) is not None:
         cause = f"the object {key} has an empty part, `.` or `..` between slashes"
         return Failure(
-            Kind.REFUSED, cause, "remove it; if it is needed, copy it to another key first"
+            Kind.BAD_KEY, cause, "remove it; if it is needed, copy it to another key first"
         )
     if _BAD_TIME in text:
         return Failure(
@@ -215,7 +216,7 @@ def _of_status(status: str, code: str, text: str) -> Failure:
     shown = f"HTTP {status}{f', {code}' if code else ''}"
     if status == "407":
         return Failure(
-            Kind.REFUSED, f"the proxy asks for credentials ({shown})", "give them in HTTPS_PROXY"
+            Kind.REFUSED, f"the proxy asks for credentials ({shown})", "set them in HTTPS_PROXY"
         )
     if status in _STATUSES:
         kind, cause, remedy = _STATUSES[status]
@@ -224,13 +225,18 @@ def _of_status(status: str, code: str, text: str) -> Failure:
         return Failure(Kind.BUSY, f"the source is busy ({shown})", "")
     if status.startswith("5"):
         return Failure(Kind.AGAIN, f"the source failed ({shown})", "")
-    return Failure(Kind.REFUSED, f"found an answer of {shown}", "check the location and `endpoint`")
+    return Failure(
+        Kind.REFUSED, f"the server answered with {shown}", "check the location and `endpoint`"
+    )
 
 
 def _of_connection(text: str, name: str) -> Failure:
     low = _NAMES.sub("", text).lower()
     if "causedasendentity" in low:
-        remedy = "give the server a certificate of its own, signed by that authority, whose PEM file `ca_file` names"
+        remedy = (
+            "give the server a certificate of its own, signed by that authority, and set `ca_file` to the "
+            "authority's PEM file"
+        )
         return Failure(
             Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy
         )
@@ -249,7 +255,7 @@ def _of_connection(text: str, name: str) -> Failure:
         return Failure(
             Kind.CONNECT,
             "the server does not speak TLS at this port",
-            "check `http` or `https` of `endpoint`",
+            "check `http` or `https` in `endpoint`",
         )
     if "tunnel" in low or "proxy" in low:
         return Failure(
@@ -259,7 +265,7 @@ def _of_connection(text: str, name: str) -> Failure:
         )
     if "aws sso login" in low or "sso token" in low:
         return Failure(
-            Kind.EXPIRED, "nobody is signed in with the profile", "run `aws sso login` with it"
+            Kind.EXPIRED, "the profile is not signed in", "run `aws sso login` with that profile"
         )
     if "builder error" in low or "url scheme is not allowed" in low:
         cause = "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"

@@ -21,8 +21,8 @@ from megablend.storage.waits import wait_for
 T = TypeVar("T")
 
 FORK_REMEDY = (
-    "start processes by `forkserver` or `spawn` (multiprocessing_context='forkserver' of a DataLoader), or fork before "
-    "the first file of an object store is read"
+    "start processes with `forkserver` or `spawn` (multiprocessing_context='forkserver' of a DataLoader), or fork "
+    "before the first file of an object store is read"
 )
 
 

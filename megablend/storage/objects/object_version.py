@@ -46,16 +46,16 @@ class ObjectVersion:
     def find_difference(self, other: ObjectVersion) -> str | None:
         """How the version in a response differs from this one; None if it is the same."""
         if other.size != self.size:
-            return f"it has {other.size} bytes, had {self.size}"
+            return f"it has {other.size} bytes, but had {self.size}"
         if self.etag and other.etag and other.etag != self.etag:
-            return f"its etag is {other.etag}, was {self.etag}"
+            return f"its etag is {other.etag}, but was {self.etag}"
         if (
             not (self.etag and other.etag)
             and self.modified
             and other.modified
             and other.modified != self.modified
         ):
-            return f"it was modified at {_show(other.modified)}, before at {_show(self.modified)}"
+            return f"it was last modified at {_show(other.modified)}, but before at {_show(self.modified)}"
         return None
 
 

@@ -14,7 +14,7 @@ from megablend.storage.objects import loop
 from megablend.storage.objects.address import Address, check_key, parse_location
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.clients import check_installed, get_client, get_lister
-from megablend.storage.objects.failures import Failure, Kind, read_failure
+from megablend.storage.objects.failures import READ_ACCESS, Failure, Kind, read_failure
 from megablend.storage.objects.object_version import normalise_etag
 
 S = TypeVar("S")
@@ -106,7 +106,7 @@ class ObjectPrefix:
                 for part in self._map(read, starts[first : first + _MAX_REQUESTS]):
                     if part is None:
                         raise FileNotFoundError(
-                            f"{self.location}/{key}: no such object of {size} bytes"
+                            f"{self.location}/{key}: the object is missing, or its size is not {size} bytes"
                         )
                     file.write(part)
 
@@ -221,7 +221,7 @@ class ObjectPrefix:
                 f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"
             ) from None
         if isinstance(found, Failure):
-            remedy = _WRITE_ACCESS if "access is denied" in found.cause else found.remedy
+            remedy = _WRITE_ACCESS if found.remedy == READ_ACCESS else found.remedy
             raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")
         return found[0]
 

@@ -132,15 +132,15 @@ class RetryPolicy:
     def _check_time(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
         if failure.kind not in _TRIED_AGAIN:
             return
-        timeout_factor = self._give_up_after
+        most_seconds = self._give_up_after
         remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
         if failure.kind is Kind.CONNECT and not self._has_answered:
-            timeout_factor = min(timeout_factor, _FIRST_CONTACT_SECONDS)
+            most_seconds = min(most_seconds, _FIRST_CONTACT_SECONDS)
             remedy = (
                 failure.remedy
                 or "the server has never answered: check the location, `endpoint`, `proxy` and the network"
             )
-        if seconds >= timeout_factor:
+        if seconds >= most_seconds:
             raise DataError(
                 location,
                 f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}",

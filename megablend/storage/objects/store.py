@@ -247,8 +247,9 @@ class ObjectStorage:
         try:
             if address.scheme in WEB_SCHEMES and _is_url_pattern(path):
                 raise ConfigError(
-                    f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
-                    "file of URLs, one per line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
+                    f"{path}: web servers do not list their files: list them with braces ({{00..12}}), or in a text "
+                    "file of URLs, one per line, whose name ends in .urls; write [ and * in a file's name as %5B and "
+                    "%2A"
                 )
             if self._checking:
                 self._find_version(path)

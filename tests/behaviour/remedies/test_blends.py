@@ -289,7 +289,7 @@ test_what_the_data_shows = table(
          "train would have 1,000,000,000,000,000,000 samples; a plan can have at most",
          {"samples": 1_125_899_906_842_623}),  # modelscope/ms-swift#10099
     plan("a stage that ends before it begins", stages({"samples": 100}, {"samples": 48}, {}),
-         "it ends at sample 48, but begins at sample 100; end it later",
+         "it ends at sample 48, but begins at sample 100; let it end later",
          stages({"samples": 100}, {"samples": 148}, {})),  # mosaicml/llm-foundry#954
     fault("a share of nothing", {**to_end(sources={"s0": {"weight": 7}}), "s2": {"weight": 1e-6}},
           "source 's2' gets none of 200 samples: .*; give it a larger share, or a share of 0 in every stage$",
@@ -305,7 +305,7 @@ test_what_the_data_shows = table(
           *(to_end(on_exhausted="redistribute", sources={"s0": cap}) for cap in ({"max_epochs": 1}, {"max_tokens": 400})),
           to_end(sources={"s0": {"weight": 7}})),
     fault("a schedule without steps", ending({"samples": 64}, {"samples": 80, "schedule": "linear", **HEAVY}),
-          "has 16 samples, fewer than two cycles of 16 .*; end it later, or leave out schedule$",
+          "has 16 samples, fewer than two cycles of 16 .*; let the stage end later, or leave out `schedule`$",
           ending({"samples": 64}, {"samples": 96, "schedule": "linear", **HEAVY}),
           ending({"samples": 64}, {"samples": 80, **HEAVY})),
     fault("a beginning outside the stage before", ending({"samples": 100}, {"samples": 200, "from": 120, **HEAVY}),
@@ -316,7 +316,7 @@ test_what_the_data_shows = table(
          "`megablend amend CONFIG --at SAMPLE`",
          ending({"samples": 100}, {"samples": 200, "from": 64, **HEAVY})),
     fault("an end before the beginning", {**ending({"share": 0.001}, HEAVY), "tokens": 1600},
-          r"stages\[0\]: it ends at sample 0, but begins at sample 0; end it later$", ending({"share": 0.5}, HEAVY)),
+          r"stages\[0\]: it ends at sample 0, but begins at sample 0; let it end later$", ending({"share": 0.5}, HEAVY)),
     fault("an interleaving", {"interleaving": "x"}, "interleaving: found 'x', expected one of lanes, sequential$",
           *({"interleaving": name} for name in ("lanes", "sequential"))),
 )

@@ -229,7 +229,7 @@ def test_a_version_that_no_store_creates(bench: Remote) -> None:
         patch.setattr(
             ObjectPrefix, "create", lambda *_: False
         )  # as two requests that collide, again and again
-        says = r"runs/other/0000\.json: cannot be created, although it does not exist: check the store$"
+        says = r"runs/other/0000\.json: cannot be created, although it does not exist; check the object store$"
         with pytest.raises(CacheError, match=says):
             chain.append("x", -1)
     assert chain.append("x", -1)

@@ -192,7 +192,7 @@ test_arguments = table(
            "found both state and consumed_samples, expected only one of them: the state contains the number",
            opening(state="train"), opening(consumed_samples=4), name="a state and a number"),
     misuse(opening(split="valid", consumed_samples=4),
-           r"found consumed_samples=4 for valid: .*; pass state=, from state_dict\(\)",
+           r"found consumed_samples=4 for valid: .*; pass state= with what state_dict\(\) returned",
            opening(split="valid", state="valid"), name="a number for validation"),
     misuse(showing(80), "found sample 80, expected 0 to 79: train has 80 samples", showing(79), showing(0),
            name="a sample after the last"),

@@ -196,19 +196,19 @@ test_cache = table(
           r"expected an object with the keys train, valid and test \(null for a split without data\)",
           blends('{"train": ["1", "{a}"], "valid": ["{b}"], "test": null}')),
     fault("two sizes", give(train_iters=10, global_batch_size=4),
-          "--train-samples and --train-iters are both given; Megatron takes one of them", give(train_iters=None),
+          "--train-samples and --train-iters are both given; Megatron takes only one of them", give(train_iters=None),
           give(train_samples=None)),
     fault("no size of train", give(train_samples=None),
-          "train: its size needs --train-samples or --train-iters, or set it directly with --train-samples",
+          "train: its size needs --train-samples or --train-iters; or set it directly with --train-samples",
           give(train_samples=300), give(train_iters=10, global_batch_size=4)),
     fault("no batch", give(train_samples=None, train_iters=10),
-          "train: its size needs --global-batch-size, or set it directly with --train-samples",
+          "train: its size needs --global-batch-size; or set it directly with --train-samples",
           give(global_batch_size=4), give(train_iters=None, train_samples=300)),
     fault("no size of valid", give(valid_samples=None, global_batch_size=4),
-          "valid: its size needs --eval-interval, or set it directly with --valid-samples", give(eval_interval=10),
+          "valid: its size needs --eval-interval; or set it directly with --valid-samples", give(eval_interval=10),
           give(valid_samples=5)),
     fault("no batch of test", give(test_samples=None),
-          "test: its size needs --global-batch-size, or set it directly with --test-samples",
+          "test: its size needs --global-batch-size; or set it directly with --test-samples",
           give(global_batch_size=1), give(test_samples=5)),
     fault("full validation of a number", (BY_SPLIT, give(full_validation=True)),
           "--full-validation takes whole epochs; leave out --valid-samples", give(valid_samples=None)),
@@ -224,7 +224,7 @@ test_cache = table(
     fault("a size of memory", give(max_memory="lots"), "--max-memory 'lots': expected bytes, or a size such as (64G) or (64GiB)",
           give(max_memory="{1}"), give(max_memory="{2}")),
     fault("too little memory", give(max_memory="1k"),
-          r"take ([\d,]+) bytes of memory, but .*; allow that much, or request fewer samples",
+          r"take ([\d,]+) bytes of memory, but .*; raise --max-memory or free memory there, or request fewer samples",
           lambda bench: bench.change({"max_memory": bench.said[1].replace(",", "")})),
     fault("an interleaving", give(blend="x"), r"blend 'x' is unknown; choose (\S+) or (\S+)$", give(blend="{1}"),
           give(blend="{2}")),
@@ -355,7 +355,7 @@ def test_a_file_that_changed_is_answered_with_what_a_user_of_megatron_can_do(
         assert [len(dataset[k]["tokens"]) for k in (0, 1)] == [16, 16]
     shutil.rmtree(tmp_path / "data")
     write_word(tmp_path / "data", kind, draw_documents(2))
-    remedy = rf"{says}.*; restore the file, or remove the cache \((.*)\) and restart the job, which builds it anew$"
+    remedy = rf"{says}.*; restore the file, or remove the cache \((.*)\) and restart the job, which builds it again$"
     numbers = [[k, k + 1] if at_once else [k] for k in range(59)]
     with pytest.raises(ChangedFileError, match=remedy) as caught:
         [dataset.__getitems__(batch) for batch in numbers]

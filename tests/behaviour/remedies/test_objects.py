@@ -191,13 +191,13 @@ test_objects = table(
             "AWS_ENDPOINT_URL: found '.*', expected a URL such as https://host:port", env(AWS_ENDPOINT_URL="{url}"))
       for endpoint in ("http://h:99999", "http://a b", "http://[::1", "https://h:port", "http://")),
     fault("no credentials", no_credentials(),
-          "no credentials were found; .*set them in the environment; or `anonymous: true` for public data",
+          "no credentials were found; .*set them in the environment; or set `anonymous: true` for public data",
           env(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y"), {"anonymous": True}),
     fault("credentials that have expired", expired(), r"the credentials have expired \(ExpiredToken\): renew the credentials",
           (expired(but="new"), env(AWS_ACCESS_KEY_ID="new"))),
     fault("public data and a user's keys", expired(), "the credentials have expired", {"anonymous": True}),
     fault("a wrong secret", answers(403, "SignatureDoesNotMatch"),
-          r"the secret key is wrong \(SignatureDoesNotMatch\): check the credentials of the environment", answers(0)),
+          r"the secret key is wrong \(SignatureDoesNotMatch\): check the credentials in the environment", answers(0)),
     fault("no permission", answers(403, "AccessDenied"),
           r"access is denied \(AccessDenied\): get permission to read it .*; or set `anonymous: true` if it is public",
           answers(0)),
@@ -205,14 +205,14 @@ test_objects = table(
           r"the object is archived \(InvalidObjectState\): restore it from the archive first", answers(0)),
     fault("a proxy with a password",
           ({"endpoint": "http://behind.invalid"}, source(refuses=asks_for_password), env(HTTP_PROXY="{url}")),
-          r"the proxy asks for credentials \(HTTP 407\): give them in HTTPS_PROXY",
+          r"the proxy asks for credentials \(HTTP 407\): set them in HTTPS_PROXY",
           env(HTTP_PROXY="http://user:password@127.0.0.1:{port}")),
     fault("a proxy that does not connect", {"proxy": "{url}", "endpoint": "https://localhost:9"},
           f"the proxy does not connect; .*: {NO_PROXY}", {"proxy": None, "endpoint": "{url}"}),
-    fault("a missing ca_file", {"ca_file": "{folder}/none.pem"}, "ca_file .*none.pem: cannot be read", write_pem,
+    fault("a missing ca_file", {"ca_file": "{folder}/none.pem"}, "ca_file .*none.pem cannot be read", write_pem,
           {"ca_file": None}),
     fault("an empty ca_file", (lambda case: (case.folder / "none.pem").touch(), {"ca_file": "{folder}/none.pem"}),
-          "ca_file .*none.pem: is empty; expected certificates in PEM format", write_pem, {"ca_file": None}),
+          "ca_file .*none.pem is empty; expected certificates in PEM format", write_pem, {"ca_file": None}),
     fault("a ca_file that is not PEM", {"ca_file": __file__}, r"ca_file .*\.py: expected certificates in PEM format",
           {"ca_file": None}),
     fault("a region of the environment", env(AWS_REGION="us-east-1/"),
@@ -225,9 +225,9 @@ test_objects = table(
     fault("a request that is refused", source(refuses=outside("eu-west-1", "Odd")),
           r"the store refuses the request \(HTTP 400, Odd\): check `endpoint` and `region`", {"region": "eu-west-1"}),
     fault("an endpoint that refuses", ({"endpoint": "{url}/none"}, answers(418)),
-          r"found an answer of HTTP 418: check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
+          r"the server answered with HTTP 418: check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
     fault("settings of the environment", env(AWS_SKIP_SIGNATURE="maybe"),
-          "refuses its settings .*: check `storage`, and the variables of the environment that begin with AWS_",
+          "refuses its settings .*: check `storage`, and the environment variables that begin with AWS_",
           env(AWS_SKIP_SIGNATURE=None), env(AWS_SKIP_SIGNATURE="true")),
     fault("credentials of Google that are not there", (env(GOOGLE_APPLICATION_CREDENTIALS="{folder}/none"), at("gs://b/x")),
           "correct GOOGLE_APPLICATION_CREDENTIALS; or unset it, and set `anonymous: true` under `storage` for public data",
@@ -242,20 +242,22 @@ test_objects = table(
           "Last-Modified header that is not a time: correct the server's clock or settings, or leave the header out",
           source(change=with_time("Wed, 21 Oct 2015 07:28:00 GMT")), source(change=with_time(None))),
     # locations
-    fault("an empty part of a key", at("s3://b/a//x"), "its key has an empty part, .*; copy the object to a key without these",
+    fault("an empty part of a key", at("s3://b/a//x"),
+        "its key has an empty part, .*; copy the object to a key without such parts",
           has("b/a/x", "s3://b/a/x")),
     fault("a key with an empty part among others", add_bad_key,
-          r"the object s3://b/dir//x has an empty part, .*: copy it to a key without these and remove it, or use a pattern of",
+          r"the object s3://b/dir//x has an empty part, .*: copy it to a key without such parts and remove it, or "
+          r"use a pattern for",
           copy_and_remove, at("s3://b/g*/**/x")),
     fault("a user in a URL", at("http://u:p@127.0.0.1:{port}/b/x"), "contains a user or password; remove it from the URL",
           at(WEB)),
     fault("an encoded slash", at("{url}/b%2Fx"), "has an encoded slash .* use a URL without it", at(WEB)),
     fault("no host", at("http:///b/x"), "names no server, expected http://host/path", at(WEB)),
-    fault("a star of a web server", at("{url}/b/[x]"), r"write \[ and \* of a file's name as %5B and %2A",
+    fault("a star of a web server", at("{url}/b/[x]"), r"write \[ and \* in a file's name as %5B and %2A",
           has("b/[x]", "{url}/b/%5Bx]")),
-    fault("no bucket in a location", at("s3:///x"), "found '' for a bucket, expected s3://bucket/key", at("s3://b/x")),
+    fault("no bucket in a location", at("s3:///x"), "found '' as the bucket, expected s3://bucket/key", at("s3://b/x")),
     fault("a server that is none", at("http://h:99999/b/x"),
-          "found 'h:99999' for a server, expected http://host/path or http://host:port/path", at(WEB)),
+          "found 'h:99999' as the server, expected http://host/path or http://host:port/path", at(WEB)),
     *(misuse(lambda _, scheme=scheme: make_storage().stat(f"{scheme}://b/x"), f"{scheme}:// is not supported: write (s3://)",
              (env(AWS_ENDPOINT_URL="{url}"), lambda case: make_storage().stat(f"{case.said[1]}b/x")), name=f"a scheme {scheme}")
       for scheme in ("s3a", "s3n")),
@@ -311,7 +313,7 @@ def test_a_server_without_tls(whole_files: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     options = {"endpoint": whole_files.replace("http:", "https:"), "give_up_after": 1.0}
-    says = "the server does not speak TLS at this port; .*check `http` or `https` of `endpoint`"
+    says = "the server does not speak TLS at this port; .*check `http` or `https` in `endpoint`"
     with pytest.raises(MegablendError, match=says):
         make_storage(objects=parse_options({"s3://": options})).stat("s3://b/x")
     with OddSource({"b/x": DATA}) as source:
@@ -377,13 +379,13 @@ AZURE = [
     (
         {},
         "abfs://{}/x",
-        "write az://container/key, and the account under `storage` or in",
+        "write az://container/key, and set the account under `storage` or in",
         [({}, {})],
     ),
     (
         {},
         "abfss://{}/x",
-        "write az://container/key, and the account under `storage` or in",
+        "write az://container/key, and set the account under `storage` or in",
         [({}, {})],
     ),
     ({}, "azure://{}/x", "azure:// is not supported: write az://", [({}, {})]),
@@ -504,7 +506,7 @@ def test_a_profile_that_nobody_is_signed_in_with(tmp_path: Path) -> None:
     with OddSource({"b/x": DATA}) as source:
         with pytest.raises(
             MegablendError,
-            match="nobody is signed in with the profile: run `aws sso login` with it",
+            match="the profile is not signed in: run `aws sso login` with that profile",
         ):
             read(source, profile="signed-in")
         sign_in(tmp_path)
@@ -515,7 +517,7 @@ def test_a_profile_that_nobody_is_signed_in_with(tmp_path: Path) -> None:
 def test_profiles_without_botocore(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    says = "read by botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and remove "
+    says = "needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and remove "
     with OddSource({"b/x": DATA}) as source:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "botocore", None)
@@ -534,7 +536,7 @@ def test_profiles_without_botocore(
             with pytest.raises(MegablendError):
                 read(source)
             assert (
-                "credentials in ~/.aws are not read: they are read by botocore: `pip install"
+                "credentials in ~/.aws are not read: reading them needs botocore: `pip install"
                 in caplog.text
             )
         assert read(source, profile="file") == DATA  # where it is installed

@@ -235,6 +235,9 @@ def test_wrong_plans_are_refused() -> None:
         lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
     with pytest.raises(
         PlanError,
-        match="source 0 has 1099511627776 samples of 8388608 tokens from token 0 on and epochs of 1 tokens; a plan can count",
+        match=(
+            "source 0 gives 1099511627776 samples of 8388608 tokens from token 0 on, in epochs of 1 tokens, which is "
+            "too much; a plan can count"
+        ),
     ):
         lane_plan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)

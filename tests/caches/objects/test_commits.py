@@ -146,7 +146,7 @@ def test_a_damaged_object_is_not_copied(prefix: ObjectPrefix, tmp_path: Path) ->
         read(prefix, tmp_path / "other")
     assert list((tmp_path / "other" / "generations").iterdir()) == []
     prefix.write(key, b"o")
-    with pytest.raises(CacheError, match=r"no such object of 3 bytes; "):
+    with pytest.raises(CacheError, match=r"the object is missing, or its size is not 3 bytes; "):
         read(prefix, tmp_path / "other")
 
 
@@ -244,9 +244,13 @@ def test_a_download_has_the_size_that_was_committed(prefix: ObjectPrefix, tmp_pa
     prefix.write("x", b"0123456789")
     prefix.download("x", 10, tmp_path / "whole")
     assert (tmp_path / "whole").read_bytes() == b"0123456789"
-    with pytest.raises(FileNotFoundError, match="/x: no such object of 11 bytes"):
+    with pytest.raises(
+        FileNotFoundError, match="/x: the object is missing, or its size is not 11 bytes"
+    ):
         prefix.download("x", 11, tmp_path / "longer")
-    with pytest.raises(FileNotFoundError, match="/y: no such object of 10 bytes"):
+    with pytest.raises(
+        FileNotFoundError, match="/y: the object is missing, or its size is not 10 bytes"
+    ):
         prefix.download("y", 10, tmp_path / "missing")
     assert prefix.read("y") is None
     assert not prefix.create("x", b"late")

@@ -190,7 +190,8 @@ def test_guesses_are_nearly_always_right() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(
-        PlanError, match="dataset 1 has 0 samples; an exhaustive blend needs at least one of each"
+        PlanError,
+        match="dataset 1 has 0 samples; an exhaustive blend needs at least one sample from each",
     ):
         exhaustive([3, 0, 4])
     with pytest.raises(PlanError, match="a blend of 0 datasets; expected 1 to 32,766"):
@@ -199,5 +200,5 @@ def test_refusals() -> None:
         exhaustive([1] * 32_767)
     blend = greedy([0.5, 0.5], 10)
     blend.draw(8)
-    with pytest.raises(PlanError, match="3 samples requested of a blend that has 2 of 10 left"):
+    with pytest.raises(PlanError, match="3 samples requested, but the blend has only 2 of 10 left"):
         blend.draw(3)

@@ -69,5 +69,7 @@ def test_refusals() -> None:
         largest_remainder_blend([-1, 2], 10, 0)
     with pytest.raises(PlanError, match="a blend of 40,000 datasets"):
         Permuted([1] * 40_000, 0)
-    with pytest.raises(PlanError, match="13 samples requested of a blend that has 12 of 12 left"):
+    with pytest.raises(
+        PlanError, match="13 samples requested, but the blend has only 12 of 12 left"
+    ):
         Permuted([3, 4, 5], 1).draw(13)

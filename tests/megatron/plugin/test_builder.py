@@ -211,7 +211,7 @@ def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
     assert [
         record.name
         for record in caplog.records
-        if "was not tested with megatron-core 0.99.0" in record.message
+        if "has not been tested with megatron-core 0.99.0" in record.message
     ] == ["megablend"]
     caplog.clear()
     monkeypatch.undo()

@@ -362,7 +362,9 @@ def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) 
     )
     assert found.index.dtype == np.result_type(found[0]).type
     for number in (len(DOCUMENTS), -len(DOCUMENTS) - 1):
-        with pytest.raises(IndexError, match=rf"document {number} of {len(DOCUMENTS)}"):
+        with pytest.raises(
+            IndexError, match=rf"document {number} is out of range: there are {len(DOCUMENTS)}"
+        ):
             found.get(number, offset=0, length=1)
     with pytest.raises(
         ValueError, match="found a slice with step 2; expected consecutive documents"

@@ -67,7 +67,10 @@ def test_the_installed_core_builds_a_tokenizer() -> None:
         "tokenizer_path": None,
         "vocab_size": "1000",
     }
-    says = r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError.*\); see its flags, or give --tokenizer-id"
+    says = (
+        r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError.*\); check its flags, or give "
+        r"--tokenizer-id"
+    )
     with pytest.raises(ConfigError, match=says):
         build_identifiers({**FLAGS, "vocab_size": None})
 

@@ -308,7 +308,7 @@ def test_bad_input(tmp_path: Path) -> None:
         for refused in ("s3://other/d/", "/etc/shadow", "http://169.254.169.254/x", "s3://b/../x"):
             code, message = node.fail("add", "e", refused)
             assert code == 2
-            assert ": is not below a prefix that this node's mirror may fetch\n" in message
+            assert ": is outside the prefixes that this node's mirror may fetch\n" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror is named\n")
         with pytest.MonkeyPatch.context() as patched:
@@ -411,7 +411,7 @@ def test_a_catalog_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path: Path)
         code, message = node.fail("list")
         assert code == 2
         assert f"{database}: is damaged (" in message
-        assert "restore it, or remove it and say again which datasets are wanted" in message
+        assert "restore it, or remove it and request the datasets again" in message
         database.unlink()
         assert node.ask("list") == {"revisions": [], "wants": []}
 

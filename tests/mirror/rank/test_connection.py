@@ -72,7 +72,7 @@ def test_a_process_of_another_version_can_stop_a_node_process(
         reader = connect(settings)
         reader.command(Kind.STATUS)
         monkeypatch.setattr(connection, "PROTOCOL", 0)
-        with pytest.raises(ConfigError, match=r"this process 0\n.*`megablend node stop`"):
+        with pytest.raises(ConfigError, match=r"this process speaks 0\n.*`megablend node stop`"):
             connect(settings).command(Kind.STATUS)
         other = Connection(options_of(settings), ObjectOptions(), starts=False, asks_only=True)
         other.command(Kind.STOP)

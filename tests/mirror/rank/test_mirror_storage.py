@@ -112,7 +112,7 @@ def test_mounted_folders_are_mirrored_where_they_are_named(tmp_path: Path) -> No
         assert read(make(settings), str(mounted / "x"), (9, 100_000)) == cut((9, 100_000))
         assert get_status(settings)["files"] == 1
         (mounted / "link").symlink_to(tmp_path / "y")
-        with pytest.raises(ConfigError, match="is not below a prefix"):
+        with pytest.raises(ConfigError, match="is outside the prefixes"):
             make(settings).stat(str(mounted / "link"))
 
 
@@ -265,7 +265,8 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "full" / "mine").write_text("x")
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "full", source.url) as settings:
         with pytest.raises(
-            ConfigError, match=r"(?s)full: is not empty, and no mirror.*\nname an empty folder"
+            ConfigError,
+            match=r"(?s)full: is not empty, and is not a mirror.*\nset `folder` of `mirror` to an empty folder",
         ):
             make(settings).stat(f"{source.url}/d/x")
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]

@@ -151,12 +151,12 @@ def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
     source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
     source.second = False
     wanted = RangeRequest("key", 0, 4, None)
-    timeout_factor = []
+    timeout_factors = []
     for _ in range(6):
         source.counts.requests = 0
         assert isinstance(asyncio.run(source._attempt(wanted)), Failure)
-        timeout_factor.append(wanted.timeout_factor)
-    assert timeout_factor == [2, 4, 8, 16, 16, 16]
+        timeout_factors.append(wanted.timeout_factor)
+    assert timeout_factors == [2, 4, 8, 16, 16, 16]
     assert (source.limiter.requests, source.limiter.bytes) == (0, 0)
 
 

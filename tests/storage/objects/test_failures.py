@@ -108,7 +108,7 @@ FAULTS = {
         location="s3://failures/none", message=r"s3://failures/none: no such object"
     ),
     "no bucket is named": Fault(
-        location="s3://", code=2, message=r"found '' for a bucket, expected s3://bucket/key"
+        location="s3://", code=2, message=r"found '' as the bucket, expected s3://bucket/key"
     ),
     "region is wrong": Fault(
         settings={"region": "eu-west-1"}, message=r"in another region \(\w+\): set `region`"
@@ -134,7 +134,7 @@ FAULTS = {
     "CA file": Fault(
         settings={"ca_file": "/no/such.pem"},
         code=2,
-        message=r"ca_file /no/such.pem: cannot be read",
+        message=r"ca_file /no/such.pem cannot be read",
     ),
     "TLS": Fault(
         server="tls", message=r"TLS certificate is not trusted.*set `ca_file` to the PEM file"
@@ -143,11 +143,11 @@ FAULTS = {
         replace_object, r"s3://b/x: was replaced while it was in use; restore"
     ),
     "replaced, conditions ignored": while_reading(
-        replace_silently, r"was replaced while it was in use \(its etag is \w+, was"
+        replace_silently, r"was replaced while it was in use \(its etag is \w+, but was"
     ),
     "deleted": while_reading(delete_object, r"s3://b/x: was deleted while it was in use; restore"),
     "truncated": while_reading(
-        truncate_object, r"was replaced while it was in use \(it has 4 bytes, had 10\)"
+        truncate_object, r"was replaced while it was in use \(it has 4 bytes, but had 10\)"
     ),
     "keys expired": while_reading(
         let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew"
@@ -163,7 +163,7 @@ FAULTS = {
         server="source",
         location="s3://b/x",
         before=lie_about_sizes,
-        message=r"s3://b/x: was replaced while it was in use \(it has 10 bytes, had 12\)",
+        message=r"s3://b/x: was replaced while it was in use \(it has 10 bytes, but had 12\)",
     ),
 }
 

@@ -160,11 +160,12 @@ def test_a_server_that_ignores_conditions_is_compared() -> None:
         assert storage.read(url, 0, 4) == b"0123"
         source.files["b/x"] = b"9876543210"
         with pytest.raises(
-            ChangedFileError, match=r"was replaced while it was in use \(its etag is \w+, was \w+\)"
+            ChangedFileError,
+            match=r"was replaced while it was in use \(its etag is \w+, but was \w+\)",
         ):
             storage.read(url, 0, 4)
         source.files["b/x"] = b"01234"
-        with pytest.raises(ChangedFileError, match=r"\(it has 5 bytes, had 10\)"):
+        with pytest.raises(ChangedFileError, match=r"\(it has 5 bytes, but had 10\)"):
             storage.read(url, 0, 4)
 
 
@@ -183,7 +184,7 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(
         assert source.headers[-1]["if-unmodified-since"] == "Wed, 21 Oct 2015 07:28:00 GMT"
         assert "if-match" not in source.headers[-1]
         source.files["b/x"] = b"012345678"
-        with pytest.raises(ChangedFileError, match="it has 9 bytes, had 10"):
+        with pytest.raises(ChangedFileError, match="it has 9 bytes, but had 10"):
             storage.read(url, 0, 4)
     assert len(caplog.records) == 1
     assert "sends no strong etags" in caplog.records[0].getMessage()
@@ -249,7 +250,7 @@ def test_a_listing_that_is_wrong_about_a_size_is_found_out(monkeypatch: pytest.M
         assert storage.glob("s3://b/*") == ["s3://b/x"]
         source.ignores_conditions = True
         source.files["b/x"] = b"0123"
-        with pytest.raises(ChangedFileError, match="it has 4 bytes, had 10"):
+        with pytest.raises(ChangedFileError, match="it has 4 bytes, but had 10"):
             storage.read("s3://b/x", 2, 8)
         with pytest.raises(CorruptFileError, match="ends at byte 10"):
             storage.read("s3://b/x", 2, 9)

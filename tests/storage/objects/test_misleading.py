@@ -221,12 +221,14 @@ SITUATIONS = [
         "is not trusted",
     ),
     Situation(
-        "a newline in a key", newline, "its key has a control character, such as a newline or a tab"
+        "a newline in a key",
+        newline,
+        "its key contains a control character, such as a newline or a tab",
     ),
     Situation(
         "a tab in a key",
         tab,
-        "its key has a control character, such as a newline or a tab",
+        "its key contains a control character, such as a newline or a tab",
         "empty part",
     ),
     Situation(

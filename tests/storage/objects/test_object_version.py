@@ -27,23 +27,23 @@ def answer(size: int = 10, etag: str | None = '"a"', time: datetime = TIME) -> d
     ("version", "other", "says"),
     [
         (VERSION, VERSION, None),
-        (VERSION, ObjectVersion(11, "a", SECONDS), "it has 11 bytes, had 10"),
-        (VERSION, ObjectVersion(10, "b", SECONDS), "its etag is b, was a"),
+        (VERSION, ObjectVersion(11, "a", SECONDS), "it has 11 bytes, but had 10"),
+        (VERSION, ObjectVersion(10, "b", SECONDS), "its etag is b, but was a"),
         (VERSION, ObjectVersion(10, "a", SECONDS + 1), None),  # the same content, copied
         (VERSION, ObjectVersion(10, "", SECONDS), None),
         (
             VERSION,
             ObjectVersion(10, "", SECONDS + 1),
-            "it was modified at 2026-01-02 03:04:06 UTC, before at 2026-01-02 03:04:05 UTC",
+            "it was last modified at 2026-01-02 03:04:06 UTC, but before at 2026-01-02 03:04:05 UTC",
         ),
         (
             ObjectVersion(10, "", SECONDS),
             ObjectVersion(10, "b", SECONDS + 1),
-            "it was modified at 2026-01-02 03:04:06 UTC, before at",
+            "it was last modified at 2026-01-02 03:04:06 UTC, but before at",
         ),
         (ObjectVersion(10, "", SECONDS), ObjectVersion(10, "", 0), None),
         (ObjectVersion(10, "", 0), ObjectVersion(10, "", SECONDS), None),
-        (ObjectVersion(10, "", 0), ObjectVersion(9, "", 0), "it has 9 bytes, had 10"),
+        (ObjectVersion(10, "", 0), ObjectVersion(9, "", 0), "it has 9 bytes, but had 10"),
     ],
 )
 def test_differences(version: ObjectVersion, other: ObjectVersion, says: str | None) -> None:

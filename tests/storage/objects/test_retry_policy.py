@@ -65,7 +65,7 @@ def test_how_often_what_is_refused_is_tried(
 
 
 @pytest.mark.parametrize(
-    ("before", "kind", "timeout_factor"),
+    ("before", "kind", "most_seconds"),
     [
         (None, Kind.CONNECT, 600),
         (Kind.MISSING, Kind.CONNECT, 600),
@@ -75,7 +75,7 @@ def test_how_often_what_is_refused_is_tried(
     ],
 )
 def test_when_it_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, before: Kind | None, kind: Kind, timeout_factor: float
+    monkeypatch: pytest.MonkeyPatch, before: Kind | None, kind: Kind, most_seconds: float
 ) -> None:
     """Sooner where the source has never answered."""
     trial = Trial(monkeypatch)
@@ -86,7 +86,7 @@ def test_when_it_is_given_up(
         match=r"cannot be read: it failed; tried \d+ times in \d+ s: (check|the server has never)",
     ):
         trial.run(repeat(kind))
-    assert timeout_factor <= sum(trial.pauses) < timeout_factor + 10
+    assert most_seconds <= sum(trial.pauses) < most_seconds + 10
 
 
 def test_pauses_become_longer_and_a_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:

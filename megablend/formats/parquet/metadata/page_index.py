@@ -123,7 +123,7 @@ def parse_offset_indexes(
         raise MalformedError(
             {
                 NO_PAGES: f"it lists no pages for {num_rows[chunk]} rows",
-                BAD_OFFSET: f"offset of a page is {number}, expected 0 to 2**48",
+                BAD_OFFSET: f"the offset of a page is {number}, expected 0 to 2**48",
                 BAD_SIZE: f"compressed_page_size is {number}, expected 0 to 2**48",
                 BAD_ROW: f"first_row_index is {number}, expected 0 to 2**48",
                 TOO_LARGE: f"a page of {number} bytes is larger than the limit of 2 GiB",
