@@ -127,15 +127,16 @@ def find_document(
         raise ConfigError(
             f"{text}: {len(found)} files of text have this name, expected one; give the path as the config's sources find it"
         )
+    is_row = is_table(found[0][0].text)
+    if is_row and line is not None:  # a row is a place as a byte is
+        byte = line
+        line = None
     lines_before = 0
     for part in found[0]:
-        whole = read_footer(storage, part.path)
-        footer = whole["part"]
-        is_row = is_table(whole["text"])
-        place = byte if byte is not None else line if is_row else None
+        footer = read_footer(storage, part.path)["part"]
         row: int | None = None
-        if place is not None and footer["start"] <= place < footer["stop"]:
-            row = _find_last(_read_columns(part.path, storage)["offset"], place, exact=is_row)
+        if byte is not None and footer["start"] <= byte < footer["stop"]:
+            row = _find_last(_read_columns(part.path, storage)["offset"], byte, exact=is_row)
         elif key is not None:
             row = _find_key(_read_columns(part.path, storage), key, part.path)
         elif line is not None and lines_before < line <= lines_before + footer["lines"]:
@@ -144,7 +145,8 @@ def find_document(
         if row is not None:
             return part.path, row
         lines_before += footer["lines"]
-    asked = f"line {line}" if line is not None else f"byte {byte}" if byte is not None else key
+    unit = "row" if is_row else "byte"
+    asked = f"line {line}" if line is not None else f"{unit} {byte}" if byte is not None else key
     raise ConfigError(
         f"{text}: has no document at {asked}: it is blank, was left out, or is not in the file; give that of a document"
     )

@@ -100,7 +100,8 @@ def test_show_and_find_agree_with_the_text(tmp_path: Path, kind: str, eos: bool)
         expected = {each.sample for each in found.samples}
         assert shown.get(line, set()) == expected
         assert find(config, f"a.{kind}", byte=offset).found == by_line.found
-    with pytest.raises(ConfigError, match="has no document at line 100000"):
+    unit = "row" if kind in ("parquet", "arrow") else "line"
+    with pytest.raises(ConfigError, match=f"has no document at {unit} 100000"):
         find(config, text_file, line=100_000)
     with pytest.raises(ConfigError, match="0 files of text have this name"):
         find(config, "b.jsonl", line=1)
@@ -128,23 +129,42 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert "has no document at line 6: it is blank" in blank.stderr
 
 
+DOCUMENTS = int(os.environ.get("MEGABLEND_TEST_TEXT_DOCUMENTS", "10000"))
+"""Documents of the long test."""
+KINDS = ("jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_document_of_some(tmp_path: Path, kind: str) -> None:
+    check_documents(tmp_path, kind, 300, "", 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_many_documents(
+def test_every_document_of_many(
     tmp_path: Path,
     kind: str,
     where: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All documents are shown, with their places, keys and texts; each is found (in a bucket one of ten), by its line, its
-    byte and its key in turn. MEGABLEND_TEST_TEXT_DOCUMENTS sets how many there are."""
+    monkeypatch.setattr(source, "PART_BYTES", 20 * SMALL)
+    if where == "folder":
+        check_documents(tmp_path, kind, DOCUMENTS, "", 1)
+    else:
+        request.getfixturevalue("obstore")
+        remote = request.getfixturevalue("remote_moto")
+        check_documents(tmp_path, kind, DOCUMENTS, remote, 10)
+
+
+def check_documents(tmp_path: Path, kind: str, num: int, remote: str, step: int) -> None:
+    """All documents are shown, with their places, keys and texts; each, or one of `step`, is found by its line, its byte
+    and its key. `remote`: a bucket's prefix that text and tokens are in."""
     from tokenizers import Tokenizer
 
-    monkeypatch.setattr(source, "PART_BYTES", 20 * SMALL)
-    num = int(os.environ.get("MEGABLEND_TEST_TEXT_DOCUMENTS", "10000"))
     places = write_kind(tmp_path / "data", kind, num, 150)
     folder = str(tmp_path / "data")
     config = make_config(
@@ -152,9 +172,7 @@ def test_many_documents(
     )
     config |= {"epochs": 1}
     del config["samples"]
-    if where == "bucket":
-        request.getfixturevalue("obstore")
-        remote = request.getfixturevalue("remote_moto")
+    if remote:
         ObjectPrefix(remote, ObjectOptions()).write(f"data/a.{kind}", tmp_path / f"data/a.{kind}")
         folder = f"{remote}/data"
         config |= {
@@ -185,10 +203,11 @@ def test_many_documents(
     texts = TextPlaces(opened)
     storage = opened.store.storage
     parts = list_parts(texts.paths)
-    for i, line in enumerate(sorted(places)[:: 1 if where == "folder" else 10]):
+    for line in sorted(places)[::step]:
         offset, _ = places[line]
-        asked: Any = [{"line": line}, {"byte": offset}, {"key": documents[line]}][i % 3]
-        path, row = find_document(text_file, texts.paths, storage, **asked)
+        path, row = find_document(text_file, texts.paths, storage, line=line)
+        assert find_document(text_file, texts.paths, storage, byte=offset) == (path, row)
+        assert find_document(text_file, texts.paths, storage, key=documents[line]) == (path, row)
         (found,) = locate_rows(path, [row], next(iter(parts.values())), storage)
         assert (found.line, found.offset, found.key) == (line, offset, documents[line])
 
