@@ -7,7 +7,7 @@ CPU seconds of one process, without starting it; MB of UTF-8 text. The loop read
     python tools/bench/text.py ... --peer 'NAME=COMMAND {folder} {file} {out} {workers}' [--peer-mb 10]
 
 Whole tools, `megablend build` among them, in turn, with one worker and with two: CPU seconds of all of their processes, less
-those of the same tool for three lines. A tool of others gets `--peer-mb` of the text, as `{file}`, and as two files in `{folder}`.
+those of the same tool for three lines. A tool of others gets `--peer-mb` of the text, as `{file}`, and two files in `{folder}`.
 The tokenizer was proved before; 32 MiB of text is the least that is tokenised by gigatoken.
 """
 
