@@ -39,7 +39,6 @@ from megablend.mirror.disk.pages import (
     pages_of_ranges,
 )
 from megablend.mirror.node.engine import AwayError, Engine, Origins, Want
-from megablend.system.log import LOG
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
@@ -49,11 +48,13 @@ ROOT = "/v1/data/"
 _PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
 _AHEAD = 8
 """Portions of an answer that are got while one is sent."""
-_MOST_SENDING = 128
+_MOST_SENDING = 64
 """Portions in memory, of all answers."""
 _SLOW_SECONDS = 60.0
 """A client that takes longer for a portion is cut off, and a node that is away is waited for so
 long."""
+_BUSY_SECONDS = 5.0
+"""The same while others wait for their turn."""
 _RETRY_SECONDS = 1.0
 _LINES = 1000
 _NUMBER = re.compile(r"[0-9]{1,12}")
@@ -99,11 +100,17 @@ class Files:
         engine: gets pages.
         find_datasets: those of the mirror; None if there are none.
         token: signs URLs.
+        warn: logs what somebody is refused.
     """
 
     def __init__(
-        self, engine: Engine, find_datasets: Callable[[], Awaitable[Datasets | None]], token: bytes
+        self,
+        engine: Engine,
+        find_datasets: Callable[[], Awaitable[Datasets | None]],
+        token: bytes,
+        warn: Callable[[str | None, str], None],
     ) -> None:
+        self._warn = warn
         self._engine = engine
         self._find_datasets = find_datasets
         self._token = token
@@ -213,7 +220,7 @@ class Files:
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
-            LOG.warning("mirror: %s: an answer is cut off: %s", key.location, error)
+            self._warn(request.remote, f"an answer is cut off: {key.location}: {error}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -236,7 +243,7 @@ class Files:
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
                         found = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
-                        await asyncio.wait_for(response.write(found), _SLOW_SECONDS)
+                        await self._write(response, found)
                         self.num_bytes += len(found)
                         return
                 problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
@@ -245,6 +252,20 @@ class Files:
             if time.monotonic() > end:
                 raise problem
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _write(self, response: web.StreamResponse, data: memoryview) -> None:
+        """Raises: TimeoutError if the client does not take it."""
+        begin = time.monotonic()
+        writing = asyncio.ensure_future(response.write(data))
+        try:
+            while not writing.done():
+                await asyncio.wait([writing], timeout=_BUSY_SECONDS)
+                limit = _BUSY_SECONDS if self._turns.locked() else _SLOW_SECONDS
+                if not writing.done() and time.monotonic() - begin >= limit:
+                    raise asyncio.TimeoutError(f"not taken in {limit:.0f} s")
+            writing.result()
+        finally:
+            writing.cancel()
 
 
 def _want(key: FileKey, part: range) -> Want:

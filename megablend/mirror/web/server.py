@@ -64,11 +64,11 @@ class WebServer:
         self._tls = make_reader_context(options)
         self._is_open = self._tls is not None or options.insecure
         self._token = read_token("token_file", options.token_file)
-        self._files = Files(engine, find_datasets, self._token)
+        self._listener = Listener("`data_port` of `mirror`")
+        self._files = Files(engine, find_datasets, self._token, self._listener.warn)
         self._find_datasets = find_datasets
         self._get_status = get_status
         self._note_use = note_use
-        self._listener = Listener("`data_port` of `mirror`")
 
     async def start(self) -> None:
         """Listen. Raises: ConfigError if the port is in use."""
