@@ -32,7 +32,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States
 from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.rate_limiter import JOB_SIZES
+from megablend.storage.objects.clients import divide_limits
 from megablend.system.log import LOG
 from megablend.system.service_manager import notify
 
@@ -136,7 +136,7 @@ class Node:
                     self.engine, self.source, self.needs, self._select
                 )
                 if self.cluster is not None:
-                    self.cluster.note_view = self._datasets.holding.change_nodes
+                    self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
                 self._are_wanted.set()
             return self._datasets
 
@@ -379,14 +379,17 @@ def run_node(
         members = members._replace(views=make_views(options, options.etcd, members.own, folder))
     if members is not None:
         # The limits of the source are divided between as many
-        os.environ[JOB_SIZES[0]] = str(members.size)
+        divide_limits(members.size)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # each request to a node may take a connection
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with folder.lock():
 
         async def run() -> None:
-            await Node(options, objects, folder, members, is_service=is_service).run(ready)
+            node = Node(options, objects, folder, members, is_service=is_service)
+            if (cluster := node.cluster) is not None and options.etcd is not None:
+                cluster.view_listeners.append(lambda: divide_limits(cluster.num_nodes))
+            await node.run(ready)
 
         asyncio.run(run())
 

@@ -104,7 +104,7 @@ class Cluster:
         self._assemblies: list[Assembly] = []
         """Of the view in force, or of the first one; then of one that is to be in force, if there is."""
         self._tasks: list[asyncio.Task[None]] = []
-        self.note_view: Callable[[], None] = lambda: None
+        self.view_listeners: list[Callable[[], None]] = []
         """Called when a view is in force."""
         self._engine: Engine
         self._needs: Needs
@@ -203,7 +203,8 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         """Of the cluster, this one too."""
-        return self._agreement.size
+        has_views = self._members.views is not None and self._assemblies
+        return len(self.names) if has_views else self._agreement.size
 
     @property
     def has_failed(self) -> bool:
@@ -222,7 +223,7 @@ class Cluster:
         views = self._members.views
         found = {
             "own": self._members.own,
-            "nodes": self._agreement.size,
+            "nodes": self.num_nodes,
             "view": self._assemblies[0].view.number if self._assemblies else None,
             "away": len(away),
             "away_nodes": away,
@@ -302,7 +303,8 @@ class Cluster:
         )
         session = self._verifier.session
         new = Assembly(view, own, session, peers, holders, routes, self._agreement, self._joining)
-        self._agreement.size = len(names)
+        if self._members.views is not None:
+            self._agreement.size = len(names)
         for each in self._assemblies:
             each.holders.successor = holders
             if not each.is_formed:
@@ -328,7 +330,8 @@ class Cluster:
             self._needs.set_kept(name, [])
         self._agreement.reach()
         self._needs.tell_again()
-        self.note_view()
+        for listen in self.view_listeners:
+            listen()
         assembly.tasks.append(self._start_task(assembly.holders.copy()))
 
     def _make_peer(self, name: str) -> Peer:

@@ -17,7 +17,7 @@ from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.loop import check_fork
-from megablend.storage.objects.rate_limiter import count_processes
+from megablend.storage.objects.rate_limiter import JOB_SIZES, count_processes
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.transfer import Counted
 from megablend.storage.url_checks import is_region, is_server_url
@@ -61,6 +61,14 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
             sockets = _make_sockets(address, options, query, store)
             _clients[key] = BucketClient(address.root, store, options, count_processes(), sockets)
         return _clients[key]
+
+
+def divide_limits(processes: int) -> None:
+    """Share the limits of all sources with so many processes of the job from now on."""
+    os.environ[JOB_SIZES[0]] = str(processes)
+    with _lock:
+        for client in _clients.values():
+            client.limiter.divide(processes)
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:

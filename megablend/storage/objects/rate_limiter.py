@@ -65,11 +65,13 @@ class RateLimiter:
     """
 
     def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
-        self.max_requests = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
-        self.limit: float = min(FIRST_REQUESTS, self.max_requests)
+        self._job_requests = max_requests
+        self._job_rate = max_rate
+        self.limit: float = MAX_REQUESTS
         """Requests that may be in flight now."""
         self._aim: float = self.limit
         """As `limit`, had the source never said that it is busy."""
+        self.divide(processes)
         self._until_adjusted: float = self.limit
         """Answers until `_aim` is adjusted."""
         self._latency = 0.0
@@ -82,9 +84,16 @@ class RateLimiter:
         self.backlog = 0
         """Requests that follow as soon as others are done: `call_each` counts those of which it has
         not called yet."""
-        self._rate = None if max_rate is None else max_rate / processes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._paid_until = self._slowed_at = 0.0
+
+    def divide(self, processes: int) -> None:
+        """Share what the whole job may do with so many processes from now on."""
+        is_slowed = self.is_slowed
+        self.max_requests = max(_MIN_REQUESTS, min(MAX_REQUESTS, self._job_requests // processes))
+        self._aim = min(FIRST_REQUESTS, self.max_requests)
+        self.limit = min(self.limit, self._aim) if is_slowed else self._aim
+        self._rate = None if self._job_rate is None else self._job_rate / processes
 
     async def enter(self, size: int) -> None:
         """Wait until `size` bytes may be requested."""

@@ -31,12 +31,20 @@ LEASE = 4.0
 class Processes:
     """`megablend node run` of so many nodes."""
 
-    def __init__(self, folder: Path, source: FaultySource, etcd: EtcdServer, count: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: FaultySource,
+        etcd: EtcdServer,
+        count: int,
+        expected: int,
+        **limits: int,
+    ) -> None:
         self._folder = folder
         self._source = source
         self.settings: list[dict[str, Any]] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": LEASE}
+        about = {"endpoints": [etcd.url], "nodes_expected": expected, "lease": LEASE}
         for i, port in enumerate(find_ports(count)):
             settings = {
                 "folder": str(folder / f"node{i}"),
@@ -50,29 +58,29 @@ class Processes:
                 "patience": 60,
             }
             self.settings.append(settings)
-            config = {"storage": {"mirror": settings}}
+            config = {"storage": {"mirror": settings, f"{source.url}/": limits}}
             (folder / f"{i}.json").write_text(json.dumps(config), encoding="utf-8")
 
     def start(self, *which: int) -> None:
+        """Return when they answer: who asks one that does not would start another one."""
         for i in which:
-            command = [
-                sys.executable,
-                "-m",
-                "megablend",
-                "node",
-                "run",
-                str(self._folder / f"{i}.json"),
-            ]
+            config = str(self._folder / f"{i}.json")
             with (self._folder / f"{i}.log").open("ab") as log:
-                self._processes[i] = subprocess.Popen(command, stdout=log, stderr=log)
+                self._processes[i] = subprocess.Popen(
+                    [sys.executable, "-m", "megablend", "node", "run", config],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+        for i in which:
+            answers = self._processes[i].stdout
+            assert answers is not None
+            assert b": ready" in answers.readline(), (self._folder / f"{i}.log").read_text()
 
     def send(self, i: int, number: int) -> None:
         self._processes[i].send_signal(number)
 
     def kill(self, i: int, *, empties: bool = False) -> None:
-        process = self._processes.pop(i)
-        process.kill()
-        process.wait()
+        end(self._processes.pop(i))
         if empties:
             shutil.rmtree(self._folder / f"node{i}")
 
@@ -86,10 +94,7 @@ class Processes:
 
         def is_there() -> bool:
             nonlocal number
-            try:
-                states = [self.state(i) for i in which]
-            except Exception:
-                return False  # it has not started yet
+            states = [self.state(i) for i in which]
             number = states[0]["view"]
             return all(
                 state["formed"]
@@ -104,24 +109,33 @@ class Processes:
     def read_all(self, *which: int) -> None:
         """By these nodes at the same time."""
 
-        def read(i: int) -> None:
-            storage = make_storage(objects=parse_options({"mirror": self.settings[i]}))
-            for name, data in self._source.files.items():
-                assert bytes(storage.read(f"{self._source.url}/{name}", 0, len(data))) == data
+        storages = {
+            i: make_storage(objects=parse_options({"mirror": self.settings[i]})) for i in which
+        }
 
-        with ThreadPoolExecutor(len(which)) as threads:
-            list(threads.map(read, which))
+        def read(what: tuple[int, str]) -> None:
+            i, name = what
+            data = self._source.files[name]
+            assert bytes(storages[i].read(f"{self._source.url}/{name}", 0, len(data))) == data
+
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(read, [(i, name) for name in self._source.files for i in which]))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
 
 
 @contextlib.contextmanager
-def processes(*arguments: Any) -> Iterator[Processes]:
-    found = Processes(*arguments)
+def processes(*arguments: Any, **limits: Any) -> Iterator[Processes]:
+    found = Processes(*arguments, **limits)
     try:
         yield found
     finally:
         for process in found._processes.values():
-            process.kill()
-            process.wait()
+            end(process)
 
 
 def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
@@ -134,7 +148,7 @@ def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
 def test_killed_stopped_and_replaced_nodes_cost_nothing(tmp_path: Path, etcd: EtcdServer) -> None:
     with (
         FaultySource(make_files(4, 9 << 20)) as source,
-        processes(tmp_path, source, etcd, 4) as nodes,
+        processes(tmp_path, source, etcd, 4, 4) as nodes,
     ):
         nodes.start(0, 1, 2, 3)
         nodes.read_all(0, 3)
@@ -159,3 +173,22 @@ def test_killed_stopped_and_replaced_nodes_cost_nothing(tmp_path: Path, etcd: Et
         nodes.wait(0, 1, 2)
         nodes.read_all(0, 1, 2)
         assert is_read_once(source, 16)
+
+
+def test_limits_of_a_source_are_divided_by_the_nodes_that_there_are(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    rate = 4_000_000
+    with (
+        FaultySource({f"d/{i}": bytes(1 << 20) for i in range(24)}) as source,
+        processes(tmp_path, source, etcd, 2, 1, max_source_rate=rate) as nodes,
+    ):
+        nodes.start(0)
+        nodes.wait(0)
+        nodes.start(1)
+        nodes.wait(0, 1)
+        began = time.monotonic()
+        nodes.read_all(0, 1)
+        assert is_read_once(source, 8)
+        # What a second brings may come at once; as fast again without the division
+        assert time.monotonic() - began >= 0.9 * ((24 << 20) / rate - 1)

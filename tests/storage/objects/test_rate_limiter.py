@@ -40,3 +40,17 @@ def test_a_busy_source_is_sent_fewer_and_one_more_after_each_round() -> None:
     for _ in range(int(limiter.limit)):
         limiter.speed_up()
     assert 0.7 * FIRST_REQUESTS + 0.9 < limiter.limit < 0.7 * FIRST_REQUESTS + 1.1
+
+
+def test_limits_of_a_job_are_divided_anew_and_a_busy_source_stays_slowed() -> None:
+    limiter = RateLimiter(64, 1000, 2)
+    assert (limiter.limit, limiter._rate) == (32, 500)
+    limiter.divide(4)
+    assert (limiter.limit, limiter._rate) == (16, 250)
+    limiter.requests = 10
+    limiter.slow_down(1.0)
+    limiter.divide(1)
+    assert (limiter.max_requests, limiter.limit, limiter._rate) == (64, 7, 1000)
+    for _ in range(10_000):
+        limiter.speed_up()
+    assert limiter.limit == 64
