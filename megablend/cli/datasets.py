@@ -183,7 +183,7 @@ def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
 
     if mirror is None:
         raise ConfigError(
-            f"no mirror is named\ngive --mirror CONFIG or --mirror FOLDER, or set {_VARIABLE}"
+            f"no mirror given\npass --mirror CONFIG or --mirror FOLDER, or set {_VARIABLE}"
         )
     # A folder does not say how large its mirror may be
     starts = not Path(mirror).is_dir()
@@ -216,7 +216,7 @@ def _parse_time(text: str) -> float:
             f"--until: found {text!r}, expected a time\nwrite it as 2027-01-31 or 2027-01-31T18:00"
         ) from None
     if end <= time.time():
-        raise ConfigError(f"--until: {text} is past\nname a time to come")
+        raise ConfigError(f"--until: {text} is in the past\ngive a time in the future")
     return end
 
 

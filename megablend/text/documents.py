@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-REMEDY = "mend it, or leave such documents out with `on_bad_document: skip`"
+REMEDY = "fix it, or leave such documents out with `on_bad_document: skip`"
 
 
 class Place(NamedTuple):

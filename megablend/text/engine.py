@@ -186,8 +186,8 @@ def make_reference(tokenizer: TokenizerFile) -> Any:
         return tokenizers.Tokenizer.from_str(tokenizer.definition)
     except Exception as error:  # of the library: a bare Exception
         raise ConfigError(
-            f"{tokenizer.path}: tokenizers {find_version('tokenizers')} cannot read it ({error}); upgrade it, or write the file "
-            "again with `tokenizer.save`"
+            f"{tokenizer.path}: tokenizers {find_version('tokenizers')} cannot read it ({error}); upgrade "
+            "tokenizers, or save the file again with `tokenizer.save`"
         ) from error
 
 

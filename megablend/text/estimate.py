@@ -117,6 +117,6 @@ def check_space(setup: Setup, needed: int) -> None:
     free = setup.folder.count_free_bytes()
     if free is not None and free < _SPARE * needed:
         raise CacheError(
-            f"{setup.folder.location}: has {free / 1e9:,.1f} GB free, expected {_SPARE * needed / 1e9:,.1f} GB for the tokens: "
-            "free some, or set `token_files` to a folder or bucket with room"
+            f"{setup.folder.location}: has {free / 1e9:,.1f} GB free, expected {_SPARE * needed / 1e9:,.1f} GB for "
+            "the tokens; free some space, or set `token_files` to a folder or bucket with room"
         )

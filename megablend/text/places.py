@@ -148,7 +148,8 @@ def find_document(
     unit = "row" if is_row else "byte"
     asked = f"line {line}" if line is not None else f"{unit} {byte}" if byte is not None else key
     raise ConfigError(
-        f"{text}: has no document at {asked}: it is blank, was left out, or is not in the file; give that of a document"
+        f"{text}: has no document at {asked}: that place is blank, was left out, or is not in the file; give the "
+        "place of a document"
     )
 
 

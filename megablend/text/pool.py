@@ -120,8 +120,8 @@ class _Process:
         code = self._process.wait()
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ResourceError(
-            f"{task.file.path}: the process that tokenised it ended ({cause}): if memory ran out, build with fewer "
-            "processes; build again, which goes on from the parts that are done"
+            f"{task.file.path}: the process that was tokenising this file ended ({cause}); build again, with fewer "
+            "processes if memory ran out: finished parts are kept"
         )
 
 

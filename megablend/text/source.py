@@ -107,7 +107,7 @@ class TextSource:
             raise DataError(
                 self.root,
                 f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({', '.join(map(str, bad))}), expected at "
-                f"most {float(allowed):g} of them; mend them, or allow more by `on_bad_document: skip` and `max_bad`",
+                f"most {float(allowed):g} of them; fix them, or allow more with `on_bad_document: skip` and `max_bad`",
             )
 
 
@@ -178,8 +178,8 @@ def find_tokenised(
         source = find_text(config, spec, storage)
         if pending := source.pending:
             raise CacheError(
-                f"source {spec.name!r}: {len(pending):,} of {len(source.files):,} files of text are not tokenised, the first "
-                f"{pending[0].path}; `megablend build CONFIG` tokenises them"
+                f"source {spec.name!r}: {len(pending):,} of {len(source.files):,} text files are not tokenised (the "
+                f"first is {pending[0].path}); `megablend build CONFIG` tokenises them"
             )
         found.append(source.make_spec())
     return found
@@ -244,7 +244,8 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         )
     if other := next((path for path in listed if not path.lower().endswith(ALL_SUFFIXES)), None):
         raise spec.complaint(
-            f"{other} is no file of text that megablend reads ({', '.join(ALL_SUFFIXES)}); rename it, or leave it out of `path`"
+            f"{other} is not a text file that megablend reads ({', '.join(ALL_SUFFIXES)}); rename it, or leave it "
+            "out of `path`"
         )
     root = find_root(spec.patterns)
     stats = parallel_map(storage.stat, listed, threads)

@@ -160,14 +160,16 @@ class TableFile:
             if name not in known:
                 hint = did_you_mean(name, known, before="; ")
                 raise ConfigError(
-                    f"{self.path}: has no column {dotted!r} (its columns: {', '.join(known)}){hint or '; name the one in `text`'}"
+                    f"{self.path}: has no column {dotted!r} (it has: "
+                    f"{', '.join(known)}){hint or '; set `text` to the column that holds the text'}"
                 )
             found = found.field(name).type
             if not pa.types.is_struct(found):
                 break
         if not any(is_text(found) for is_text in _TEXTS):
             raise ConfigError(
-                f"{self.path}: column {dotted!r} has type {found}, expected text (string); name the column of text in `text`"
+                f"{self.path}: column {dotted!r} has type {found}, expected text (string); set `text` to the column "
+                "that holds the text"
             )
 
     def _damaged(self, error: Exception) -> CorruptFileError:

@@ -92,7 +92,7 @@ def open_token_file(storage: Storage, path: str) -> Any:
         return pq.ParquetFile(open_file(storage, path, size))
     except pa.ArrowException as error:
         raise CorruptFileError(
-            path, f"is no token file ({error}); remove it, and build again"
+            path, f"is not a token file ({error}); remove it, and build again"
         ) from error
 
 
@@ -104,5 +104,5 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
     except ValueError:
         footer = None
     if not isinstance(footer, dict):
-        raise CorruptFileError(path, "has no footer of a token file; remove it, and build again")
+        raise CorruptFileError(path, "lacks the footer of a token file; remove it, and build again")
     return footer

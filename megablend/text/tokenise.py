@@ -105,8 +105,8 @@ def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> Non
     other = next((name for name in known if not name.startswith(f"{tokenizer.digest}/")), None)
     if other is not None:
         raise ConfigError(
-            f"tokenizer: {tokenizer.path} has the digest {tokenizer.digest}, but the run was begun with tokens of "
-            f"{other.partition('/')[0]}; restore that tokenizer, or give the run another name (`run:`)"
+            f"tokenizer: {tokenizer.path} has digest {tokenizer.digest}, but the run was started with tokens made by "
+            f"tokenizer {other.partition('/')[0]}; restore that tokenizer, or give the run another name (`run:`)"
         )
 
 
@@ -119,8 +119,8 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
         if name not in made and text in paths:
             raise ChangedFileError(
                 paths[text],
-                f"its text changed since run began to read source {source.spec.name!r}; restore it, give new text a file of its "
-                "own, or give the run another name (`run:`)",
+                f"its text changed after the run began to read source {source.spec.name!r}; restore it, give new "
+                "text a file of its own, or give the run another name (`run:`)",
             )
 
 

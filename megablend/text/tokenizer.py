@@ -48,7 +48,7 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
         data = json.loads(path.read_text(encoding="utf-8"))
         kept = {key: each for key, each in data.items() if key not in _NOT_TOKENS}
         if not isinstance(data["model"], dict):
-            raise TypeError("its model is no object")
+            raise TypeError("its model is not an object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error}); write it with `tokenizer.save`"

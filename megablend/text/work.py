@@ -119,7 +119,9 @@ class Worker:
                 raise
             return Entry(size=file.size, etag=file.etag, unreadable=str(error))
         if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
-            raise ChangedFileError(file.path, f"changed while it was tokenised; {CHANGED_REMEDY}")
+            raise ChangedFileError(
+                file.path, f"changed while it was being tokenised; {CHANGED_REMEDY}"
+            )
         made = tuple(parts[number] for number in sorted(parts))
         return Entry(size=file.size, etag=file.etag, parts=made)
 

@@ -286,7 +286,7 @@ def test_two_tokenizers_side_by_side(tmp_path: Path) -> None:
     digests = [load_tokenizer(each["tokenizer"]).digest for each in (one, two)]
     with pytest.raises(
         ConfigError,
-        match=f"has the digest {digests[1]}, but the run was begun with tokens of {digests[0]}",
+        match=f"has digest {digests[1]}, but the run was started with tokens made by tokenizer {digests[0]}",
     ):
         build(one | {"tokenizer": two["tokenizer"]})
 
@@ -298,7 +298,7 @@ def test_text_that_changed_under_a_run_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "data/0001.jsonl"
     with path.open("a") as file:
         file.write('{"text": "grown"}\n')
-    with pytest.raises(ChangedFileError, match=r"0001.jsonl: its text changed since run"):
+    with pytest.raises(ChangedFileError, match=r"0001.jsonl: its text changed after the run"):
         build(config)
     assert build(config | {"run": "another"}).index.changed == ()
 
@@ -540,7 +540,7 @@ def test_text_that_is_not_tokenised_yet_is_told(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     session = Session(config)
     with pytest.raises(
-        CacheError, match=r"3 of 3 files of text are not tokenised, the first .*0000.jsonl"
+        CacheError, match=r"3 of 3 text files are not tokenised \(the first is .*0000.jsonl"
     ):
         list_specs(session.config, session.storage)
     build(config)

@@ -126,7 +126,7 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert "has no document at none" in missing.stderr
     assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
     blank = run("find", path, "a.jsonl", "--line", 6)
-    assert "has no document at line 6: it is blank" in blank.stderr
+    assert "has no document at line 6: that place is blank" in blank.stderr
 
 
 DOCUMENTS = int(os.environ.get("MEGABLEND_TEST_TEXT_DOCUMENTS", "10000"))

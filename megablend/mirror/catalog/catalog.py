@@ -228,12 +228,12 @@ class Catalog:
         near = did_you_mean(dataset, known, before=": ")
         raise ConfigError(
             f"{dataset!r}: no such dataset here{near}\n"
-            "`megablend datasets list` shows those that there are, `megablend datasets add NAME SOURCE...` adds one"
+            "`megablend datasets list` lists those that exist; `megablend datasets add NAME SOURCE...` adds one"
         )
 
     def find(self, target: str) -> tuple[str, Revision | None]:
-        """The dataset, and the revision, None for the latest, of NAME, NAME@latest or
-        NAME@REVISION. Raises: ConfigError if there is none, or several."""
+        """The dataset and the revision (None for the latest) of NAME, NAME@latest or NAME@REVISION.
+        Raises: ConfigError if there is none, or several."""
         dataset, _, digits = target.partition("@")
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
@@ -246,7 +246,7 @@ class Catalog:
         problem = "several revisions" if len(found) > 1 else "no such revision here"
         raise ConfigError(
             f"{target!r}: {problem}{near}\n"
-            f"give {_LEAST_DIGITS} digits or more of one: {', '.join(names[-5:])}"
+            f"give at least {_LEAST_DIGITS} digits of one of these: {', '.join(names[-5:])}"
         )
 
     def read_known_files(self, digest: str) -> list[DataFile]:

@@ -105,7 +105,8 @@ class Datasets:
         verb = self._verbs.get(request.pop("verb"))
         if verb is None:
             raise ConfigError(
-                "the node process does not know this command\nstop it: it is of another version"
+                "the node process does not know this command: it runs another version of megablend\n"
+                "stop it (`megablend node stop`), and try again"
             )
         return await verb(**request)
 
@@ -168,7 +169,7 @@ class Datasets:
         latest = self._catalog.find_dataset(dataset)[-1]
         if pin and revision is None:
             raise ConfigError(
-                f"{target!r}: what is pinned stays as it is, so that it needs a revision\n"
+                f"{target!r}: a pinned dataset needs a revision, since it is never updated\n"
                 f"pin the latest one: {latest}"
             )
         name = LATEST if revision is None else revision.digest
@@ -195,8 +196,9 @@ class Datasets:
         if self._mates is None:
             if want.nodes or want.copies:
                 raise ConfigError(
-                    f"{want.target}: no other nodes are told of what is wanted here\n"
-                    "say it on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` of `mirror`"
+                    f"{want.target}: this node does not tell other nodes what is wanted\n"
+                    "run the command on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` of "
+                    "`mirror`"
                 )
             return want
         names = self._mates.names
@@ -204,14 +206,14 @@ class Datasets:
             if node not in names:
                 near = did_you_mean(node, names, before=": ")
                 raise ConfigError(
-                    f"{node!r}: is none of the {len(names)} nodes{near}\n"
-                    "`megablend node status` shows how this one is named: host:port"
+                    f"{node!r} is not one of the {len(names)} nodes{near}\n"
+                    "`megablend node status` shows the name of this node: host:port"
                 )
         among = want.nodes or names
         if want.copies > len(among):
             raise ConfigError(
-                f"{want.target}: {want.copies} copies on {len(among)} nodes\n"
-                "ask for fewer, or for `all`, or name more nodes"
+                f"{want.target}: {want.copies} copies cannot be kept on {len(among)} nodes\n"
+                "request fewer, or `all`, or list more nodes"
             )
         if want.nodes and not want.copies:
             return replace(want, copies=min(self._mates.copies, len(among)))
@@ -239,8 +241,8 @@ class Datasets:
         capacity = await self._pages.call(self._pages.store.find_capacity)
         if beside + sum(sizes.values()) > capacity:
             raise ConfigError(
-                f"{want.target}: never fits: {sum(sizes.values()):,} bytes are this node's to hold, beside "
-                f"{beside:,} pinned ones, and its mirror has room for {capacity:,}\n"
+                f"{want.target} can never fit: this node has to hold {sum(sizes.values()):,} bytes of it beside "
+                f"{beside:,} pinned bytes, but its mirror has room for {capacity:,}\n"
                 "raise `size` of `mirror`, free space, or share it among more nodes"
             )
 
@@ -274,7 +276,7 @@ class Datasets:
             return want
         others = [each.target for each in self._catalog.wants.values() if each.dataset == dataset]
         raise ConfigError(
-            f"{target!r}: is not wanted on this node\nwanted of {dataset!r} are: {', '.join(others) or 'none'}"
+            f"{target!r} is not wanted on this node\nwanted of {dataset!r} are: {', '.join(others) or 'none'}"
         )
 
     async def list_all(self) -> dict[str, Any]:
@@ -327,13 +329,14 @@ class Datasets:
 
         await self.holding.wait_for(find)
         if last is None:
-            raise ConfigError(f"{want.target}: is not wanted any more\nask for it again")
+            raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
         if last.error is not None:
             raise last.error
         if last.short:
             raise ResourceError(
-                f"{want.target}: does not fit: {last.short:,} bytes too much beside what is pinned, was wanted before, or jobs "
-                "read\nunwant something, raise `size` of `mirror`, or share it among more nodes"
+                f"{want.target} does not fit: it needs {last.short:,} bytes more than are left beside what is pinned, "
+                "was wanted earlier, or is read by jobs\n"
+                "unwant something, raise `size` of `mirror`, or share it among more nodes"
             )
         return last.as_json()
 
@@ -348,7 +351,8 @@ class Datasets:
         ]
         if not held:
             raise ConfigError(
-                f"{target!r}: is not wanted on this node\nmegablend datasets want {target} --copies all --wait"
+                f"{target!r} is not wanted on this node\n"
+                f"request it: megablend datasets want {target} --copies all --wait"
             )
         chosen = ([each for each in held if not each.missing] or held)[-1].goal.revision
         files = await self._read_files(chosen)
@@ -427,7 +431,9 @@ class Datasets:
         wants = [each for each in self._catalog.wants.values() if each.dataset == dataset]
         for want in wants:
             if want.is_pinned:
-                raise ConfigError(f"{dataset}: is pinned\nmegablend datasets unpin {want.target}")
+                raise ConfigError(
+                    f"{dataset} is pinned\nunpin it first: megablend datasets unpin {want.target}"
+                )
         if self.shared is not None:
             return await self.shared.forget(known, wants)
         await self._change(deletes=wants)

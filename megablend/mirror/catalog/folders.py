@@ -110,4 +110,4 @@ class Folders:
 
 
 def _not_held(path: Path) -> ResourceError:
-    return ResourceError(f"{path}: is not held any more\nask for the folder again")
+    return ResourceError(f"{path}: is no longer held\nrequest the folder again")

@@ -410,7 +410,7 @@ def _note(state: State, error: Exception) -> None:
     if isinstance(error, MissingFileError | ChangedFileError):
         state.error = error
     elif not isinstance(error, MegablendError | engine.AwayError):
-        LOG.warning("mirror: this is a fault of megablend", exc_info=error)
+        LOG.warning("mirror: this is a bug in megablend", exc_info=error)
 
 
 def size_of(share: Iterable[tuple[FileKey, Pages]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from megablend.system.limited_json import parse_json
 _MOST_NAME_BYTES = 100
 _MOST_PATH_BYTES = 4000
 _MOST_PART_BYTES = 255
-_APART = "give one pattern that begins above both, such as s3://bucket/**/*.parquet, or make two datasets"
+_APART = "give one pattern that covers both, such as s3://bucket/**/*.parquet, or make two datasets"
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -47,7 +47,7 @@ def check_name(name: str) -> None:
         or _CONTROLS.search(name)
     ):
         raise ConfigError(
-            f"{name!r}: cannot be a dataset's name\n"
+            f"{name!r} cannot be a dataset's name\n"
             f"choose 1 to {_MOST_NAME_BYTES} bytes without `/`, `@` and control characters"
         )
 
@@ -78,7 +78,7 @@ def list_files(
             raise DataError(folder, f"cannot be listed: {problem}")
         if not listed.files:
             raise ConfigError(
-                f"{source}: matches no files\nlook for a spelling mistake, or for a `/` at the end of a folder"
+                f"{source}: matches no files\ncheck the spelling, and that a folder ends with `/`"
             )
         for match in listed.files:
             location = split_query(match.path)[0]
@@ -90,11 +90,14 @@ def list_files(
             other = found.setdefault(file.path, file)
             if other.key != file.key:
                 raise ConfigError(
-                    f"{location}: has the path {file.path!r} in the dataset, which {other.key.location} has, too\n{_APART}"
+                    f"{location}: would have the path {file.path!r} in the dataset, as does {other.key.location}\n"
+                    f"{_APART}"
                 )
     for path, file in found.items():
         if any(str(parent) in found for parent in PurePosixPath(path).parents):
-            raise ConfigError(f"{file.key.location}: is below a file of the dataset\n{_APART}")
+            raise ConfigError(
+                f"{file.key.location}: lies below another file of the dataset\n{_APART}"
+            )
     return [found[path] for path in sorted(found)]
 
 
@@ -110,7 +113,8 @@ def check_path(file: DataFile) -> None:
     ):
         raise ConfigError(
             f"{file.key.location}: its path in the dataset would be {file.path!r}\n"
-            "rename it: parts between slashes have 1 to 255 bytes, are not `.` or `..`, and have no control characters"
+            "rename it: each part between slashes must have 1 to 255 bytes, must not be `.` or `..`, and must not "
+            "contain control characters"
         )
 
 
@@ -128,7 +132,7 @@ def unpack_manifest(revision: str, data: bytes) -> list[DataFile]:
     except zlib.error as error:
         raise ValueError(f"is damaged: {error}") from None
     if _digest(text) != revision:
-        raise ValueError("is damaged: it has another digest than its name says")
+        raise ValueError("is damaged: its digest differs from the one in its name")
     files = []
     for line in text.decode().split("\n")[1:]:
         path, location, etag, size = parse_json(line)

@@ -216,8 +216,9 @@ class SharedCatalog:
                 await asyncio.wait_for(self._news.wait_for(find), _HEARD_SECONDS)
             except asyncio.TimeoutError:
                 raise ResourceError(
-                    f"{self._mates.own}: has heard nothing of etcd for {_HEARD_SECONDS:g} s, so that it is not known "
-                    "whether this is done\nlook at `megablend datasets list`, and try again"
+                    f"{self._mates.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
+                    "whether this was done\n"
+                    "check `megablend datasets list`, and try again"
                 ) from None
 
     def _key_of(self, entry: Entry) -> str:
@@ -295,7 +296,7 @@ class SharedCatalog:
             if await self._mates.etcd.change(dict.fromkeys(some, 0), some) is None:
                 return True
         if lost:
-            LOG.warning("mirror: etcd lacked %d revisions and wants: put back", len(lost))
+            LOG.warning("mirror: restored %d revisions and wants that etcd lacked", len(lost))
         name = marker.name
         if is_first:
             name = os.urandom(8).hex()
@@ -373,7 +374,7 @@ class SharedCatalog:
                     self._holding.change()
                     return
             except (AwayError, MegablendError, ValueError) as error:
-                LOG.warning("mirror: %s: no manifest of %s: %s", node, revision, error)
+                LOG.warning("mirror: %s: cannot get the manifest of %s: %s", node, revision, error)
 
     async def _tell_held(self) -> None:
         """Tell what of its wants this node lacks: when that changes, but at most every ten seconds, or
@@ -445,14 +446,14 @@ class SharedCatalog:
                 for node, owed in found["owing"].items():
                     if owed["short"]:
                         raise ResourceError(
-                            f"{want.target}: does not fit on {node}: {owed['short']:,} bytes too much beside what is pinned, "
-                            "was wanted before, or jobs read\nunwant something, raise `size` of `mirror` there, or share it "
-                            "among more nodes"
+                            f"{want.target} does not fit on {node}: it needs {owed['short']:,} bytes more than are "
+                            "left beside what is pinned, was wanted earlier, or is read by jobs\n"
+                            "unwant something, raise `size` of `mirror` there, or share it among more nodes"
                         )
                 if found["complete"] == found["nodes"]:
                     return found
             await asyncio.sleep(_LOOK_SECONDS)
-        raise ConfigError(f"{want.target}: is not wanted any more\nask for it again")
+        raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
 
     async def find_unsettled(self) -> set[str]:
         """Revisions of datasets of which not all nodes hold what they are to hold. Raises:
@@ -501,5 +502,5 @@ class SharedCatalog:
 def _not_ours(key: str, value: Value) -> ConfigError:
     return ConfigError(
         f"etcd: {key}: found {value.data[:60]!r}, expected JSON of a catalog of megablend\n"
-        "set another `prefix` of `etcd` of `mirror`, where nothing else is"
+        "set `prefix` of `etcd` of `mirror` to one that nothing else uses"
     )

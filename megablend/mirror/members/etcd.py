@@ -256,8 +256,8 @@ class Etcd:
             error = found.get("error")
         except (ValueError, AttributeError):
             raise ConfigError(
-                f"etcd: {endpoint}: answers, with status {status}, but not as etcd 3.4 and later do: {body[:80]!r}\n"
-                "correct `endpoints` of `etcd` of `mirror`; a gateway of etcd that is switched off is no use"
+                f"etcd: {endpoint} answers with status {status}, but not as etcd 3.4 or later does: {body[:80]!r}\n"
+                "correct `endpoints` of `etcd` of `mirror`, and enable etcd's gRPC gateway if it is disabled"
             ) from None
         if error is None and status == 200:
             return dict(found)
@@ -274,8 +274,8 @@ class Etcd:
         kind = _InvalidTokenError if self._token else ConfigError
         who = "without a user" if self._user is None else f"as user {self._user!r}"
         return kind(
-            f"etcd: {endpoint}: refuses, {who}: {message}\n"
-            "give `etcd` of `mirror` a user and password who may read and write below its `prefix`"
+            f"etcd: {endpoint} refused a request {who}: {message}\n"
+            "give `etcd` of `mirror` a user and password that may read and write below its `prefix`"
         )
 
 

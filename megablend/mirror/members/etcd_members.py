@@ -83,7 +83,7 @@ class EtcdMembers(Views):
             while not await self._register():
                 if time.monotonic() > end:
                     raise ConfigError(
-                        f"{self._own}: a node that lives has this name, with another folder\n"
+                        f"{self._own}: a running node with another folder has this name\n"
                         "Give each node a name of its own (`advertise`, `port`), or stop the other one."
                     )
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -225,7 +225,7 @@ class EtcdMembers(Views):
 
     def _strange(self, key: str) -> ConfigError:
         return ConfigError(
-            f"etcd: found {key!r} below {self._root!r}, which is none of megablend's keys\n"
+            f"etcd: found {key!r} below {self._root!r}, which is not a key of megablend\n"
             "Give `etcd` of `mirror` a `prefix` that nothing else uses."
         )
 

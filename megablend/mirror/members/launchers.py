@@ -96,7 +96,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         if not hosts:
             raise ConfigError(
                 "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
-                "Start the node process in a Slurm job (`srun megablend node run`), or list nodes."
+                "Start the node process in a Slurm job (`srun megablend node run`), or list the nodes."
             )
         entries = list(itertools.islice(_expand(hosts), MAX_NODES + 1))
     else:
@@ -106,7 +106,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"nodes: {nodes}: cannot be read as a list of nodes: {error}\n"
-                "Name a file with a line `host:port` a node, or slurm, torch, or a list."
+                "Give a file with one `host:port` per line, `slurm`, `torch`, or a list."
             ) from None
         entries = [text for line in lines if (text := line.partition("#")[0].strip())]
     names = [make_name(entry, port) for entry in entries]
@@ -115,7 +115,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
         raise ConfigError(
             f"nodes: found {found} in {source}, expected each of 1 to {MAX_NODES} nodes once\n"
-            "Give each node one entry; two on one machine need different ports."
+            "List each node once; two nodes on one machine need different ports."
         )
     return sorted(names)
 
@@ -133,8 +133,8 @@ def _expand(hosts: str) -> Iterator[str]:
             limits = _RANGE.fullmatch(part)
             if limits is None or int(limits[1]) > int(limits[2] or limits[1]):
                 raise ConfigError(
-                    f"nodes: slurm: found {group!r} in the job's list of machines, which is not "
-                    "understood\nList the nodes instead (`nodes: [host:port, ...]`)."
+                    f"nodes: slurm: found {group!r} in the job's list of machines, which cannot be understood\n"
+                    "List the nodes instead (`nodes: [host:port, ...]`)."
                 )
             for number in range(int(limits[1]), int(limits[2] or limits[1]) + 1):
                 yield from _expand(f"{head}{number:0{len(limits[1])}}{tail}")
@@ -145,8 +145,9 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
     rank, size, first = (environ.get(name, "") for name in _TORCHRUN)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and first):
         raise ConfigError(
-            f"nodes: torch: found {', '.join(f'{n}={environ.get(n)}' for n in _TORCHRUN)}, "
-            "expected what torchrun sets\nStart the job by torchrun, or list the nodes."
+            f"nodes: torch: found {', '.join(f'{n}={environ.get(n)}' for n in _TORCHRUN)}, but torchrun sets all of "
+            "these variables\n"
+            "Start the job with torchrun, or list the nodes."
         )
     host = f"[{first}]" if ":" in first and not first.startswith("[") else first
     return Torchrun(int(rank), int(size), make_name(host, port))
@@ -162,7 +163,7 @@ def find_self(
         if own in names:
             return own
         raise ConfigError(
-            f"advertise: {own} is none of the nodes ({_few(names)})\n"
+            f"advertise: {own} is not one of the nodes ({_few(names)})\n"
             "Set `advertise` to this node's entry of `nodes`, or add it there."
         )
     machine = (environ.get("SLURMD_NODENAME") or socket.gethostname()).lower()
@@ -173,9 +174,10 @@ def find_self(
     if len(found) == 1:
         return found[0]
     raise ConfigError(
-        f"nodes: {'several' if found else 'none'} of {_few(found or names)} can be this machine "
-        f"({machine}, port {port})\n"
-        "Set `advertise` (host:port as others reach it) to this node's entry, or `port` to its."
+        f"nodes: {'several' if found else 'none'} of {_few(found or names)} can be this machine ({machine}, port "
+        f"{port})\n"
+        "Set `advertise` (host:port as others reach it) to this node's entry, or set `port` to the port of that "
+        "entry."
     )
 
 
@@ -218,7 +220,7 @@ def find_address_towards(other: str) -> str:
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"nodes: torch: {other} (MASTER_ADDR) cannot be reached: {error}\n"
-            "Set `advertise` to host:port of this node as the others reach it."
+            "Set `advertise` to the host:port at which others reach this node."
         ) from None
     return f"[{own}]" if ":" in own else own
 

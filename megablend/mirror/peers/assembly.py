@@ -119,8 +119,9 @@ class Assembly:
         """Raises: ConfigError if another node has another list, or the name of a third one."""
         if query["list"] != list_id(self.view.names):
             raise ConfigError(
-                f"{node}: has another list of nodes than {self.own}\n"
-                "Give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node stop`)."
+                f"the list of nodes of {node} differs from that of {self.own}\n"
+                "Give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node "
+                "stop`)."
             )
         peer = self.peers.get(node)
         session = query.get("session")
@@ -158,9 +159,9 @@ class Assembly:
     def _explain(self, name: str) -> str:
         if name in self._heard:
             return f"it reaches this node, which does not reach it: {self.peers[name].trouble}"
-        return self.peers[name].trouble if name not in self._told else "it has told nothing"
+        return self.peers[name].trouble if name not in self._told else "it has sent nothing"
 
 
 def is_unknown(node: str, own: str) -> str:
     """A node asks that is none of the others."""
-    return f"{node}: is none of the nodes of {own}\nlist it there"
+    return f"{node} is not one of the nodes of {own}\nlist it there"

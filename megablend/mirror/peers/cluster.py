@@ -265,8 +265,8 @@ class Cluster:
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("mirror: a fault of megablend", exc_info=error)
-            self._agreement.fail(ResourceError(f"the node process has a fault: {error!r}"))
+            LOG.error("mirror: a bug in megablend", exc_info=error)
+            self._agreement.fail(ResourceError(f"the node process failed: {error!r}"))
 
     async def _run(self) -> None:
         views = self._members.views
@@ -282,7 +282,7 @@ class Cluster:
                 self.take(View(0, tuple(names)))
             else:
                 self._agreement.fall_short(
-                    f"{self._members.own}: came after the others had begun without it"
+                    f"{self._members.own}: joined after the others had started without it"
                 )
         except MegablendError as error:
             self._agreement.fail(error)

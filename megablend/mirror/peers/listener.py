@@ -39,8 +39,8 @@ class Listener:
         except OSError as error:
             await self.stop()
             raise ConfigError(
-                f"port {port}{f' of {host}' if host else ''}: cannot be listened at: {error.strerror}\n"
-                f"set {self.setting} to one that nothing else uses"
+                f"port {port}{f' of {host}' if host else ''}: cannot listen on it: {error.strerror}\n"
+                f"set {self.setting} to a port that nothing else uses"
             ) from None
 
     async def stop(self) -> None:

@@ -71,7 +71,7 @@ class Agreement:
         """Whether a majority is there, which goes on. Raises: ConfigError with `strict`."""
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
-            self.fall_short(f"{text}: the others are no majority")
+            self.fall_short(f"{text}: the others are not a majority")
             return False
         if self.options.strict:
             self.fall_short(text)
@@ -188,15 +188,15 @@ class Joining:
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
-            raise ValueError("a node joins that has no place")
+            raise ValueError("found a node without a rank")
         rank = joining["rank"]
         if not 0 < rank < torchrun.size:
-            raise ValueError(f"machine {rank} joins, expected 1 to {torchrun.size - 1}")
+            raise ValueError(f"found machine {rank}, expected 1 to {torchrun.size - 1}")
         if not self._list.done():
             # Perhaps it has started again, elsewhere
             self._joined[rank] = make_name(joining["name"], self.port)
         self.agreement.note_news()
         await asyncio.wait([self._list], timeout=self.pace.silent)
         if not self._list.done():
-            raise AwayError("not all nodes have come")
+            raise AwayError("not all nodes have joined")
         return pack_json(self._list.result())

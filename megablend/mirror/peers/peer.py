@@ -114,7 +114,8 @@ class Peer:
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Its answer to a request. Raises: AwayError; what it failed with."""
+        """Send a request, and return the answer. Raises: AwayError if the node cannot be reached; the
+        error that it answers with."""
         if self.away_since is not None:
             raise AwayError(f"{self.name} is away: {self.trouble}")
         self._num_waiting += 1
@@ -211,8 +212,9 @@ class Peer:
                 size = answer.content_length
                 if protocol != str(PROTOCOL) or size is None or size > MAX_PAYLOAD:
                     raise ConfigError(
-                        f"{self.name}: answers with protocol {protocol}, this node speaks {PROTOCOL}\n"
-                        "Run the same version of megablend on all nodes, and nothing else on their port."
+                        f"{self.name} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
+                        "Run the same version of megablend on all nodes, and make sure that no other program uses "
+                        "their port."
                     )
                 data = await answer.read()
             session = answer.headers.get(SESSION, "")
@@ -223,7 +225,7 @@ class Peer:
                 self.signer.check_answer(headers, answer.status, answer.headers, data)
             except SignatureError as error:
                 raise ConfigError(
-                    f"{self.name}: cannot be believed: {error}\ngive all nodes the same `secret_file`"
+                    f"{self.name} cannot be trusted: {error}\ngive all nodes the same `secret_file`"
                 ) from None
             self._heard(session)
             if answer.status == VIEW_STATUS:
@@ -233,7 +235,7 @@ class Peer:
             if answer.status != 200:
                 raise self._read_error(answer.status, data)
             return data
-        raise ConfigError(f"{self.name}: starts again and again\nLook at its log.")
+        raise ConfigError(f"{self.name} keeps restarting\nLook at its log.")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError:
         """Why it refuses a request."""
@@ -243,7 +245,7 @@ class Peer:
                 if isinstance(error, MegablendError):
                     return error
         return ConfigError(
-            f"{self.name}: refuses a request: {status} {data[:200].decode(errors='replace')}\n"
+            f"{self.name} refused a request: {status} {data[:200].decode(errors='replace')}\n"
             "Look at the log of its node process."
         )
 

@@ -87,7 +87,7 @@ class Routes:
                 if not len(missing.blocks):
                     return
         if want.mode is Mode.COPY:
-            raise AwayError("nobody who told of these pages has them now")
+            raise AwayError("no node that announced these pages still has them")
         for name in self._list_before(want):
             try:
                 pages, data = await fetch(name, only_held=False)
@@ -188,7 +188,7 @@ class TrackedSource(PageReader):
 
 
 async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:
-    """Tell nodes what this one will ask for, in batches; who is away is left out."""
+    """Tell nodes, in batches, what this one will request; nodes that are away are skipped."""
 
     async def tell(peer: Peer) -> None:
         path = "/v1/due"
@@ -199,4 +199,4 @@ async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[lis
     found = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException) and not isinstance(each, AwayError):
-            LOG.warning("mirror: what is due is not told: %s", each)
+            LOG.warning("mirror: cannot tell other nodes what is due: %s", each)

@@ -103,11 +103,11 @@ class PeerServer:
             status = ERROR_STATUS
             data = pack_error(error)
         except ValueError as error:
-            self._listener.warn(request.remote, f"not understood: {error}")
+            self._listener.warn(request.remote, f"its request cannot be understood: {error}")
             status = 400
             data = str(error).encode()
         except Exception as error:
-            LOG.warning("mirror: a fault of megablend", exc_info=True)
+            LOG.warning("mirror: a bug in megablend", exc_info=True)
             status = 500
             data = repr(error).encode()
         return self._reply(request, status, data)

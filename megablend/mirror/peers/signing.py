@@ -63,8 +63,8 @@ def read_token(setting: str, path: str) -> bytes:
     secret = read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
-            f"{setting}: {path}: found {len(secret)} bytes, expected {_MIN_SECRET} or more\n"
-            "make one: `openssl rand -hex 32`"
+            f"{setting}: {path}: found {len(secret)} bytes, expected at least {_MIN_SECRET}\n"
+            "generate one: `openssl rand -hex 32`"
         )
     return secret
 
@@ -82,8 +82,8 @@ def read_private(setting: str, path: str) -> bytes:
         ) from None
     if mode & 0o077:
         raise ConfigError(
-            f"{setting}: {path}: found mode {mode:04o}, expected 0600: others than its user can "
-            f"read it\n`chmod 600 {path}`; if others have read it, make another"
+            f"{setting}: {path}: found mode {mode:04o}, expected 0600: users other than its owner can read it\n"
+            f"run `chmod 600 {path}`; if others have read it, generate another"
         )
     return data
 
@@ -105,7 +105,7 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
     except OSError as error:
         raise ConfigError(
             f"tls: {tls.certificate}, {tls.key} and {tls.ca} cannot be used: {error}\n"
-            "give PEM files: this node's certificate and its key, not encrypted, and the authority's"
+            "give PEM files: this node's certificate, its unencrypted key, and the authority's certificate"
         ) from None
     return server, client
 
@@ -128,9 +128,11 @@ def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
     if not options.insecure:
         raise ConfigError(
             f"nodes: {exposed} is on the network, with neither secret_file nor tls\n"
-            "set one of them; or `insecure: true` in a network that nobody else is in"
+            "set one of them; or set `insecure: true` if nobody else is on that network"
         )
-    LOG.warning("insecure: whoever reaches this node's port can read all that its mirror holds")
+    LOG.warning(
+        "insecure: anyone who reaches this node's port can read everything that its mirror holds"
+    )
 
 
 def _digest(body: bytes) -> str:
@@ -233,7 +235,7 @@ class Verifier(_Signatures):
         highest, bits = self._clients.get(client, (-1, 0))
         behind = highest - count
         if behind >= _WINDOW or (behind >= 0 and bits >> behind & 1):
-            raise SignatureError("the request has come before")
+            raise SignatureError("the request has been received before")
         if behind >= 0:
             bits |= 1 << behind
         else:

@@ -140,7 +140,7 @@ class Files:
             return await self._list(request, place, files, first)
         if first == len(files) or files[first].path != place.path:
             raise web.HTTPNotFound(
-                text=f"{revision} has no file {place.path!r}\nwith a slash at its end a folder is listed\n"
+                text=f"{revision} has no file {place.path!r}\nto list a folder, end its path with a slash\n"
             )
         key = files[first].key
         tag = ETag(key.digest if block is None else f"{key.digest}-{block}")
@@ -156,7 +156,7 @@ class Files:
     ) -> web.StreamResponse:
         stop = bisect_left(files, (f"{place.path[:-1]}0",)) if place.path else len(files)
         if first == stop:
-            raise web.HTTPNotFound(text=f"no file is below {place.path!r}\n")
+            raise web.HTTPNotFound(text=f"there are no files below {place.path!r}\n")
         response = web.StreamResponse()
         response.content_type = "text/uri-list"
         if request.method == "HEAD":

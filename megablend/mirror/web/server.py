@@ -79,7 +79,7 @@ class WebServer:
         app.router.add_get(ROOT + "{_:.*}", self._files.answer)
         app.on_response_prepare.append(_add_headers)
         if self._is_open and self._tls is None:
-            LOG.warning("insecure: the token for data_port crosses the network in clear")
+            LOG.warning("insecure: the token for data_port crosses the network unencrypted")
         await self._listener.start(
             app, None if self._is_open else "127.0.0.1", self._port, self._tls
         )
@@ -97,7 +97,7 @@ class WebServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path != _PING:
             if not (self._has_token(request) or self._is_signed(request)):
-                self._listener.warn(request.remote, "its request has not the token of token_file")
+                self._listener.warn(request.remote, "its request lacks the token in token_file")
                 realm = {"WWW-Authenticate": 'Basic realm="megablend: the token is the password"'}
                 raise web.HTTPUnauthorized(headers=realm)
             self._note_use()

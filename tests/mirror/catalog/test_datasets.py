@@ -123,7 +123,7 @@ def test_a_dataset_is_held_and_is_a_folder(tmp_path: Path) -> None:
         code, message = node.fail("path", "corpus")
         assert (code, message.splitlines()[1]) == (
             2,
-            "megablend datasets want corpus --copies all --wait",
+            "request it: megablend datasets want corpus --copies all --wait",
         )
         before = count_sent(node.source)
         held = node.ask("want", "corpus", "--wait")
@@ -242,7 +242,7 @@ def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: P
         third = node.add("third", "job")
         code, message = node.fail("want", "third", "--wait")
         assert code == 3
-        assert "third@latest: does not fit: " in message
+        assert "third@latest does not fit: " in message
         assert "\nunwant something" in message
         before = count_sent(node.source)
         for _ in range(3):
@@ -252,7 +252,7 @@ def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: P
         assert count_sent(node.source) - before < 30_000  # listings
         assert "  does not fit: 0.001 GB too much" in node.run("status").stdout
         code, message = node.fail("want", f"third@{third}", "--pin", "--until", "2020-01-01")
-        assert (code, message.splitlines()[0]) == (2, "--until: 2020-01-01 is past")
+        assert (code, message.splitlines()[0]) == (2, "--until: 2020-01-01 is in the past")
         node.ask("unwant", "first")
         node.ask("want", "third", "--wait")
 
@@ -266,13 +266,13 @@ def test_what_can_never_fit_is_refused(tmp_path: Path) -> None:
         code, message = node.fail("want", "both")
         assert code == 2
         assert message.startswith(
-            "both@latest: never fits: 1,204,224 bytes are this node's to hold"
+            "both@latest can never fit: this node has to hold 1,204,224 bytes of it"
         )
         node.ask("want", f"d@{first}", "--pin", "--wait")
         code, message = node.fail("pin", f"e@{second}")
         assert code == 2
         assert (
-            f"e@{second[:12]}: never fits: 602,112 bytes are this node's to hold, beside 602,112 pinned"
+            f"e@{second[:12]} can never fit: this node has to hold 602,112 bytes of it beside 602,112 pinned"
             in message
         )
         node.ask("unpin", f"d@{first}")
@@ -286,7 +286,7 @@ def test_bad_input(tmp_path: Path) -> None:
         assert node.fail("want", "corpse") == (
             2,
             "'corpse': no such dataset here: did you mean 'corpus'?\n"
-            "`megablend datasets list` shows those that there are, `megablend datasets add NAME SOURCE...` adds one",
+            "`megablend datasets list` lists those that exist; `megablend datasets add NAME SOURCE...` adds one",
         )
         code, message = node.fail("want", f"corpus@{revision[:11]}x")
         assert code == 2
@@ -295,12 +295,12 @@ def test_bad_input(tmp_path: Path) -> None:
         assert "did you mean 'latest'?" in message
         code, message = node.fail("want", "corpus", "--pin")
         assert message.endswith(
-            f"so that it needs a revision\npin the latest one: corpus@{revision[:12]}"
+            f"needs a revision, since it is never updated\npin the latest one: corpus@{revision[:12]}"
         )
         assert node.fail("pin", "corpus")[1] == message
         assert node.fail("unwant", "corpus") == (
             2,
-            "'corpus': is not wanted on this node\nwanted of 'corpus' are: none",
+            "'corpus' is not wanted on this node\nwanted of 'corpus' are: none",
         )
         assert node.fail("add", "a/b", "s3://b/d/")[0] == 2
         code, message = node.fail("add", "e", "s3://b/nothing/*")
@@ -310,7 +310,7 @@ def test_bad_input(tmp_path: Path) -> None:
             assert code == 2
             assert ": is outside the prefixes that this node's mirror may fetch\n" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
-        assert run("datasets", "list").stderr.startswith("megablend: no mirror is named\n")
+        assert run("datasets", "list").stderr.startswith("megablend: no mirror given\n")
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("MEGABLEND_DATASETS", str(node.config))
             assert run("datasets", "list").returncode == 0
@@ -375,7 +375,9 @@ def test_what_nobody_wants_is_forgotten(tmp_path: Path) -> None:
         node.ask("pin", f"corpus@{second}")
         code, message = node.fail("remove", "corpus")
         assert code == 2
-        assert message.endswith(f"is pinned\nmegablend datasets unpin corpus@{second[:12]}")
+        assert message.endswith(
+            f"is pinned\nunpin it first: megablend datasets unpin corpus@{second[:12]}"
+        )
         node.ask("want", f"corpus@{second}", "--wait")
         path = Path(node.ask("path", "corpus")["path"])
         done = node.ask("remove", "corpus")

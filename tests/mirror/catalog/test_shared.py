@@ -274,9 +274,12 @@ def test_a_want_of_some_nodes_and_copies(tmp_path: Path, etcd: EtcdServer) -> No
             pages = 30 * (-(-200_000 // 4096)) * 4096
             assert sum(sizes) == 2 * pages
             for about, message in (
-                ({"nodes": ["b:1", "d:1"]}, r"'d:1': is none of the 3 nodes: did you mean"),
-                ({"copies": 4}, r"corpus@latest: 4 copies on 3 nodes\nask for fewer"),
-                ({"nodes": ["a:1"], "copies": 2}, "2 copies on 1 nodes"),
+                ({"nodes": ["b:1", "d:1"]}, r"'d:1' is not one of the 3 nodes: did you mean"),
+                (
+                    {"copies": 4},
+                    r"corpus@latest: 4 copies cannot be kept on 3 nodes\nrequest fewer",
+                ),
+                ({"nodes": ["a:1"], "copies": 2}, "2 copies cannot be kept on 1 nodes"),
             ):
                 with pytest.raises(ConfigError, match=message):
                     await a.ask("want", target="corpus", **about)
@@ -448,7 +451,7 @@ def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServe
         key = f"{PREFIX}shared/wants/corpus@latest"
         await client.change({}, {key: b"something else"})
         async with cluster.node("a:1") as a:
-            message = f"etcd: {key}: found b'something else', expected JSON of a catalog of megablend\nset another `prefix`"
+            message = f"etcd: {key}: found b'something else', expected JSON of a catalog of megablend\nset `prefix`"
             while message not in (await a.ask("status"))["trouble"]:
                 await asyncio.sleep(0.05)
             with pytest.raises(ConfigError, match=re.escape(message)):

@@ -193,7 +193,7 @@ def test_what_is_no_etcd_is_told(etcd: EtcdServer) -> None:
         port = find_free_port()
         server = await asyncio.start_server(answer, "127.0.0.1", port)
         other = Etcd([f"http://127.0.0.1:{port}"])
-        with pytest.raises(ConfigError, match=r"not as etcd 3\.4 and later do: b'hello'"):
+        with pytest.raises(ConfigError, match=r"not as etcd 3\.4 or later does: b'hello'"):
             await other.get("p/")
         await other.close()
         server.close()
@@ -218,12 +218,14 @@ def test_users_passwords_and_permissions(
     call(etcd, "auth/enable")
 
     async def lack_user(client: Etcd) -> None:
-        with pytest.raises(ConfigError, match=r"refuses, without a user: .*user name is empty"):
+        with pytest.raises(
+            ConfigError, match=r"refused a request without a user: .*user name is empty"
+        ):
             await client.get("p/")
 
     async def mistake_password(client: Etcd) -> None:
         with pytest.raises(
-            ConfigError, match=r"refuses, as user 'node': .*invalid user ID or password"
+            ConfigError, match=r"refused a request as user 'node': .*invalid user ID or password"
         ):
             await client.get("p/")
 

@@ -177,7 +177,8 @@ def test_the_name_of_a_live_node_is_refused(tmp_path: Path, etcd: EtcdServer) ->
             nodes.settings_of[1] = {"advertise": nodes.names[0]}
             nodes.names[1] = nodes.names[0]
             with pytest.raises(
-                ConfigError, match=r"a node that lives has this name.*\n.*advertise"
+                ConfigError,
+                match=r"a running node with another folder has this name.*\n.*advertise",
             ):
                 await nodes.start(1)
 

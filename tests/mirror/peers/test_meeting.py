@@ -72,7 +72,7 @@ def test_fewer_than_half_read_nothing_until_more_come(tmp_path: Path) -> None:
     async def run() -> None:
         async with NodesOf(tmp_path, source, 5, HASTY) as nodes:
             await nodes.start(0, 1)
-            message = "3 of 5 nodes are missing: .* are no majority"
+            message = "3 of 5 nodes are missing: .* are not a majority"
             for i in (0, 1):
                 await fail(nodes, i, ResourceError, message)
             # Who comes to those that wait does not take them for a cluster
@@ -80,7 +80,7 @@ def test_fewer_than_half_read_nothing_until_more_come(tmp_path: Path) -> None:
             await nodes.start(1)
             await fail(nodes, 1, ResourceError, message)
             assert not nodes.cluster(1).as_json()["formed"]
-            assert "no majority" in nodes.cluster(0).as_json()["trouble"]
+            assert "not a majority" in nodes.cluster(0).as_json()["trouble"]
             await nodes.start(2)
             await nodes.settle()
             await nodes.read_all()
@@ -123,7 +123,7 @@ def test_other_lists_of_nodes(tmp_path: Path) -> None:
         async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
             await nodes.start(0, members=[0, 1])
             await nodes.start(1, members=[0, 1, 2])
-            message = r"has another list of nodes than .*\n.*`nodes`.*`megablend node stop`"
+            message = r"differs from that of .*\n.*`nodes`.*`megablend node stop`"
             for i in (0, 1):
                 await fail(nodes, i, ConfigError, message)
 
@@ -205,7 +205,7 @@ def test_something_else_at_a_node_s_name(
         ):
             await nodes.start(0)
             message = (
-                f"{nodes.names[1]}: answers with protocol {protocol}, this node speaks {PROTOCOL}"
+                f"{nodes.names[1]} speaks protocol {protocol}, but this node speaks {PROTOCOL}"
             )
             await fail(nodes, 0, ConfigError, rf"{message}\nRun the same version .*their port")
 
@@ -334,7 +334,9 @@ def test_a_missing_machine_of_torchrun(tmp_path: Path, caplog: pytest.LogCapture
             # They have begun without it
             await start_machines(nodes, 1)
             key = await nodes.key("d/0")
-            with pytest.raises(ResourceError, match="came after the others had begun without it"):
+            with pytest.raises(
+                ResourceError, match="joined after the others had started without it"
+            ):
                 await nodes.nodes[1].engine.obtain(Want(key, pages_of_file(5000), 0.0))
 
     with FaultySource(make_files(2, 3 << 20)) as source:
@@ -348,7 +350,10 @@ def test_too_few_machines_of_torchrun(first: int, tmp_path: Path) -> None:
         async with NodesOf(tmp_path, source, 4, pace) as nodes:
             some = [first, 2]
             await start_machines(nodes, *some)
-            message = "has no list of nodes: (.* is away|not all nodes have come)|2 of 4 nodes are missing: machine 1, machine 3"
+            message = (
+                "has no list of nodes: (.* is away|not all nodes have joined)|2 of 4 nodes are missing: machine 1, "
+                "machine 3"
+            )
             for i in some:
                 await fail(nodes, i, ResourceError, message)
             nodes.pace = PATIENT

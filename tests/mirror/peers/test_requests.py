@@ -199,7 +199,7 @@ def test_hostile_requests_are_refused_and_the_node_lives(
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
-    assert "a fault of megablend" not in caplog.text
+    assert "a bug in megablend" not in caplog.text
 
 
 def test_who_has_not_the_secret_gets_nothing(

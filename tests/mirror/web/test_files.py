@@ -206,10 +206,10 @@ def test_what_there_is_not(tmp_path: Path) -> None:
         for path, told in {
             "corpas/latest/big.bin": "'corpas': no such dataset here: did you mean 'corpus'?",
             "corpus/0000/big.bin": "no such revision",
-            "corpus/latest/none": "has no file 'none'\nwith a slash at its end",
+            "corpus/latest/none": "has no file 'none'\nto list a folder",
             "corpus/latest/sub": "has no file 'sub'",
-            "corpus/latest/none/": "no file is below 'none/'",
-            "corpus/latest/big.bin/": "no file is below",
+            "corpus/latest/none/": "there are no files below 'none/'",
+            "corpus/latest/big.bin/": "there are no files below",
         }.items():
             status, _, body = served.ask(f"/v1/data/{path}")
             assert (status, told in body.decode()) == (404, True), body
@@ -264,7 +264,7 @@ def test_who_may_ask(tmp_path: Path) -> None:
         assert served.ask("/v1/ping", token=False)[::2] == (200, b"")
         assert count_sent(served.node.source) == before
         log = (served.node.folder / "node.log").read_text()
-        assert log.count("has not the token of token_file") == 1
+        assert log.count("lacks the token in token_file") == 1
         assert TOKEN not in log
         with pytest.raises(OSError, match="refused"):
             # On loopback only
@@ -513,11 +513,11 @@ def test_a_token_or_a_port_that_cannot_be_used(tmp_path: Path) -> None:
         token.write_text("short")
         token.chmod(0o600)
         code, message = served.node.fail("add", "x", "s3://b/d/")
-        assert "found 5 bytes, expected 16 or more\nmake one" in message
+        assert "found 5 bytes, expected at least 16\ngenerate one" in message
         write_token(tmp_path)
         with socket.create_server(("127.0.0.1", served.port)):
             code, message = served.node.fail("add", "x", "s3://b/d/")
-        assert "address already in use\nset `data_port` of `mirror` to one" in message.lower()
+        assert "address already in use\nset `data_port` of `mirror` to a port" in message.lower()
         assert served.node.add("x", "d")
 
 
