@@ -106,7 +106,14 @@ class EtcdMembers(Views):
         try:
             while True:
                 values = self.shared.values
-                found = self._read_view(values.get(self._place))
+                try:
+                    found = self._read_view(values.get(self._place))
+                except ConfigError as error:
+                    if self._known is None:
+                        raise
+                    # The lease goes on, and so does the view that is in force
+                    LOG.warning("mirror: %s", error)
+                    found = None
                 if found is not None and (self._known is None or found.number > self._known.number):
                     self._known = found
                     self._store(found)
@@ -210,9 +217,8 @@ class EtcdMembers(Views):
 
     async def _put(self, view: View) -> None:
         known = self.shared.values.get(self._place)
-        about = {"number": view.number, "nodes": view.names, "earlier": view.earlier}
         expected = {self._place: 0 if known is None else known.revision}
-        await self.etcd.change(expected, {self._place: _pack(about)})
+        await self.etcd.change(expected, {self._place: _pack(_describe(view))})
 
     def _read_view(self, value: Value | None) -> View | None:
         """Raises: ConfigError if it is none."""
@@ -240,9 +246,8 @@ class EtcdMembers(Views):
         )
 
     def _store(self, view: View) -> None:
-        about = {"number": view.number, "nodes": view.names, "earlier": view.earlier}
         try:
-            keep_computed(self._path, _pack({"root": self._root, **about}))
+            keep_computed(self._path, _pack({"root": self._root, **_describe(view)}))
         except CacheError as error:
             LOG.warning("mirror: %s", error)
 
@@ -270,6 +275,10 @@ def _read(value: Value) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _describe(view: View) -> dict[str, Any]:
+    return {"number": view.number, "nodes": view.names, "earlier": view.earlier}
 
 
 def _view_of(found: dict[str, Any]) -> View | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megablend.errors import ConfigError, ResourceError
+from megablend.mirror.members.etcd import _code
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.members.test_etcd import call
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
@@ -30,10 +30,6 @@ def cluster_of(
     nodes = NodesOf(folder, source, count, PATIENT, nodes="etcd", etcd=about, **settings)
     nodes.settings_of = {i: {"advertise": name} for i, name in enumerate(nodes.names)}
     return nodes
-
-
-def work(do: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(do())  # type: ignore[arg-type]
 
 
 async def wait_for_view(nodes: NodesOf, *which: int) -> int:
@@ -194,9 +190,7 @@ def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServe
             ):
                 await nodes.start(0)
 
-    import base64
-
-    call(etcd, "kv/put", key=base64.b64encode(b"megablend/of/others").decode(), value="")
+    call(etcd, "kv/put", key=_code("megablend/of/others"), value="")
     with FaultySource(make_files(1)) as source:
         asyncio.run(run())
 
@@ -210,5 +204,25 @@ def test_a_node_without_a_view_does_not_start_without_etcd(
                 await nodes.start(0)
 
     etcd.stop()
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+
+
+def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
+    tmp_path: Path, etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 2, 2) as nodes:
+            await nodes.start(0, 1)
+            number = await wait_for_view(nodes, 0, 1)
+            place = _code("megablend/v1/shared/view")
+            call(etcd, "kv/put", key=place, value=_code("{}"))
+            await until(lambda: "found 'megablend/v1/shared/view' below" in caplog.text)
+            await asyncio.sleep(2 * LEASE)
+            await nodes.read_all()
+            call(etcd, "kv/deleterange", key=place)
+            await until(lambda: is_in(nodes, number + 1))
+            assert await wait_for_view(nodes, 0, 1) == number + 1
+
     with FaultySource(make_files(1)) as source:
         asyncio.run(run())
