@@ -1,4 +1,4 @@
-"""megablend datasets: what this machine's mirror holds whatever job runs."""
+"""megablend datasets: what mirrors hold whatever job runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from megablend.storage.mirror_options import VARIABLE
 _WATCH_SECONDS = 2.0
 _VARIABLE = "MEGABLEND_DATASETS"
 """Not VARIABLE, which names the folder that jobs read through: a config is none."""
+_SHOWN_NODES = 20
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
@@ -32,7 +33,7 @@ of_target = click.argument("target", metavar="NAME[@REVISION]")
 
 @click.group()
 def datasets() -> None:
-    """Hold datasets and models on this machine's mirror, whatever job runs.
+    """Hold datasets and models on mirrors, whatever job runs.
 
     A dataset is a name for the files of some sources; a revision is what they were when they were
     added. What is wanted is fetched by the mirror's node process, and kept.
@@ -59,11 +60,12 @@ def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json
 @of_target
 @click.option(
     "--copies",
-    type=click.Choice(["share", "all"]),
+    metavar="share|all|N",
     default="share",
     show_default=True,
-    help="Hold this node's share, by `nodes` and `copies` of the mirror, or all of it.",
+    help="Hold each byte on as many nodes as the mirror has copies, on all, or on N.",
 )
+@click.option("--nodes", metavar="all|A,B", default="all", help="Where, in a cluster with etcd.")
 @click.option("--pin", is_flag=True, help="Never evict it.")
 @click.option("--until", metavar="TIME", help="Want it until then, such as 2027-01-31T18:00.")
 @click.option("--wait", is_flag=True, help="Return when it is held.")
@@ -72,18 +74,26 @@ def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json
 def want_command(
     target: str,
     copies: str,
+    nodes: str,
     pin: bool,
     until: str | None,
     wait: bool,
     mirror: str | None,
     as_json: bool,
 ) -> None:
-    """Have this node hold a dataset: the latest revision, or one.
+    """Have nodes hold a dataset: the latest revision, or one.
 
-    Exits with 3 if --wait finds that there is no room for it, or that files are gone.
+    In a cluster with etcd all nodes do, elsewhere this one. Exits with 3 if --wait finds that there
+    is no room for it, or that files are gone.
     """
-    end = None if until is None else _parse_time(until)
-    found = _ask(mirror, "want", target=target, whole=copies == "all", pin=pin, until=end)
+    about: dict[str, Any] = {
+        "whole": copies == "all",
+        "pin": pin,
+        "until": None if until is None else _parse_time(until),
+        "nodes": [] if nodes == "all" else [each for each in nodes.split(",") if each],
+        "copies": _parse_copies(copies),
+    }
+    found = _ask(mirror, "want", target=target, **about)
     if wait:
         found |= _ask(mirror, "wait", target=target)
     finish(found, as_json, _print_wanted)
@@ -172,7 +182,10 @@ def gc_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
-    """Forget the dataset NAME, and delete what only it had."""
+    """Forget the dataset NAME, and delete what only it had.
+
+    In a cluster with etcd all nodes do.
+    """
     finish(_ask(mirror, "remove", dataset=name), as_json, _print_forgotten)
 
 
@@ -207,6 +220,17 @@ def _locate(source: str) -> list[str]:
     return [f"{path}/" if source.endswith("/") else str(path)]
 
 
+def _parse_copies(text: str) -> int:
+    """0 where it is no number. Raises: ConfigError."""
+    if text in ("share", "all"):
+        return 0
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise ConfigError(
+        f"--copies: found {text!r}, expected `share`, `all`, or a number\nwrite --copies 2"
+    )
+
+
 def _parse_time(text: str) -> float:
     """Seconds of the clock. Raises: ConfigError if it is no time, or past."""
     try:
@@ -228,7 +252,9 @@ def _print_added(found: dict[str, Any]) -> None:
 
 
 def _print_wanted(found: dict[str, Any]) -> None:
-    told = f"held, {format_gb(found['bytes'])}" if "missing" in found else "wanted"
+    told = f"held, {format_gb(found['bytes'])}" if "bytes" in found else "wanted"
+    if "complete" in found:
+        told = f"held on {found['complete']:,} nodes"
     print_line(f"{found['want']}: {told}")
 
 
@@ -247,6 +273,8 @@ def _print_status(found: dict[str, Any]) -> None:
     print_line(f"room: {format_gb(found['capacity'])}")
     if found["trouble"]:
         print_line(f"not up to date: {found['trouble']}")
+    for each in found.get("wants", ()):
+        _print_cluster(each, found["away"])
     for each in found["goals"]:
         held = format_gb(each["bytes"] - each["missing"])
         pinned = ", pinned" if each["pinned"] else ""
@@ -261,6 +289,19 @@ def _print_status(found: dict[str, Any]) -> None:
             print_line(f"  {each['trouble']}")
 
 
+def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
+    """How a want stands on all nodes."""
+    print_line(
+        f"{want['want']}: complete on {want['complete']:,} of {want['nodes']:,} nodes, {format_gb(want['missing'])} missing"
+    )
+    for node, owed in list(want["owing"].items())[:_SHOWN_NODES]:
+        short = f", {format_gb(owed['short'])} too much to fit" if owed["short"] else ""
+        trouble = f": {owed['trouble']}" if owed["trouble"] else ""
+        print_line(f"  {node}: {format_gb(owed['missing'])} missing{short}{trouble}")
+    for node in want["silent"][:_SHOWN_NODES]:
+        print_line(f"  {node}: {'is away' if node in away else 'has not told yet'}")
+
+
 def _print_verified(found: dict[str, Any]) -> None:
     print_lines(found["wrong"], "wrong, and dropped: ")
     print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were wrong")
@@ -268,4 +309,7 @@ def _print_verified(found: dict[str, Any]) -> None:
 
 def _print_forgotten(found: dict[str, Any]) -> None:
     print_lines(found["revisions"], "forgotten: ")
+    for node, each in sorted(found.get("nodes", {}).items()):
+        print_line(f"{node}: deleted {format_gb(each['bytes'])} of {each['files']:,} files")
+    print_lines(found.get("away", ()), "away, deletes when it is back: ")
     print_line(f"deleted {format_gb(found['bytes'])} of {found['files']:,} files")

@@ -13,7 +13,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +39,7 @@ from megablend.system.service_manager import notify
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
+    from megablend.mirror.catalog.shared import Mates
     from megablend.mirror.members.views import Views
     from megablend.mirror.peers.cluster import Cluster
     from megablend.mirror.web.server import WebServer
@@ -84,7 +86,9 @@ class Node:
             state = os.statvfs(folder.path)
             reserve = state.f_blocks * state.f_frsize // 20
         self.source = SourceReader(options, objects)
-        self._has_datasets = folder.datasets_path.exists()
+        self._members = members
+        # Of a cluster with etcd, others tell what is wanted here
+        self._has_datasets = folder.datasets_path.exists() or options.etcd is not None
         store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
         self._described = describe_members(options, os.environ)
         self.cluster = None if members is None else self._make_cluster(members)
@@ -112,7 +116,17 @@ class Node:
     def _make_cluster(self, members: Members) -> Cluster:
         with _installed("nodes"):
             from megablend.mirror.peers.cluster import Cluster
-        return Cluster(self.options, members, self.source, self.get_metrics, self._pace)
+        paths = ("/v1/manifest", "/v1/forgotten") if members.views is not None else ()
+        more = {("POST", path): partial(self._answer_mate, path) for path in paths}
+        return Cluster(self.options, members, self.source, self.get_metrics, self._pace, more)
+
+    async def _answer_mate(
+        self, path: str, node: str, query: Mapping[str, str], body: bytes
+    ) -> bytes:
+        """What another node asks about datasets."""
+        shared = (await self._find_datasets()).shared
+        assert shared is not None, "they are shared where there is etcd"
+        return await shared.answer(path, body)
 
     def _make_web(self) -> WebServer:
         with _installed("data_port"):
@@ -133,19 +147,29 @@ class Node:
         async with self._datasets_lock:
             if self._datasets is None:
                 self._datasets = await Datasets.open(
-                    self.engine, self.source, self.needs, self._select
+                    self.engine, self.source, self.needs, self._select, self._find_mates()
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
                 self._are_wanted.set()
             return self._datasets
 
+    def _find_mates(self) -> Mates | None:
+        views = None if self._members is None else self._members.views
+        if views is None or self.cluster is None:
+            return None
+        from megablend.mirror.catalog.shared import Mates
+        from megablend.mirror.members.etcd_members import EtcdMembers
+
+        assert isinstance(views, EtcdMembers)
+        return Mates(self.cluster, views)
+
     async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
         return await (await self._find_datasets()).answer(request)
 
     async def _hold_datasets(self) -> None:
         await self._are_wanted.wait()
-        await (await self._find_datasets()).holding.run()
+        await (await self._find_datasets()).run()
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until stopped; `ready` is called as soon as clients are answered."""

@@ -87,8 +87,8 @@ class Datasets:
     ) -> Datasets:
         """Those of a mirror, which keeps what is wanted from now on. Raises: DataError if what is
         wanted cannot be read."""
-        catalog = await pages.call(Catalog, pages.store.folder, mates.own if mates else "")
-        get_nodes = (lambda: mates.names) if mates else tuple
+        catalog = await pages.call(Catalog, pages.store.folder, mates.nodes.own if mates else "")
+        get_nodes = (lambda: mates.nodes.names) if mates else tuple
         holding = Holding(pages, needs, select, catalog, get_nodes)
         await pages.call(holding.keep_all)
         return cls(pages, source, catalog, holding, mates)
@@ -201,7 +201,12 @@ class Datasets:
                     "`mirror`"
                 )
             return want
-        names = self._mates.names
+        names = self._mates.nodes.names
+        if not names:
+            raise ResourceError(
+                f"{want.target}: the nodes have not met yet\n"
+                "ask again when they have: `megablend node status` says who is missing"
+            )
         for node in want.nodes:
             if node not in names:
                 near = did_you_mean(node, names, before=": ")
@@ -216,7 +221,7 @@ class Datasets:
                 "request fewer, or `all`, or list more nodes"
             )
         if want.nodes and not want.copies:
-            return replace(want, copies=min(self._mates.copies, len(among)))
+            return replace(want, copies=min(self._mates.nodes.copies, len(among)))
         return want
 
     async def _check_size(self, want: Want, revision: Revision) -> None:
@@ -297,7 +302,7 @@ class Datasets:
         }
         if self.shared is not None and self._mates is not None:
             found["trouble"] = self.shared.trouble or found["trouble"]
-            found["away"] = sorted(self._mates.away)
+            found["away"] = sorted(self._mates.nodes.find_away())
             try:
                 found["wants"] = await self.shared.read_held()
             except ResourceError as error:

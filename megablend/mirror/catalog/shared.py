@@ -59,20 +59,12 @@ _TROUBLE_LETTERS = 200
 Entry = Revision | Want
 
 
-class Mates(Protocol):
+class Nodes(Protocol):
     """What datasets need of a cluster."""
 
-    own: str
-    """This node's name."""
-    etcd: Etcd
-    prefix: str
-    """Of all keys; it ends with a slash."""
-    shared: Followed
-    """What is below `shared/` of the prefix."""
-
     @property
-    def lease(self) -> int:
-        """This node's; 0: it has none just now."""
+    def own(self) -> str:
+        """This node's name."""
         ...
 
     @property
@@ -81,18 +73,36 @@ class Mates(Protocol):
         ...
 
     @property
-    def away(self) -> Collection[str]:
-        """Those that do not answer."""
-        ...
-
-    @property
     def copies(self) -> int:
         """On how many nodes a page shall be."""
+        ...
+
+    def find_away(self) -> Collection[str]:
+        """Those that do not answer."""
         ...
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
         """The answer of another node. Raises: AwayError; what it failed with."""
         ...
+
+
+class Keys(Protocol):
+    """What is in etcd, as a node knows it."""
+
+    etcd: Etcd
+    prefix: str
+    """Of all keys; it ends with a slash."""
+    shared: Followed
+    """What is below `shared/` of the prefix."""
+    lease: int
+    """This node's; 0: it has none just now."""
+
+
+class Mates(NamedTuple):
+    """A cluster with etcd."""
+
+    nodes: Nodes
+    keys: Keys
 
 
 class _Marker(NamedTuple):
@@ -136,13 +146,14 @@ class SharedCatalog:
         forget: Callable[[Sequence[Revision]], dict[str, Any]],
         note_files: Callable[[Revision], None],
     ) -> None:
-        self._mates = mates
+        self._nodes = mates.nodes
+        self._keys = mates.keys
         self._catalog = catalog
         self._call = call
         self._holding = holding
         self._forget = forget
         self._note_files = note_files
-        self._shared = f"{mates.prefix}shared/"
+        self._shared = f"{mates.keys.prefix}shared/"
         self._marker = f"{self._shared}catalog"
         self.revision = 0
         """Of etcd, that the copy is as; 0: none since the start."""
@@ -195,7 +206,7 @@ class SharedCatalog:
     async def _write(self, changes: Sequence[tuple[str, bytes | None]]) -> int | None:
         """As `Etcd.change`, if nothing has changed since this copy."""
         puts = {key: data for key, data in changes if data is not None}
-        return await self._mates.etcd.change(
+        return await self._keys.etcd.change(
             {self._marker: self._last.revision},
             puts | {self._marker: pack_json([self._last.name, self._last.number + 1])},
             [key for key, data in changes if data is None],
@@ -205,10 +216,8 @@ class SharedCatalog:
         """Wait until something is so, of the copy. Raises: as `change`; ConfigError."""
         if find():
             return
-        if self._mates.etcd.away_since is not None:
-            raise EtcdAwayError(
-                f"etcd is away: {self._mates.etcd.trouble}\nstart it, and try again"
-            )
+        if self._keys.etcd.away_since is not None:
+            raise EtcdAwayError(f"etcd is away: {self._keys.etcd.trouble}\nstart it, and try again")
         if self.trouble:
             raise ConfigError(self.trouble)
         async with self._news:
@@ -216,7 +225,7 @@ class SharedCatalog:
                 await asyncio.wait_for(self._news.wait_for(find), _HEARD_SECONDS)
             except asyncio.TimeoutError:
                 raise ResourceError(
-                    f"{self._mates.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
+                    f"{self._nodes.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
                     "whether this was done\n"
                     "check `megablend datasets list`, and try again"
                 ) from None
@@ -227,7 +236,7 @@ class SharedCatalog:
         )
 
     async def _follow(self) -> None:
-        shared = self._mates.shared
+        shared = self._keys.shared
         while True:
             values = shared.values
             try:
@@ -261,7 +270,7 @@ class SharedCatalog:
         self._holding.change()
         self._lacks_manifests.set()
         past = [each for each in entries.values() if isinstance(each, Want) and each.is_past]
-        if own := [(self._key_of(each), None) for each in past if each.by == self._mates.own]:
+        if own := [(self._key_of(each), None) for each in past if each.by == self._nodes.own]:
             await self._write(own)
 
     def _read(self, values: Mapping[str, Value]) -> dict[str, Entry]:
@@ -293,7 +302,7 @@ class SharedCatalog:
         keys = sorted(lost)
         for begin in range(0, len(keys), _MOST_CHANGES):
             some = {key: lost[key] for key in keys[begin : begin + _MOST_CHANGES]}
-            if await self._mates.etcd.change(dict.fromkeys(some, 0), some) is None:
+            if await self._keys.etcd.change(dict.fromkeys(some, 0), some) is None:
                 return True
         if lost:
             LOG.warning("mirror: restored %d revisions and wants that etcd lacked", len(lost))
@@ -301,7 +310,7 @@ class SharedCatalog:
         if is_first:
             name = os.urandom(8).hex()
             new = {self._marker: pack_json([name, 0])}
-            if await self._mates.etcd.change({self._marker: marker.revision}, new) is None:
+            if await self._keys.etcd.change({self._marker: marker.revision}, new) is None:
                 return True
         await self._call(self._catalog.set_seen, name, 0)
         return is_first or bool(lost)
@@ -327,7 +336,12 @@ class SharedCatalog:
         for dataset, some in gone.items():
             self._forgotten[dataset] = await self._call(self._forget, some)
 
-    async def answer_manifest(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
+    async def answer(self, path: str, body: bytes) -> bytes:
+        """Answer another node."""
+        answers = {MANIFEST_PATH: self._give_manifest, FORGOTTEN_PATH: self._tell_forgotten}
+        return await answers[path](body)
+
+    async def _give_manifest(self, body: bytes) -> bytes:
         """A part of a manifest, as it is stored: empty if it is not here, or ends before."""
         about = parse_json(body)
         digest = str(about["digest"])
@@ -352,17 +366,17 @@ class SharedCatalog:
 
     async def _fetch_manifest(self, revision: Revision) -> None:
         """Take a manifest from a node that has it, if there is one."""
-        others = [each for each in self._mates.names if each != self._mates.own]
+        others = [each for each in self._nodes.names if each != self._nodes.own]
         random.shuffle(others)
         first = others[:_NUM_RANDOM]
         for node in [*first, revision.by, *others[_NUM_RANDOM:]]:
-            if node not in others or node in self._mates.away:
+            if node not in others or node in self._nodes.find_away():
                 continue
             try:
                 data = b""
                 while not data or len(data) % _PART_BYTES == 0:
                     about = {"digest": revision.digest, "begin": len(data)}
-                    part = await self._mates.post(node, MANIFEST_PATH, pack_json(about))
+                    part = await self._nodes.post(node, MANIFEST_PATH, pack_json(about))
                     data += part
                     if not part:
                         break
@@ -393,14 +407,14 @@ class SharedCatalog:
                 for state in self._holding.states
                 if state.missing
             }
-            lease = self._mates.lease
+            lease = self._keys.lease
             now = (lease, revision, owed)
             is_due = not owed or time.monotonic() - told_at >= _HELD_SECONDS
             if lease and revision and now != last and is_due:
                 data = json.dumps({"revision": revision, "owed": owed}).encode()
-                key = f"{self._mates.prefix}held/{self._mates.own}"
+                key = f"{self._keys.prefix}held/{self._nodes.own}"
                 try:
-                    await self._mates.etcd.change({}, {key: data}, lease=lease)
+                    await self._keys.etcd.change({}, {key: data}, lease=lease)
                     last = now
                     told_at = time.monotonic()
                 except (EtcdAwayError, ConfigError):
@@ -409,17 +423,17 @@ class SharedCatalog:
 
     async def read_held(self) -> list[dict[str, Any]]:
         """How wants stand on all nodes. Raises: EtcdAwayError."""
-        prefix = f"{self._mates.prefix}held/"
-        values, _ = await self._mates.etcd.get(prefix)
+        prefix = f"{self._keys.prefix}held/"
+        values, _ = await self._keys.etcd.get(prefix)
         held = {key.removeprefix(prefix): parse_json(each.data) for key, each in values.items()}
         since: dict[str, int] = {}
         """By dataset, when its wants and revisions last changed: what was told before says nothing."""
-        for key, value in self._mates.shared.values.items():
+        for key, value in self._keys.shared.values.items():
             dataset = key.removeprefix(self._shared).partition("/")[2].partition("@")[0]
             since[dataset] = max(since.get(dataset, 0), value.revision)
         found = []
         for want in self._catalog.wants.values():
-            nodes = want.nodes or self._mates.names
+            nodes = want.nodes or self._nodes.names
             owed = {
                 node: each["owed"].get(want.name)
                 for node in nodes
@@ -464,7 +478,7 @@ class SharedCatalog:
         known = [self._catalog.list_revisions(each.dataset) for each in wants]
         return {revision.name for some in known for revision in some}
 
-    async def answer_forgotten(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
+    async def _tell_forgotten(self, body: bytes) -> bytes:
         """What this node has deleted with revisions of some datasets, when it has."""
         about = parse_json(body)
         await self._wait_for(partial(self._is_as_of, int(about["revision"])))
@@ -480,16 +494,16 @@ class SharedCatalog:
         await self.change(deletes=[*wants, *revisions])
         datasets = sorted({each.dataset for each in revisions})
         about = pack_json({"datasets": datasets, "revision": self.revision})
-        nodes: dict[str, Any] = {self._mates.own: self._sum_forgotten(datasets)}
+        nodes: dict[str, Any] = {self._nodes.own: self._sum_forgotten(datasets)}
         away = list[str]()
 
         async def ask(node: str) -> None:
             try:
-                nodes[node] = parse_json(await self._mates.post(node, FORGOTTEN_PATH, about))
+                nodes[node] = parse_json(await self._nodes.post(node, FORGOTTEN_PATH, about))
             except (AwayError, MegablendError):
                 away.append(node)
 
-        others = [each for each in self._mates.names if each != self._mates.own]
+        others = [each for each in self._nodes.names if each != self._nodes.own]
         await asyncio.gather(*map(ask, others))
         return {
             "revisions": [str(each) for each in revisions],

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -69,6 +70,7 @@ class Cluster:
         source: reads the source.
         get_metrics: numbers of this node.
         pace: when others are away.
+        more: answers other requests of nodes, by method and path.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Cluster:
         source: PageReader,
         get_metrics: Callable[[], Awaitable[str]],
         pace: Pace = Pace(),  # noqa: B008  (a tuple)
+        more: Mapping[tuple[str, str], Handle] = MappingProxyType({}),
     ) -> None:
         self._options = options
         self._members = members
@@ -97,6 +100,7 @@ class Cluster:
             ("POST", "/v1/join"): self._joining.answer,
             ("POST", "/v1/check"): self._check,
             ("GET", "/v1/ping"): _pong,
+            **more,
         }
         self._server = PeerServer(handlers, self._verifier, get_metrics)
         self._sent_bytes = 0
@@ -189,6 +193,11 @@ class Cluster:
     def names(self) -> Sequence[str]:
         """All nodes, sorted, as far as they are known."""
         return self._assemblies[0].view.names if self._assemblies else ()
+
+    @property
+    def copies(self) -> int:
+        """On how many nodes a page shall be."""
+        return self._holders.copies if self._holders is not None else 1
 
     def find_away(self) -> set[str]:
         """The nodes that do not answer."""

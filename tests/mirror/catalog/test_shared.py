@@ -17,7 +17,7 @@ import pytest
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
-from megablend.mirror.catalog.shared import FORGOTTEN_PATH, MANIFEST_PATH
+from megablend.mirror.catalog.shared import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages
@@ -93,8 +93,7 @@ class LocalMates:
     def names(self) -> Sequence[str]:
         return self._cluster.names
 
-    @property
-    def away(self) -> Collection[str]:
+    def find_away(self) -> Collection[str]:
         return self._cluster.names - self._cluster.running.keys()
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
@@ -103,8 +102,7 @@ class LocalMates:
             raise AwayError(f"{node} is away")
         shared = other.datasets.shared
         assert shared is not None
-        answer = {MANIFEST_PATH: shared.answer_manifest, FORGOTTEN_PATH: shared.answer_forgotten}
-        return await answer[path](self.own, {}, body)
+        return await shared.answer(path, body)
 
     async def select(self, need: Need) -> Need:
         """As the cluster does, with one copy."""
@@ -123,7 +121,9 @@ class LocalMates:
         self.store = PageStore(MirrorFolder.create(self.folder), size=64 * MB, reserve=0)
         self.engine = Engine(self.store, self.source)
         needs = Needs(self.engine)
-        self.datasets = await Datasets.open(self.engine, self.source, needs, self.select, self)
+        self.datasets = await Datasets.open(
+            self.engine, self.source, needs, self.select, Mates(self, self)
+        )
         with contextlib.suppress(EtcdAwayError):
             self.lease = await self.etcd.grant(60)
         self._cluster.running[self.own] = self

@@ -1,0 +1,162 @@
+"""Datasets of a cluster with etcd: real commands, node processes, etcd; a source that counts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mirror.catalog.test_datasets import (
+    MB,
+    MIXED,
+    Machine,
+    check_folder,
+    count_sent,
+    make_files,
+)
+from tests.mirror.etcd import EtcdServer
+from tests.mirror.nodes import get_status
+from tests.mirror.peers.clusters import find_ports
+from tests.mirror.test_clusters import until
+from tests.storage.faulty import FaultySource
+
+pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(240)]
+LEASE = 3.0
+
+
+@pytest.fixture
+def keys(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+
+
+class Service(Machine):
+    """A node as a service."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run the node process; return when it answers."""
+        path = self.config.with_suffix(".log")
+        num_ready = path.read_text().count(": ready") if path.exists() else 0
+        with path.open("ab") as log:
+            command = [sys.executable, "-m", "megablend", "node", "run", str(self.config)]
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.process = process
+        until(lambda: path.read_text().count(": ready") > num_ready or process.poll() is not None)
+        assert process.poll() is None, path.read_text()
+
+    def kill(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wait_for_view(self, count: int) -> None:
+        """Until so many nodes have met."""
+
+        def has_met() -> bool:
+            cluster = get_status(self.storage["mirror"])["cluster"]
+            return bool(cluster["formed"]) and cluster["nodes"] == count
+
+        until(has_met)
+
+
+@contextlib.contextmanager
+def services(
+    folder: Path, files: dict[str, bytes], etcd: EtcdServer, count: int, **settings: object
+) -> Iterator[list[Service]]:
+    """Nodes, which are started."""
+    ports = find_ports(count)
+    about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": LEASE}
+    with FaultySource({f"b/{name}": data for name, data in files.items()}) as source:
+        nodes = [
+            Service(
+                folder / f"n{i}",
+                source,
+                nodes="etcd",
+                etcd=about,
+                port=port,
+                advertise=f"127.0.0.1:{port}",
+                **settings,
+            )
+            for i, port in enumerate(ports)
+        ]
+        try:
+            for node in nodes:
+                node.start()
+            for node in nodes:
+                node.wait_for_view(count)
+            yield nodes
+        finally:
+            for node in nodes:
+                node.kill()
+
+
+def test_a_dataset_is_wanted_on_all_nodes_by_one_command(tmp_path: Path, etcd: EtcdServer) -> None:
+    files = make_files("d", MIXED | {f"{i}.bin": MB for i in range(8)})
+    with services(tmp_path, files, etcd, 3) as (a, b, c):
+        revision = a.add("corpus", "d")
+        listed = count_sent(a.source)
+        held = a.ask("want", "corpus", "--copies", "all", "--wait")
+        assert (held["nodes"], held["complete"], held["missing"]) == (3, 3, 0)
+        # Each byte once, for all nodes, and one more of each file a node, by which its version is seen
+        size = sum(map(len, files.values()))
+        assert 0 <= count_sent(a.source) - listed - size <= 3 * len(files)
+        for node in (a, b, c):
+            assert node.ask("list")["wants"] == ["corpus@latest"]
+            check_folder(node.ask("path", "corpus")["path"], files, "d")
+        told = c.run("status").stdout
+        assert "corpus@latest: complete on 3 of 3 nodes, 0.000 GB missing\n" in told
+
+        # An empty machine takes a node's place
+        before = count_sent(a.source)
+        c.kill()
+        shutil.rmtree(c.folder)
+        c.start()
+        held = b.ask("want", "corpus", "--copies", "all", "--wait")
+        assert held["complete"] == 3
+        check_folder(c.ask("path", f"corpus@{revision[:6]}")["path"], files, "d")
+        assert count_sent(a.source) - before <= len(files)
+
+        # A node that is away deletes what was removed meanwhile, when it is back
+        c.kill()
+        done = b.run("remove", "corpus").stdout
+        assert f"forgotten: corpus@{revision[:12]}\n" in done
+        assert "away, deletes when it is back: 127.0.0.1:" in done
+        assert done.count("of 11 files\n") == 2
+        c.start()
+        until(lambda: c.ask("list")["revisions"] == [])
+        assert not list((c.folder / "files").rglob("*.data"))
+
+
+def test_what_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
+    files = make_files("d", MIXED)
+    with services(tmp_path, files, etcd, 1) as (a,):
+        a.add("corpus", "d")
+        code, message = a.fail("want", "corpus", "--nodes", "127.0.0.1:1")
+        assert code == 2
+        assert "'127.0.0.1:1': is none of the 1 nodes" in message
+        code, message = a.fail("want", "corpus", "--copies", "2")
+        assert (code, message.splitlines()[0]) == (2, "corpus@latest: 2 copies on 1 nodes")
+        code, message = a.fail("want", "corpus", "--copies", "no")
+        assert "--copies: found 'no', expected `share`, `all`, or a number" in message
+        a.ask("want", "corpus", "--wait")
+        etcd.stop()
+        began = time.monotonic()
+        code, message = a.fail("unwant", "corpus")
+        assert code == 3
+        assert message.startswith("etcd is away: ")
+        assert time.monotonic() - began < 30
+        assert a.goals()
+        assert "etcd is away" in a.run("status").stdout
+        assert a.read("s3://b/d/big.bin") == files["d/big.bin"]
+        etcd.start()
+        until(lambda: a.run("unwant", "corpus").returncode == 0)
