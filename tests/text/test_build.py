@@ -176,11 +176,12 @@ def rebuild(config: dict[str, Any], **changes: Any) -> BuildResult:
     return build(config | changes, storage=CountingStorage(STORAGE), processes=1)
 
 
-def test_only_new_text_is_read(tmp_path: Path) -> None:
-    write_text(tmp_path / "data", num_files=100)
+@pytest.mark.parametrize("num_files", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_only_new_text_is_read(tmp_path: Path, num_files: int) -> None:
+    write_text(tmp_path / "data", num_files=num_files, num=num_files)
     config = make_config(tmp_path)
     rebuild(config)
-    assert len(count_texts()) == 100
+    assert len(count_texts()) == num_files
     before = token_files(tmp_path / "cache/tokens")
     rebuild(config)
     assert count_texts() == {}
