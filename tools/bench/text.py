@@ -4,11 +4,12 @@
 
 CPU seconds of one process, without starting it; MB of UTF-8 text. The loop reads lines by `json`, and writes nothing.
 
-    python tools/bench/text.py ... --peer 'NAME=COMMAND {folder} {file} {out} {workers}' [--peer-mb 10]
+    python tools/bench/text.py ... --peer 'NAME=COMMAND {folder} {file} {out} {workers}' [--workers 1 2] [--peer-mb 10]
 
-Whole tools, `megablend build` among them, in turn, with one worker and with two: CPU seconds of all of their processes, less
+Whole tools, `megablend build` among them, in turn: CPU seconds of all of their processes, less
 those of the same tool for three lines. A tool of others gets `--peer-mb` of the text, as `{file}`, and two files in `{folder}`.
-The tokenizer was proved before; 32 MiB of text is the least that is tokenised by gigatoken.
+The tokenizer was proved before; 32 MiB of text is the least that is tokenised by gigatoken. Processes that a tool does not wait
+for (datatrove's with two workers) are not seen.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def compare_tools(given: argparse.Namespace, lines: list[str]) -> None:
             for tool, command in tools.items():
                 share = 1 if tool == ours else min(1, given.peer_mb * 1e6 / count_bytes(lines))
                 text = lines[: int(share * len(lines))]
-                for workers in (1, 2):
+                for workers in given.workers:
                     start = run_tool(command, lines[:3], workers, prepared)
                     seconds = run_tool(command, text, workers, prepared) - start
                     rate = count_bytes(text) / 1e6 / seconds
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--peer-mb", type=float, default=10)
     given = parser.parse_args()
     with open(given.text, encoding="utf-8") as file:
