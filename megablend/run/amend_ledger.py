@@ -28,7 +28,7 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
     if not 0 < sample <= ledger.num_samples:
         raise ConfigError(
             f"found sample {sample:,}, expected 1 to {ledger.num_samples:,}, the samples of run {ledger.run!r}; to "
-            "change what comes before the first one, plan the run again (`megablend runs reset CONFIG`)"
+            "change the whole run, plan it again (`megablend runs reset CONFIG`)"
         )
     number = next(number for number, stop in enumerate(ledger.ends) if sample <= stop)
     stretches = plan.stages

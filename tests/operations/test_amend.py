@@ -299,7 +299,7 @@ def test_before_the_first_sample_a_run_is_reset(config: dict[str, Any], tmp_path
     path.write_text(json.dumps(edited))
     with pytest.raises(
         megablend.ConfigError,
-        match=r"before the first one, plan the run again \(`megablend runs reset CONFIG`\)",
+        match=r"to change the whole run, plan it again \(`megablend runs reset CONFIG`\)",
     ):
         megablend.amend(edited, at=0)
     done = CliRunner().invoke(cli, ["runs", "reset", str(path)])

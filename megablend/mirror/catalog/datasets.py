@@ -281,7 +281,7 @@ class Datasets:
             return want
         others = [each.target for each in self._catalog.wants.values() if each.dataset == dataset]
         raise ConfigError(
-            f"{target!r} is not wanted on this node\nwanted of {dataset!r} are: {', '.join(others) or 'none'}"
+            f"{target!r} is not wanted on this node\nwanted revisions of {dataset!r}: {', '.join(others) or 'none'}"
         )
 
     async def list_all(self) -> dict[str, Any]:

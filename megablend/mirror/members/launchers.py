@@ -114,7 +114,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
     if times != 1 or len(names) > MAX_NODES:
         found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
         raise ConfigError(
-            f"nodes: found {found} in {source}, expected each of 1 to {MAX_NODES} nodes once\n"
+            f"nodes: found {found} in {source}, expected 1 to {MAX_NODES} nodes, each listed once\n"
             "List each node once; two nodes on one machine need different ports."
         )
     return sorted(names)

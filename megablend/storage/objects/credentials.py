@@ -62,7 +62,7 @@ def find_provider(profile: str | None) -> Provider | None:
             return None
         raise ConfigError(
             f"profile {named!r} of ~/.aws contains no credentials; add them (`aws configure --profile {named}`), or "
-            "name another profile"
+            "choose another profile"
         )
 
     async def provide() -> dict[str, Any]:

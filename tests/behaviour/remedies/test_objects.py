@@ -492,7 +492,7 @@ def read(source: FaultySource, **settings: object) -> bytes:
 @pytest.mark.usefixtures("profiles")
 def test_a_profile_without_keys(tmp_path: Path) -> None:
     with OddSource({"b/x": DATA}) as source:
-        says = r"contains no credentials; add them \(`aws configure --profile empty`\), or name another profile"
+        says = r"contains no credentials; add them \(`aws configure --profile empty`\), or choose another profile"
         with pytest.raises(ConfigError, match=says):
             read(source, profile="empty")
         assert read(source, profile="file") == DATA

@@ -300,7 +300,7 @@ def test_bad_input(tmp_path: Path) -> None:
         assert node.fail("pin", "corpus")[1] == message
         assert node.fail("unwant", "corpus") == (
             2,
-            "'corpus' is not wanted on this node\nwanted of 'corpus' are: none",
+            "'corpus' is not wanted on this node\nwanted revisions of 'corpus': none",
         )
         assert node.fail("add", "a/b", "s3://b/d/")[0] == 2
         code, message = node.fail("add", "e", "s3://b/nothing/*")

@@ -54,7 +54,7 @@ def test_a_steps_machines_before_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("nodes", "environ", "message"),
     [
-        ((), {}, r"0 nodes in the list, expected each of 1 to \d+ nodes once\nList"),
+        ((), {}, r"0 nodes in the list, expected 1 to \d+ nodes, each listed once\nList"),
         (("a", "a:7171"), {}, r"found a:7171 2 times in the list"),
         (("a b",), {}, r"found 'a b', expected host or host:port\nWrite"),
         (("a:0",), {}, r"found 'a:0', expected"),

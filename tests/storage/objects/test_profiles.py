@@ -111,7 +111,7 @@ def test_requests_are_signed_with_the_keys_of_a_profile(
         ("missing", "profile 'missing': not found in ~/.aws/config or ~/.aws/credentials"),
         (
             "empty",
-            "profile 'empty' of ~/.aws contains no credentials; add them .*, or name another profile",
+            "profile 'empty' of ~/.aws contains no credentials; add them .*, or choose another profile",
         ),
     ],
 )
