@@ -350,7 +350,7 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
     other = source | {"name": "b", "extra_columns": ["mask"], "weight": 1}
     with pytest.raises(
         ConfigError,
-        match=r"'b' has extra_columns mask, 's0' mask, weight.*; expected the same for all",
+        match=r"'b' has extra_columns mask, but 's0' has mask, weight.*; expected the same for all",
     ):
         megablend.load_config(config | {"sources": [source | {"weight": 1}, other]})
     with pytest.raises(ConfigError, match="'s0' has a duplicate name in extra_columns"):
