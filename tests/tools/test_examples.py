@@ -104,8 +104,8 @@ def test_the_numbers_of_the_example_are_those_of_its_run(tmp_path: Path) -> None
     told = {
         "cycle": f"{700 // size} | 700 // {size}: .* K x B = {size} samples.* {low} to {stop - 1}",
         "slot, lane": rf"{slot}, {lane} \| \(700 - {low}\) // {lanes}, \(700 - {low}\) % {lanes}",
-        "turn": rf"{turn} \| \({schedule.stride} x {slot} \+ {shift}\) % {window}",
-        "position": rf"{position} \| \({first} \+ {lanes} x {turn}\) % {size}: .*{position % lanes}$",
+        "turns of the lane": rf"{turn} \| \({schedule.stride} x {slot} \+ {shift}\) % {window}",
+        "position": rf"{position} \| \({first} \+ {lanes} x {turn}\) % {size}: .* {position % lanes}$",
         "source": rf"`b` .* {before} of the first {low} .* {after} of the first {stop}: .* 0 to {after - before - 1}$",
         "ordinal": rf"{shown.ordinal} .* 25 .* {min(in_cycle)} in earlier .* six .* {min(in_cycle)} to {max(in_cycle)},",
         "tokens": rf"{begin:,} to {begin + 16:,} \| from {shown.ordinal} x 16 .* {epoch:,}$",
