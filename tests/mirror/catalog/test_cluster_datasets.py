@@ -143,9 +143,10 @@ def test_what_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
         a.add("corpus", "d")
         code, message = a.fail("want", "corpus", "--nodes", "127.0.0.1:1")
         assert code == 2
-        assert "'127.0.0.1:1': is none of the 1 nodes" in message
+        assert "'127.0.0.1:1' is not one of the 1 nodes" in message
         code, message = a.fail("want", "corpus", "--copies", "2")
-        assert (code, message.splitlines()[0]) == (2, "corpus@latest: 2 copies on 1 nodes")
+        assert code == 2
+        assert message.startswith("corpus@latest: 2 copies cannot be kept on 1 nodes")
         code, message = a.fail("want", "corpus", "--copies", "no")
         assert "--copies: found 'no', expected `share`, `all`, or a number" in message
         a.ask("want", "corpus", "--wait")
@@ -159,4 +160,5 @@ def test_what_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
         assert "etcd is away" in a.run("status").stdout
         assert a.read("s3://b/d/big.bin") == files["d/big.bin"]
         etcd.start()
-        until(lambda: a.run("unwant", "corpus").returncode == 0)
+        # What was not answered may have been done
+        until(lambda: a.run("unwant", "corpus").returncode == 0 or not a.ask("list")["wants"])
