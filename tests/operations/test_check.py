@@ -328,7 +328,7 @@ def test_a_config_that_was_edited_but_not_amended_is_told(
     withdrawn = config | {"samples": None, "stages": [{"samples": 40}, without]}
     edits = {
         "weight": heavier,
-        "run 'default' has 1 of 2 versions": withdrawn,
+        "needs 2 versions of the index, but run 'default' has only 1": withdrawn,
         "run `megablend build CONFIG` to extend it": config | {"samples": 50},
     }
     for why, edited in edits.items():
