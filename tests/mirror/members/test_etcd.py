@@ -203,16 +203,21 @@ def test_what_is_no_etcd_is_told(etcd: EtcdServer) -> None:
     work(do, f"{etcd.url}/elsewhere")
 
 
-def test_users_passwords_and_permissions(
-    etcd: EtcdServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def make_users(etcd: EtcdServer, root: str) -> None:
+    """One who may do all, and one who may read and write below a root, with one password."""
     for user in ("root", "node"):
         call(etcd, "auth/user/add", name=user, password="canary-8141")
     for role in ("root", "node"):
         call(etcd, "auth/role/add", name=role)
         call(etcd, "auth/user/grant", user=role, role=role)
-    permission = {"permType": 2, "key": _code("p/"), "range_end": _code("p0")}
+    permission = {"permType": 2, "key": _code(f"{root}/"), "range_end": _code(f"{root}0")}
     call(etcd, "auth/role/grant", name="node", perm=permission)
+
+
+def test_users_passwords_and_permissions(
+    etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_users(etcd, "p")
     # A client with a user may come before etcd asks for one
     work(_can_write, etcd.url, user="node", password="canary-8141")
     call(etcd, "auth/enable")

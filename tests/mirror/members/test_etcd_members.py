@@ -12,7 +12,7 @@ import pytest
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.members.etcd import _code
 from tests.mirror.etcd import EtcdServer
-from tests.mirror.members.test_etcd import call
+from tests.mirror.members.test_etcd import call, make_users
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_views import is_in
@@ -226,3 +226,39 @@ def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
 
     with FaultySource(make_files(1)) as source:
         asyncio.run(run())
+
+
+def test_users_and_passwords_are_those_of_settings_or_the_environment(
+    tmp_path: Path,
+    etcd: EtcdServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_users(etcd, "megablend")
+    call(etcd, "auth/enable")
+    password = tmp_path / "password"
+    password.write_text("canary-8141\n")
+    password.chmod(0o644)
+
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 2, 2) as nodes:
+            about = nodes.settings["etcd"]
+            with pytest.raises(ConfigError, match=r"without a user: .*user name is empty"):
+                await nodes.start(0)
+            nodes.settings_of[0]["etcd"] = about | {"user": "node", "password_file": str(password)}
+            with pytest.raises(ConfigError, match=r"etcd: password_file: .*: found mode 0644"):
+                await nodes.start(0)
+            password.chmod(0o600)
+            await nodes.start(0)
+            monkeypatch.setenv("MEGABLEND_ETCD_USER", "node")
+            monkeypatch.setenv("MEGABLEND_ETCD_PASSWORD", "canary-8142")
+            with pytest.raises(ConfigError, match=r"as user 'node': .*invalid user ID or password"):
+                await nodes.start(1)
+            monkeypatch.setenv("MEGABLEND_ETCD_PASSWORD", "canary-8141")
+            await nodes.start(1)
+            await wait_for_view(nodes, 0, 1)
+            assert "canary" not in str([nodes.cluster(i).as_json() for i in range(2)])
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+    assert "canary" not in caplog.text

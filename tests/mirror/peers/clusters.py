@@ -183,6 +183,8 @@ class NodesOf:
             await asyncio.wait([waiting, self._tasks[i]], return_when=asyncio.FIRST_COMPLETED)
             if self._tasks[i].done():
                 waiting.cancel()
+                self.nodes.pop(i)
+                self._locks_of.pop(i).close()
                 await self._tasks.pop(i)
 
     async def stop(self, i: int, *, empties: bool = False) -> None:
