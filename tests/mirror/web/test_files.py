@@ -448,6 +448,7 @@ def test_clients_that_take_nothing_are_cut_off_while_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(web_files, "_BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(web_files, "_SLOW_SECONDS", 2.0)  # the last one, beside whom nobody waits
     monkeypatch.setattr(web_files, "_MOST_SENDING", 2)
     (port,) = find_ports(1)
     settings: dict[str, Any] = {"data_port": port, "token_file": write_token(tmp_path)}
