@@ -39,7 +39,7 @@ from megablend.system.service_manager import notify
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
-    from megablend.mirror.catalog.shared import Mates
+    from megablend.mirror.catalog.mates import Mates
     from megablend.mirror.members.views import Views
     from megablend.mirror.peers.cluster import Cluster
     from megablend.mirror.web.server import WebServer
@@ -158,7 +158,7 @@ class Node:
         views = None if self._members is None else self._members.views
         if views is None or self.cluster is None:
             return None
-        from megablend.mirror.catalog.shared import Mates
+        from megablend.mirror.catalog.mates import Mates
         from megablend.mirror.members.etcd_members import EtcdMembers
 
         assert isinstance(views, EtcdMembers)

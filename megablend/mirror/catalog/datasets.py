@@ -23,7 +23,8 @@ from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
 
 if TYPE_CHECKING:
-    from megablend.mirror.catalog.shared import Mates, SharedCatalog
+    from megablend.mirror.catalog.mates import Mates
+    from megablend.mirror.catalog.shared import SharedCatalog
 
 _MEETING_SECONDS = 10.0
 

@@ -23,9 +23,9 @@ import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.catalog.catalog import (
@@ -38,7 +38,8 @@ from megablend.mirror.catalog.catalog import (
 )
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.manifest import unpack_manifest
-from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed, Value
+from megablend.mirror.catalog.mates import Mates
+from megablend.mirror.members.etcd import EtcdAwayError, Value
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import pack_json
 from megablend.system.limited_json import parse_json
@@ -57,52 +58,6 @@ _LOOK_SECONDS = 1.0
 _HELD_SECONDS = 10.0
 _TROUBLE_LETTERS = 200
 Entry = Revision | Want
-
-
-class Nodes(Protocol):
-    """What datasets need of a cluster."""
-
-    @property
-    def own(self) -> str:
-        """This node's name."""
-        ...
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All nodes of the view in force."""
-        ...
-
-    @property
-    def copies(self) -> int:
-        """On how many nodes a page shall be."""
-        ...
-
-    def find_away(self) -> Collection[str]:
-        """Those that do not answer."""
-        ...
-
-    async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """The answer of another node. Raises: AwayError; what it failed with."""
-        ...
-
-
-class Keys(Protocol):
-    """What is in etcd, as a node knows it."""
-
-    etcd: Etcd
-    prefix: str
-    """Of all keys; it ends with a slash."""
-    shared: Followed
-    """What is below `shared/` of the prefix."""
-    lease: int
-    """This node's; 0: it has none just now."""
-
-
-class Mates(NamedTuple):
-    """A cluster with etcd."""
-
-    nodes: Nodes
-    keys: Keys
 
 
 class _Marker(NamedTuple):

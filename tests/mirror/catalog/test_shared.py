@@ -17,7 +17,7 @@ import pytest
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
-from megablend.mirror.catalog.shared import Mates
+from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages
