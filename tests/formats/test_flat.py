@@ -227,7 +227,8 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="documents and extra_columns"):
         megablend.build(make_config(tmp_path, [source | {"extra_columns": ["x"]}], samples=1))
     with pytest.raises(
-        ConfigError, match=r"documents, but raw files take `format_options: \{eod_token: ID\}`"
+        ConfigError,
+        match=r"not apply to raw files; remove it \(set `format_options: \{eod_token: ID\}`",
     ):
         megablend.build(make_config(tmp_path, [source | {"format": "raw"}], samples=1))
     pq.write_table(pa.table({"tokens": pa.array([1], pa.uint16())}), tmp_path / "x.parquet")
