@@ -472,6 +472,7 @@ def test_a_want_ends_at_its_time(tmp_path: Path, etcd: EtcdServer) -> None:
     async def do() -> None:
         async with cluster.all() as (a, b):
             await a.add("corpus", "d")
+            await until(lambda: _knows(b, "corpus"))
             await b.ask("want", target="corpus", until=time.time() + 3)
             await b.ask("wait", target="corpus")
             for node in (a, b):
