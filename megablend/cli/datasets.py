@@ -200,7 +200,14 @@ def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
         )
     # A folder does not say how large its mirror may be
     starts = not Path(mirror).is_dir()
-    answer: dict[str, Any] = ask_node(mirror, Kind.DATASETS, {"verb": verb, **about}, starts=starts)
+    answer: dict[str, Any] = ask_node(
+        mirror,
+        Kind.DATASETS,
+        {"verb": verb, **about},
+        starts=starts,
+        # Only this reads the source by the config's settings
+        agrees=starts and verb == "add",
+    )
     return answer
 
 

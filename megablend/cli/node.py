@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,8 +160,15 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
     return mirror, objects
 
 
-def ask_node(what: str, kind: Any, about: Any = None, *, starts: bool = False) -> Any:
+def ask_node(
+    what: str, kind: Any, about: Any = None, *, starts: bool = False, agrees: bool = False
+) -> Any:
     """The answer of the node process to a command, and what it is about.
+
+    Args:
+        starts: whether one is started where there is none.
+        agrees: whether it has to have the settings of this mirror, but for nodes; one that a job left
+            behind ends, and another one is started.
 
     Raises: ConfigError if there is no mirror, or no process runs, unless one is started.
     """
@@ -177,7 +185,10 @@ def ask_node(what: str, kind: Any, about: Any = None, *, starts: bool = False) -
             f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
     try:
-        return Connection(options, objects, starts=starts, asks_only=True).command(kind, about)
+        with closing(
+            Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
+        ) as connection:
+            return connection.command(kind, about)
     except NodeLostError as error:
         raise ConfigError(
             f"{options.folder}: no node process is running ({error})\nstart a job, or run `megablend node run CONFIG`"

@@ -117,20 +117,24 @@ class MirrorOptions:
         """Whether reads of a location go through the mirror."""
         return any(has_prefix(location, prefix) for prefix in self.prefixes)
 
-    def allows(self, location: str) -> bool:
-        """Whether a node process may fetch a location that somebody asks for: it is below a prefix,
-        not by way of `..` or a link, and it is at no address of this machine or of its links unless
-        a prefix names that host."""
+    def find_refusal(self, location: str) -> str:
+        """Why a node process may not fetch a location that somebody asks for; empty if it may: it is
+        below a prefix, not by way of `..` or a link, and it is at no address of this machine or of
+        its links unless a prefix names that host."""
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
-        if not prefixes or "\0" in location or ".." in path.split("/") or "?" in location:
-            return False
+        if not prefixes:
+            return "is outside the prefixes that this node's mirror may fetch"
+        if "\0" in location or ".." in path.split("/") or "?" in location:
+            return "has `..`, `?` or a NUL in its path, which this node's mirror does not fetch"
         if not find_scheme(location):
             real = os.path.realpath(location)
-            return any(has_prefix(real, os.path.realpath(prefix)) for prefix in prefixes)
-        if find_scheme(location) in ("http", "https") and _is_near(location):
-            return any(prefix not in REMOTE_PREFIXES for prefix in prefixes)
-        return True
+            if not any(has_prefix(real, os.path.realpath(prefix)) for prefix in prefixes):
+                return "is a link out of the prefixes that this node's mirror may fetch"
+        is_near = find_scheme(location) in ("http", "https") and _is_near(location)
+        if is_near and all(prefix in REMOTE_PREFIXES for prefix in prefixes):
+            return "is on this machine or its links, and no prefix has its host"
+        return ""
 
     def alone(self) -> MirrorOptions:
         """The same folder without the other nodes: for commands, which do not wait for them."""

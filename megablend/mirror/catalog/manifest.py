@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from megablend.errors import ConfigError, DataError
+from megablend.errors import ConfigError, DataError, MissingFileError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.node.source_reads import make_key
-from megablend.storage.base import Storage
+from megablend.storage.base import FileStat, Storage
 from megablend.storage.location import find_root, has_wildcard, join, make_relative
-from megablend.storage.objects.urls import split_query
+from megablend.storage.objects.urls import is_web, split_query
 from megablend.system.limited_json import parse_json
 
 _MOST_NAME_BYTES = 100
@@ -56,10 +57,11 @@ def list_files(
     storage: Storage, sources: Sequence[str], check: Callable[[str], None]
 ) -> list[DataFile]:
     """The files of some patterns, sorted by path: each relative to what its pattern has before the
-    first wildcard.
+    first wildcard. A file of a web server, which does not list, is relative to the folder that all
+    its sources share, and its path is decoded.
 
     Args:
-        sources: patterns, files, and folders, with all that is in them.
+        sources: patterns, files, folders with all that is in them, and URLs.
         check: raises ConfigError for a location that may not be read.
 
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
@@ -67,25 +69,27 @@ def list_files(
     """
     found: dict[str, DataFile] = {}
     view = storage.for_reading()
+    web_roots = _find_web_roots(sources)
     for source in sources:
         pattern = source
-        check(split_query(source)[0] if not has_wildcard(source) else find_root([source]))
-        if source.endswith("/") or (not has_wildcard(source) and view.is_folder(source)):
+        plain = split_query(source)[0]
+        # A web server's URL is one file, whatever characters are in it
+        check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
+        if plain.endswith("/") or (not has_wildcard(source) and view.is_folder(source)):
             pattern = join(source.rstrip("/"), "**/*")
-        root = find_root([pattern])
-        listed = view.find(pattern)
-        for folder, problem in listed.unreadable.items():
-            raise DataError(folder, f"cannot be listed: {problem}")
-        if not listed.files:
+        root = web_roots.get(source) or find_root([pattern])
+        states = _find_states(view, pattern)
+        if not states:
             raise ConfigError(
                 f"{source}: matches no files\ncheck the spelling, and that a folder ends with `/`"
             )
-        for match in listed.files:
-            location = split_query(match.path)[0]
+        for found_path, state in states:
+            location = split_query(found_path)[0]
             check(location)
-            file = DataFile(
-                make_relative(location, root), make_key(location, view.stat(match.path))
-            )
+            path = make_relative(location, root)
+            if is_web(location):
+                path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+            file = DataFile(path, make_key(location, state))
             check_path(file)
             other = found.setdefault(file.path, file)
             if other.key != file.key:
@@ -99,6 +103,33 @@ def list_files(
                 f"{file.key.location}: lies below another file of the dataset\n{_APART}"
             )
     return [found[path] for path in sorted(found)]
+
+
+def _find_states(view: Storage, pattern: str) -> list[tuple[str, FileStat]]:
+    """The files of a pattern, and their states."""
+    if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
+        # `find` would read its beginning and end, too, since others read a file that they find
+        try:
+            return [(pattern, view.for_checking().stat(pattern))]
+        except MissingFileError:
+            return []
+    listed = view.find(pattern)
+    for folder, problem in listed.unreadable.items():
+        raise DataError(folder, f"cannot be listed: {problem}")
+    return [(match.path, view.stat(match.path)) for match in listed.files]
+
+
+def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
+    """For each URL of a web server the folder that it shares with the others of this server."""
+    by_server: dict[str, list[str]] = {}
+    for source in filter(is_web, sources):
+        server = "/".join(source.split("/", 3)[:3])
+        by_server.setdefault(server, []).append(source)
+    roots = dict[str, str]()
+    for urls in by_server.values():
+        root = find_root([split_query(url)[0] for url in urls])
+        roots |= dict.fromkeys(urls, root)
+    return roots
 
 
 def check_path(file: DataFile) -> None:

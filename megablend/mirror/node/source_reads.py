@@ -79,10 +79,10 @@ class SourceReader:
 
     def check_allowed(self, location: str) -> None:
         """Raises: ConfigError if nothing below the node's prefixes is asked for."""
-        if not self._options.allows(location):
+        if reason := self._options.find_refusal(location):
             raise ConfigError(
-                f"{location}: is outside the prefixes that this node's mirror may fetch\n"
-                "add its prefix to `prefixes` of `mirror` on this node, which has "
+                f"{location}: {reason}\n"
+                "add what may be fetched to `prefixes` of `mirror` on this node, which has "
                 f"{', '.join(self._options.prefixes)}"
             )
 

@@ -67,6 +67,8 @@ class Connection:
     Args:
         starts: whether a node process is started where there is none.
         asks_only: for commands: files are not asked for, so that settings need not agree.
+        joins: whether this process reads with the nodes of its settings; otherwise only the other
+            settings need to agree.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class Connection:
         *,
         starts: bool = True,
         asks_only: bool = False,
+        joins: bool = True,
     ) -> None:
         self._options = options
         self._objects = objects
         self._starts = starts
         self._asks_only = asks_only
+        self._joins = joins
         self._reset()
 
     def _reset(self) -> None:
@@ -131,6 +135,15 @@ class Connection:
 
     def _pack_due(self) -> bytes:
         return pack_needs([need for needs in self._due.values() for need in needs])
+
+    def close(self) -> None:
+        """Be no client any more, until it is used again."""
+        with self._lock:
+            if self._socket is not None:
+                # A thread waits for answers: closing alone would not end its call
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                self._drop(self._socket)
 
     def command(self, kind: Kind, about: Any = None) -> Any:
         """The answer to a command, as JSON. Raises: NodeLostError."""
@@ -199,11 +212,12 @@ class Connection:
             connection.connect(f"/proc/self/fd/{fd}/{folder.socket_path.name}")
             hello: dict[str, Any] = {"protocol": PROTOCOL}
             if not self._asks_only:
+                asked = self._options if self._joins else self._options.alone()
                 hello |= {
                     "credentials": find_credentials(self._objects, folder.id),
                     "queries": [[url, query] for url, query in self._objects.urls if query],
-                    "options": self._options.as_json(),
-                    "members": describe_members(self._options, os.environ),
+                    "options": asked.as_json(),
+                    "members": describe_members(self._options, os.environ) if self._joins else [],
                 }
             connection.sendall(pack(Kind.HELLO, 0, pack_json(hello)))
             kind, _, payload = _read_frame(connection)

@@ -305,10 +305,17 @@ def test_bad_input(tmp_path: Path) -> None:
         assert node.fail("add", "a/b", "s3://b/d/")[0] == 2
         code, message = node.fail("add", "e", "s3://b/nothing/*")
         assert (code, message.splitlines()[0]) == (2, "s3://b/nothing/*: matches no files")
-        for refused in ("s3://other/d/", "/etc/shadow", "http://169.254.169.254/x", "s3://b/../x"):
+        for refused, reason in {
+            "s3://other/d/": "is outside the prefixes that",
+            "/etc/shadow": "is outside the prefixes that",
+            "http://169.254.169.254/x": "is outside the prefixes that",
+            "s3://b/../x": "has `..`, `?` or a NUL in its path",
+            "http://[::ffff:127.0.0.1]:9/x": "is outside the prefixes that",
+        }.items():
             code, message = node.fail("add", "e", refused)
             assert code == 2
-            assert ": is outside the prefixes that this node's mirror may fetch\n" in message
+            assert message.startswith(f"{refused}: {reason}")
+            assert "\nadd what may be fetched to `prefixes`" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror given\n")
         with pytest.MonkeyPatch.context() as patched:
@@ -317,6 +324,24 @@ def test_bad_input(tmp_path: Path) -> None:
         done = run("datasets", "list", "--mirror", tmp_path)
         assert done.returncode == 2
         assert len(node.ask("list")["revisions"]) == 1
+
+
+def test_a_prefix_that_a_message_asks_for_is_taken_at_once(tmp_path: Path) -> None:
+    """The node process that the first command has started is of the settings of before."""
+    with (
+        machine(tmp_path, {"e/x": b"x"}) as node,
+        FaultySource({"e/x": b"x"}) as web,
+    ):
+        url = f"{web.url}/e/x"
+        code, message = node.fail("add", "e", url)
+        assert (code, message.partition("\n")[0]) == (
+            2,
+            f"{url}: is outside the prefixes that this node's mirror may fetch",
+        )
+        assert not web.paths
+        node.storage["mirror"]["prefixes"].append(f"{web.url}/")
+        node.config.write_text(json.dumps({"storage": node.storage}))
+        assert node.ask("add", "e", url)["num_files"] == 1
 
 
 def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:

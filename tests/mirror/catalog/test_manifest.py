@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -15,7 +16,14 @@ from megablend.mirror.catalog.manifest import (
     unpack_manifest,
 )
 from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.base import FileStat, Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.find import Found
+from megablend.storage.mirror_options import parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.wrapper import WrapperStorage
+from tests.storage.faulty import FaultySource
 
 FILES = [
     DataFile("a/b.bin", FileKey("s3://b/a/b.bin", '"e1"', 10)),
@@ -84,3 +92,44 @@ def test_a_path_with_a_control_character(tmp_path: Path) -> None:
     (tmp_path / "a\nb").write_text("x")
     with pytest.raises(ConfigError, match="its path in the dataset would be 'a\\\\nb'\nrename it"):
         find_paths(tmp_path / "*")
+
+
+@pytest.mark.usefixtures("obstore")
+def test_files_of_a_web_server_have_the_paths_of_its_folders() -> None:
+    """Relative to the folder that all share, decoded; and nothing but their state is asked for."""
+    names = ["m/one/config.json", "m/two/config.json", "m/with%20space/%C3%BC%2B1.bin"]
+    with FaultySource({unquote(name): bytes(100_000) for name in names}) as source:
+        urls = [f"{source.url}/{name}" for name in names]
+        assert find_paths(*urls) == ["one/config.json", "two/config.json", "with space/ü+1.bin"]
+        assert find_paths(urls[0]) == ["config.json"]
+        assert source.bytes <= 4 * 1
+        with pytest.raises(ConfigError, match="web servers do not list their files"):
+            find_paths(f"{source.url}/m/")
+
+
+@pytest.mark.parametrize("host", ["[::ffff:127.0.0.1]", "[::1]", "[fe80::1]", "127.0.0.1"])
+def test_nothing_is_asked_of_a_server_before_it_is_allowed(host: str, tmp_path: Path) -> None:
+    options = parse_mirror({"folder": str(tmp_path)})
+    reader = SourceReader(options, ObjectOptions())
+    url = f"http://{host}:9/x"
+    with pytest.raises(ConfigError, match="is on this machine or its links, and no prefix has its"):
+        list_files(_NoStorage(), [url], reader.check_allowed)
+
+
+class _NoStorage(WrapperStorage):
+    """Is asked nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(make_storage())
+
+    def find(self, pattern: str) -> Found:
+        raise AssertionError(pattern)
+
+    def stat(self, path: str) -> FileStat:
+        raise AssertionError(path)
+
+    def for_reading(self) -> Storage:
+        return self
+
+    def for_checking(self) -> Storage:
+        return self
