@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ class State:
     short: int = 0
     """Bytes that it lacks to fit."""
     trouble: str = ""
+    gone: set[str] = field(default_factory=set)
+    """Files that are not what was listed any more, or not there."""
     error: Exception | None = None
     """A file is gone, or not what it was."""
 
@@ -404,13 +406,28 @@ def _list_pages(files: Sequence[DataFile]) -> Share:
 
 
 def _note(state: State, error: Exception) -> None:
+    if isinstance(error, MissingFileError | ChangedFileError):
+        state.gone.add(error.path)
+        state.error = error = _explain(state, error)
     if state.trouble != str(error):
         state.trouble = str(error)
         LOG.warning("mirror: %s: %s", state.goal.want.target, error)
-    if isinstance(error, MissingFileError | ChangedFileError):
-        state.error = error
-    elif not isinstance(error, MegablendError | engine.AwayError):
+    if not isinstance(error, MegablendError | engine.AwayError):
         LOG.warning("mirror: this is a bug in megablend", exc_info=error)
+
+
+def _explain(state: State, error: DataError) -> DataError:
+    """What to do about files that are not what was listed: a run would have to be built again, a
+    dataset is added again."""
+    happened = "was deleted" if isinstance(error, MissingFileError) else "was replaced"
+    others = len(state.gone) - 1
+    beside = f", as were {others:,} other files" if others else ""
+    dataset = state.goal.revision.dataset
+    return type(error)(
+        min(state.gone),
+        f"{happened} at the source after it was listed{beside}\n"
+        f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
+    )
 
 
 def size_of(share: Iterable[tuple[FileKey, Pages]]) -> dict[str, int]:
