@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
+from megablend.storage.objects.urls import split_query
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.mates import Mates
@@ -103,12 +105,19 @@ class Datasets:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a command asks for. Raises: as verbs do."""
-        verb = self._verbs.get(request.pop("verb"))
-        if verb is None:
+        verb = self._verbs.get(request.pop("verb", ""))
+        try:
+            if verb is None:
+                raise TypeError
+            inspect.signature(verb).bind(**request)
+        except TypeError:
             raise ConfigError(
                 "the node process does not know this command: it runs another version of megablend\n"
                 "stop it (`megablend node stop`), and try again"
-            )
+            ) from None
+        if self.shared is not None:
+            # What was said on another node before is so here
+            await self.shared.catch_up()
         return await verb(**request)
 
     async def add(self, dataset: str, sources: list[str]) -> dict[str, Any]:
@@ -120,13 +129,15 @@ class Datasets:
             return files, *pack_manifest(files)
 
         files, digest, data = await self._source.ask(list_and_pack)
+        # Queries of URLs may be signatures: they are kept in memory only
+        self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
         revision = Revision(
             dataset=dataset,
             digest=digest,
             num_files=len(files),
             num_bytes=sum(file.key.size for file in files),
             added=time.time(),
-            sources=tuple(sources),
+            sources=tuple(split_query(each)[0] for each in sources),
             by=self._catalog.own,
         )
         is_new = revision.name not in self._catalog.revisions

@@ -65,7 +65,12 @@ class Folders:
             return
         new = path.with_name(f".{file.key.digest}.new")
         new.unlink(missing_ok=True)
-        os.link(copy, new)
+        try:
+            os.link(copy, new)
+        except FileNotFoundError:
+            # Somebody has deleted the copy behind the mirror's back: it is got again
+            self._store.remove_file(file.key)
+            raise _not_held(path) from None
         new.rename(path)
 
     def _write(self, path: Path, file: DataFile) -> None:

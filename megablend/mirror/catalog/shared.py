@@ -151,6 +151,13 @@ class SharedCatalog:
                 after = self._num_copies + 1
             await self._wait_for(partial(self._is_as_of, revision))
 
+    async def catch_up(self) -> None:
+        """Hear of what other nodes have changed before now, if etcd answers."""
+        with contextlib.suppress(MegablendError):
+            marker = (await self._keys.etcd.get(self._marker))[0].get(self._marker)
+            if marker is not None:
+                await self._wait_for(partial(self._is_as_of, marker.revision))
+
     def _is_copied(self, times: int) -> bool:
         return self._num_copies >= times
 

@@ -79,6 +79,8 @@ class EtcdMembers(Views):
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
                     raise self._strange(key)
+            if self._known is None:
+                self._read_view((await self.etcd.get(self._place))[0].get(self._place))
             end = time.monotonic() + self._seconds + _DIFFERING_SECONDS
             while not await self._register():
                 if time.monotonic() > end:
@@ -226,7 +228,10 @@ class EtcdMembers(Views):
             return None
         view = _view_of(_read(value))
         if view is None:
-            raise self._strange(self._place)
+            raise ConfigError(
+                f"etcd: found {value.data[:80]!r} at {self._place!r}, which is not a view\n"
+                "Delete that key: the nodes agree on another view. Or give `etcd` of `mirror` another `prefix`."
+            )
         return view
 
     def _strange(self, key: str) -> ConfigError:

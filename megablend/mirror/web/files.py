@@ -220,7 +220,8 @@ class Files:
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
-            self._warn(request.remote, f"an answer is cut off: {key.location}: {error}")
+            reason = str(error) or "who asked takes nothing"
+            self._warn(request.remote, f"an answer is cut off: {key.location}: {reason}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from megablend.errors import ConfigError
+from megablend.mirror.node.frames import Kind
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.options_parser import parse_options
 from tests.cli.commands import run
-from tests.mirror.nodes import find_node, kill_node
+from tests.mirror.nodes import connect, find_node, kill_node
 from tests.mirror.test_clusters import cluster, until
 from tests.preloaded import python
 from tests.storage.faulty import CHUNK, Faults, FaultySource
@@ -342,6 +344,44 @@ def test_a_prefix_that_a_message_asks_for_is_taken_at_once(tmp_path: Path) -> No
         node.storage["mirror"]["prefixes"].append(f"{web.url}/")
         node.config.write_text(json.dumps({"storage": node.storage}))
         assert node.ask("add", "e", url)["num_files"] == 1
+
+
+def test_queries_of_urls_are_kept_in_memory_only(tmp_path: Path) -> None:
+    data = random.Random(0).randbytes(100_000)
+    with (
+        FaultySource({"e/x": data}) as web,
+        machine(tmp_path, {}, prefixes=[f"{web.url}/"]) as node,
+    ):
+        node.ask("add", "e", f"{web.url}/e/x?signature=CANARY")
+        node.ask("want", "e", "--copies", "all", "--wait")
+        assert (Path(node.ask("path", "e")["path"]) / "x").read_bytes() == data
+        assert "CANARY" not in json.dumps(node.ask("list"))
+        for path in node.folder.rglob("*"):
+            assert not path.is_file() or b"CANARY" not in path.read_bytes()
+
+
+def test_a_copy_that_was_deleted_behind_the_mirror_s_back_is_got_again(tmp_path: Path) -> None:
+    files = make_files("d", {"a": 300_000, "b": 400_000})
+    with machine(tmp_path, files) as node:
+        node.add("corpus", "d")
+        node.ask("want", "corpus", "--wait")
+        for path in (node.folder / "files").rglob("*.data"):
+            path.unlink()
+        for _ in files:
+            code, message = node.fail("path", "corpus")
+            assert code == 3
+            assert "is no longer held\nrequest the folder again" in message
+            node.ask("want", "corpus", "--wait")
+        check_folder(node.ask("path", "corpus")["path"], files, "d")
+
+
+def test_a_command_of_another_version_is_told_so(tmp_path: Path) -> None:
+    with machine(tmp_path, {}) as node:
+        node.ask("list")
+        connection = connect({"folder": str(node.folder)})
+        for request in ({"verb": "list", "new": 1}, {"verb": "new"}, {}):
+            with pytest.raises(ConfigError, match="it runs another version of megablend"):
+                connection.command(Kind.DATASETS, request)
 
 
 def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:
