@@ -119,7 +119,7 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         manifest.write_bytes(pack_manifest([DataFile("x", KEY)])[1])
         holding.change()
         await asyncio.wait_for(
-            holding.wait_for(lambda: "is gone" in str(holding.states[0].error)), 10
+            holding.wait_for(lambda: "was deleted" in str(holding.states[0].error)), 10
         )
         assert not running.done()
         running.cancel()
@@ -143,7 +143,11 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
             ),
             10,
         )
-        assert [each.trouble for each in holding.states] == ["s3://b/x: is gone"] * 2
+        assert [each.trouble for each in holding.states] == [
+            "s3://b/x: was deleted at the source after it was listed\n"
+            f"`megablend datasets add {name} SOURCE...` makes a revision of what is there now"
+            for name in ("d", "e")
+        ]
         num_asked = reader.num_asked
         assert num_asked <= 2
         await asyncio.sleep(0.5)
