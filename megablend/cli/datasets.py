@@ -90,7 +90,7 @@ def want_command(
         "whole": copies == "all",
         "pin": pin,
         "until": None if until is None else _parse_time(until),
-        "nodes": [] if nodes == "all" else [each for each in nodes.split(",") if each],
+        "nodes": [] if nodes == "all" else _split_nodes(nodes),
         "copies": _parse_copies(copies),
     }
     found = _ask(mirror, "want", target=target, **about)
@@ -236,6 +236,16 @@ def _parse_copies(text: str) -> int:
     raise ConfigError(
         f"--copies: found {text!r}, expected `share`, `all`, or a number\nwrite --copies 2"
     )
+
+
+def _split_nodes(text: str) -> list[str]:
+    """Raises: ConfigError if there are none."""
+    nodes = [each.strip() for each in text.split(",") if each.strip()]
+    if not nodes:
+        raise ConfigError(
+            f"--nodes: found {text!r}, expected names of nodes\nwrite host:port, host:port, or `all`"
+        )
+    return nodes
 
 
 def _parse_time(text: str) -> float:

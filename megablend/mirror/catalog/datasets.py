@@ -118,6 +118,8 @@ class Datasets:
         if self.shared is not None:
             # What was said on another node before is so here
             await self.shared.catch_up()
+        if any(want.is_past for want in self._catalog.wants.values()):
+            self.holding.change()
         return await verb(**request)
 
     async def add(self, dataset: str, sources: list[str]) -> dict[str, Any]:
@@ -289,9 +291,10 @@ class Datasets:
     def _find_want(self, target: str) -> Want:
         dataset, revision = self._catalog.find(target)
         name = f"{dataset}@{LATEST}" if revision is None else revision.name
-        if (want := self._catalog.wants.get(name)) is not None:
+        wants = {each.name: each for each in self._catalog.wants.values() if not each.is_past}
+        if (want := wants.get(name)) is not None:
             return want
-        others = [each.target for each in self._catalog.wants.values() if each.dataset == dataset]
+        others = [each.target for each in wants.values() if each.dataset == dataset]
         raise ConfigError(
             f"{target!r} is not wanted on this node\nwanted revisions of {dataset!r}: {', '.join(others) or 'none'}"
         )
@@ -302,15 +305,15 @@ class Datasets:
         ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
         return {
             "revisions": [asdict(each) for each in ordered],
-            "wants": [each.target for each in self._catalog.wants.values()],
+            "wants": [each.target for each in self._catalog.wants.values() if not each.is_past],
         }
 
     async def get_status(self) -> dict[str, Any]:
         """What is wanted, and how it stands: here, and on all nodes that share a catalog."""
         found: dict[str, Any] = {
-            "capacity": self.holding.capacity,
+            "capacity": await self._pages.call(self._pages.store.find_capacity),
             "trouble": self.holding.trouble,
-            "goals": [each.as_json() for each in self.holding.states],
+            "goals": [each.as_json() for each in self.holding.states if not each.goal.want.is_past],
         }
         if self.shared is not None and self._mates is not None:
             found["trouble"] = self.shared.trouble or found["trouble"]

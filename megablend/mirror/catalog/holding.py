@@ -118,7 +118,6 @@ class Holding:
         self._get_nodes = get_nodes
         self.folders = Folders(pages.store)
         self.states: list[State] = []
-        self.capacity = 0
         self.trouble = "not looked at yet"
         self._shares: dict[tuple[object, ...], Share] = {}
         self._num_views = 0
@@ -236,7 +235,6 @@ class Holding:
         kept = [each for each in states if each.goal.is_pinned or not each.short]
         await call(self._keep, [(each.goal, each.share) for each in kept])
         self.states = states
-        self.capacity = capacity
         await call(self._remove_folders, wanted)
 
     async def _look(self, want: Want, revision: Revision) -> State:

@@ -10,6 +10,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,7 @@ def test_bad_input(tmp_path: Path) -> None:
             assert message.startswith(f"{refused}: {reason}")
             assert "\nadd what may be fetched to `prefixes`" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
+        assert node.fail("want", "corpus", "--nodes", ",")[1].startswith("--nodes: found ','")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror given\n")
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("MEGABLEND_DATASETS", str(node.config))
@@ -382,6 +384,18 @@ def test_a_command_of_another_version_is_told_so(tmp_path: Path) -> None:
         for request in ({"verb": "list", "new": 1}, {"verb": "new"}, {}):
             with pytest.raises(ConfigError, match="it runs another version of megablend"):
                 connection.command(Kind.DATASETS, request)
+
+
+def test_a_want_is_past_at_its_time(tmp_path: Path) -> None:
+    with machine(tmp_path, make_files("d", {"a": 300_000})) as node:
+        node.add("corpus", "d")
+        end = datetime.now() + timedelta(seconds=1.5)
+        node.ask("want", "corpus", "--until", end.isoformat())
+        time.sleep(max(0.0, (end - datetime.now()).total_seconds()))
+        assert node.ask("list")["wants"] == []
+        assert node.ask("status")["goals"] == []
+        assert node.fail("unwant", "corpus")[0] == 2
+        assert node.ask("status")["capacity"] > 0
 
 
 def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:
