@@ -52,7 +52,8 @@ def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json
     sources are meant. Add a dataset again when its source has changed.
     """
     located = [each for source in sources for each in _locate(source)]
-    found = _ask(mirror, "add", dataset=name, sources=located)
+    said = [_name_source(source) for source in sources]
+    found = _ask(mirror, "add", dataset=name, sources=located, said=said)
     finish(found, as_json, _print_added)
 
 
@@ -246,6 +247,13 @@ def _split_nodes(text: str) -> list[str]:
             f"--nodes: found {text!r}, expected names of nodes\nwrite host:port, host:port, or `all`"
         )
     return nodes
+
+
+def _name_source(source: str) -> str:
+    """A source as it is remembered: what the command was given, with an absolute path."""
+    from megablend.storage.location import find_scheme
+
+    return source if find_scheme(source) else str(Path(source).expanduser().absolute())
 
 
 def _parse_time(text: str) -> float:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from megablend.mirror.catalog.mates import Mates
     from megablend.mirror.catalog.shared import SharedCatalog
 
+_MOST_SOURCES = 10
+_MOST_SOURCE_LETTERS = 1000
+"""Of a revision, which is one value in etcd."""
 _MEETING_SECONDS = 10.0
 
 
@@ -122,8 +125,14 @@ class Datasets:
             self.holding.change()
         return await verb(**request)
 
-    async def add(self, dataset: str, sources: list[str]) -> dict[str, Any]:
-        """List sources as the latest revision of a dataset. Raises: as `list_files` does."""
+    async def add(
+        self, dataset: str, sources: list[str], said: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """List sources as the latest revision of a dataset. Raises: as `list_files` does.
+
+        Args:
+            said: how a user named them, to be remembered: a text file of a million URLs, once.
+        """
         check_name(dataset)
 
         def list_and_pack(storage: Storage) -> tuple[list[DataFile], str, bytes]:
@@ -139,7 +148,10 @@ class Datasets:
             num_files=len(files),
             num_bytes=sum(file.key.size for file in files),
             added=time.time(),
-            sources=tuple(split_query(each)[0] for each in sources),
+            sources=tuple(
+                split_query(each)[0][:_MOST_SOURCE_LETTERS]
+                for each in (said or sources)[:_MOST_SOURCES]
+            ),
             by=self._catalog.own,
         )
         is_new = revision.name not in self._catalog.revisions

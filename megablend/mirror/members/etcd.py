@@ -271,6 +271,10 @@ class Etcd:
         raise self._refusal(endpoint, message)
 
     def _refusal(self, endpoint: str, message: str) -> ConfigError:
+        if "too large" in message:
+            return ConfigError(
+                f"etcd: {endpoint}: {message}\nstart etcd with a higher --max-request-bytes"
+            )
         kind = _InvalidTokenError if self._token else ConfigError
         who = "without a user" if self._user is None else f"as user {self._user!r}"
         return kind(

@@ -86,10 +86,14 @@ class Peer:
         return self.away_since is not None and (time.monotonic() - self.away_since > self.pace.gone)
 
     def close(self) -> None:
-        """Ask no more whether it is there."""
+        """Ask no more whether it is there: it is away for those who wait for it."""
         for task in (self._watcher, self._pinging):
             if task is not None:
                 task.cancel()
+        if self.away_since is None:
+            self.trouble = "it is not one of the nodes any more"
+            self.away_since = time.monotonic()
+            self._gone.set_result(None)
 
     async def fetch(
         self, want: Want, view: int, *, only_held: bool, settles: bool = False

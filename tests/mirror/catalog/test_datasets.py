@@ -398,6 +398,19 @@ def test_a_want_is_past_at_its_time(tmp_path: Path) -> None:
         assert node.ask("status")["capacity"] > 0
 
 
+def test_a_list_of_urls_is_remembered_by_its_name(tmp_path: Path) -> None:
+    names = [f"e/{i:04}" for i in range(200)]
+    with (
+        FaultySource(dict.fromkeys(names, b"x")) as web,
+        machine(tmp_path, {}, prefixes=[f"{web.url}/"]) as node,
+    ):
+        listed = tmp_path / "e.urls"
+        listed.write_text("".join(f"{web.url}/{name}\n" for name in names))
+        assert node.ask("add", "e", listed)["num_files"] == 200
+        (revision,) = node.ask("list")["revisions"]
+        assert revision["sources"] == [str(listed)]
+
+
 def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:
     files = make_files("d", {f"{i}": 100_000 for i in range(3)})
     with machine(tmp_path, files) as node:

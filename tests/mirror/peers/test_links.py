@@ -12,6 +12,7 @@ import pytest
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import NO_PAGES, count_bytes, subtract, unite
 from megablend.mirror.members.launchers import Pace
+from megablend.mirror.node.engine import AwayError
 from megablend.mirror.peers.peer import Peer
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
@@ -66,6 +67,25 @@ def test_a_node_that_answers_late_is_waited_for(
             assert "is away" not in caplog.text
 
     with FaultySource(make_files(2, 6 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_who_waits_for_a_node_that_leaves_is_told(tmp_path: Path) -> None:
+    """A view without it closes its connection while a request has no answer yet."""
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, SLOW, has_links=True) as nodes:
+            await nodes.start(0, 1)
+            await nodes.meet()
+            peer = peer_of(nodes, 0, 1)
+            nodes.links[1].silent_for = None
+            waiting = asyncio.ensure_future(peer.post("/v1/check", b"{}"))
+            await asyncio.sleep(0.1)
+            peer.close()
+            with pytest.raises(AwayError, match="it is not one of the nodes any more"):
+                await asyncio.wait_for(waiting, 1.0)
+
+    with FaultySource(make_files(1, 1 << 20)) as source:
         asyncio.run(run())
 
 
