@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from megablend.errors import ConfigError
 from megablend.system.log import LOG
@@ -15,6 +17,17 @@ _WARN_SECONDS = 60.0
 _MOST_WARNED = 1000
 _END_SECONDS = 1.0
 """At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
+
+
+class _Faults(logging.Logger):
+    """aiohttp's log: without malformed requests, which it would quote, with the token in them, as
+    often as they come."""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Log what is wrong here."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            LOG.error("mirror: this is a bug in megablend: %s", record.msg, exc_info=error)
 
 
 @dataclass(eq=False)
@@ -31,7 +44,11 @@ class Listener:
     ) -> None:
         """Listen. Raises: ConfigError if the port is in use."""
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_END_SECONDS
+            app,
+            logger=_Faults("megablend.listener"),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_END_SECONDS,
         )
         await self._runner.setup()
         try:

@@ -217,7 +217,7 @@ def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
             number = await wait_for_view(nodes, 0, 1)
             place = _code("megablend/v1/shared/view")
             call(etcd, "kv/put", key=place, value=_code("{}"))
-            await until(lambda: "found 'megablend/v1/shared/view' below" in caplog.text)
+            await until(lambda: "at 'megablend/v1/shared/view', which is not a view" in caplog.text)
             await asyncio.sleep(2 * LEASE)
             await nodes.read_all()
             call(etcd, "kv/deleterange", key=place)
