@@ -67,8 +67,8 @@ class State:
     short: int = 0
     """Bytes that it lacks to fit."""
     trouble: str = ""
-    gone: set[str] = field(default_factory=set)
-    """Files that are not what was listed any more, or not there."""
+    gone: dict[str, type[DataError]] = field(default_factory=dict)
+    """Locations of files that are not what was listed any more, and which error says so."""
     error: Exception | None = None
     """A file is gone, or not what it was."""
 
@@ -405,8 +405,8 @@ def _list_pages(files: Sequence[DataFile]) -> Share:
 
 def _note(state: State, error: Exception) -> None:
     if isinstance(error, MissingFileError | ChangedFileError):
-        state.gone.add(error.path)
-        state.error = error = _explain(state, error)
+        state.gone[error.path] = type(error)
+        state.error = error = _explain(state)
     if state.trouble != str(error):
         state.trouble = str(error)
         LOG.warning("mirror: %s: %s", state.goal.want.target, error)
@@ -414,15 +414,16 @@ def _note(state: State, error: Exception) -> None:
         LOG.warning("mirror: this is a bug in megablend", exc_info=error)
 
 
-def _explain(state: State, error: DataError) -> DataError:
+def _explain(state: State) -> DataError:
     """What to do about files that are not what was listed: a run would have to be built again, a
     dataset is added again."""
-    happened = "was deleted" if isinstance(error, MissingFileError) else "was replaced"
+    path, kind = min(state.gone.items())
+    happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
     others = len(state.gone) - 1
-    beside = f", as were {others:,} other files" if others else ""
+    beside = f"; {others:,} more changed" if others else ""
     dataset = state.goal.revision.dataset
-    return type(error)(
-        min(state.gone),
+    return kind(
+        path,
         f"{happened} at the source after it was listed{beside}\n"
         f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
     )

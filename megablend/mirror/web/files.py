@@ -298,7 +298,9 @@ def _refuse(error: Exception) -> web.HTTPException:
     if isinstance(error, ConfigError):
         return web.HTTPNotFound(text=text)
     if isinstance(error, MissingFileError | ChangedFileError):
-        return web.HTTPGone(text=text)
+        happened = "was deleted or replaced at the source after it was listed"
+        remedy = "`megablend datasets add NAME SOURCE...` makes a revision of what is there now"
+        return web.HTTPGone(text=f"{error.path}: {happened}\n{remedy}\n")
     if isinstance(error, AwayError | ResourceError | asyncio.TimeoutError):
         return web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"})
     return web.HTTPBadGateway(text=text)

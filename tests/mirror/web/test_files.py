@@ -378,7 +378,7 @@ def test_a_file_that_is_gone_is_no_answer_that_looks_whole(tmp_path: Path) -> No
         kill_node(served.node.folder)
         served.node.ask("status")
         status, _, body = served.ask(path, Range=f"bytes={2 * MB}-")
-        assert (status, b"was replaced" in body) == (410, True)
+        assert (status, b"was deleted or replaced" in body) == (410, True)
         assert served.get(path, Range=f"bytes=0-{MB}") == data[: MB + 1]
         done = curl("-H", f"Authorization: Bearer {TOKEN}", f"{served.url}{path}")
         assert (done.returncode, done.stdout) == (18, data[: len(done.stdout)])
