@@ -393,8 +393,11 @@ def test_latest_is_the_last_that_is_held_where_it_is_wanted(tmp_path: Path) -> N
         path = "/v1/data/corpus/latest/a.bin"
         old = files["d/a.bin"]
         new = served.node.source.files["b/d/a.bin"] = old[::-1]
+        # Nothing of the new revision is fetched before the source is off
+        served.node.ask("unwant", "corpus")
         revision = served.node.add("corpus", "d")
         served.node.source.is_down = True
+        served.node.ask("want", "corpus")
         until(lambda: len(served.node.goals()) == 2)
         assert served.get(path) == old
         served.node.source.is_down = False
