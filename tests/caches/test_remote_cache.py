@@ -152,7 +152,7 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(
         ]
     )
     (problem,) = megablend.verify(remote).problems
-    assert "files.arrow: no such object" in problem
+    assert "files.arrow: the object is missing" in problem
     assert megablend.build(config).index.created
     assert megablend.verify(remote).problems == ()
     assert samples(config) == expected

@@ -31,6 +31,6 @@ def test_where_end_of_document_tokens_are_added_documents_must_be_as_many_as_wer
     assert data.count(lists) == 1
     path.write_bytes(data.replace(lists, damaged))  # the file stays open
     with pytest.raises(
-        CorruptFileError, match=r"a\.arrow.*2 documents with tokens end in this block, 3"
+        CorruptFileError, match=r"a\.arrow.*2 documents with tokens end in this block, but 3"
     ):
         dataset.read_blocks([0])

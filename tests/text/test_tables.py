@@ -89,7 +89,7 @@ def test_bad_documents(tmp_path: Path) -> None:
 def test_no_column_of_text(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, {"txet": ["a"], "number": [1]})
     with pytest.raises(
-        ConfigError, match=r"has no column 'text' \(its columns: txet, number\); did you mean"
+        ConfigError, match=r"has no column 'text' \(it has: txet, number\); did you mean"
     ):
         read(path, 1 << 20)
     fields = TextFields(text="number", key=None, max_bytes=200)

@@ -19,7 +19,11 @@ from megablend.operations.gc import GcResult
 from megablend.order.registry import OLD_NAMES
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
+EXAMPLES = [
+    path
+    for path in sorted((ROOT / "configs").glob("*.yaml"))
+    if not path.name.endswith(".kubernetes.yaml")
+]
 
 
 def table_keys(heading: str) -> list[str]:

@@ -211,7 +211,7 @@ def test_numbers_are_shared() -> None:
         (
             "longer",
             ChangedFileError,
-            r"2_text\.idx: was replaced or written to .* bytes, [\d,]+ before\): restart the job",
+            r"2_text\.idx: was replaced or written to .* bytes now, [\d,]+ before\): restart the job",
         ),
         (
             "removed",

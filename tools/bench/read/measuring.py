@@ -193,10 +193,13 @@ def _watch(mark: str, peaks: list[Memory], stop: threading.Event) -> None:
 def next_message(pipe: Any, step: str, limit: float) -> dict[str, Any]:
     """The contender's next message. Raises ContenderError where it is not there in time, or not what is expected."""
     deadline = time.monotonic() + limit
+    # Not `select`, which takes no descriptor above 1,023
+    coming = select.poll()
+    coming.register(pipe, select.POLLIN)
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+        if left <= 0 or not coming.poll(1000 * left):
             raise ContenderError(f"not {step} after {limit:.0f} s")
         part = pipe.read(1)  # no more: the next message may follow at once
         if not part:
