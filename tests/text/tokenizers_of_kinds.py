@@ -49,6 +49,8 @@ def corpus() -> tuple[str, ...]:
     texts = [path.read_text(encoding="utf-8") for path in files]
     chosen = random.Random(3)
     other = "天地玄黃宇宙洪荒日月盈昃 いろはにほへとちりぬるを 나랏말싸미 Ça été naïve Größe привет 🙂 ١٢٣ हिन्दी"
+    # The numbers in files change with them: tokens of several digits there are always
+    texts += ["12345 3.14 " * 270] * 8
     lengths = [chosen.randrange(300) for _ in range(300)]
     texts += ["".join(chosen.choices(other, k=length)) for length in lengths]
     return tuple(text[at : at + 3000] for text in texts for at in range(0, len(text), 3000))
