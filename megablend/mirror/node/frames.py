@@ -28,7 +28,7 @@ from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_by
 from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
-PROTOCOL = 4
+PROTOCOL = 5
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
 """Bytes that were got for a request alone: from the source, from other nodes."""

@@ -465,6 +465,30 @@ def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServe
     work(do)
 
 
+def test_a_command_hears_what_was_said_on_another_node_before(
+    tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
+    cluster.write("d", SIZES)
+
+    async def do() -> None:
+        async with cluster.all() as (a, b):
+            shared = b.datasets.shared
+            assert shared is not None
+            take = shared._take
+
+            async def take_late(*news: Any) -> None:
+                await asyncio.sleep(0.5)
+                await take(*news)
+
+            monkeypatch.setattr(shared, "_take", take_late)
+            await a.add("corpus", "d")
+            await b.ask("want", target="corpus")
+            assert await b.targets()
+
+    work(do)
+
+
 def test_a_want_ends_at_its_time(tmp_path: Path, etcd: EtcdServer) -> None:
     cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
     cluster.write("d", SIZES)

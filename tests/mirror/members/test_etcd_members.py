@@ -228,6 +228,19 @@ def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
         asyncio.run(run())
 
 
+def test_a_node_does_not_start_with_a_view_that_is_none(tmp_path: Path, etcd: EtcdServer) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
+            call(etcd, "kv/put", key=_code("megablend/v1/shared/view"), value=_code("not json"))
+            with pytest.raises(
+                ConfigError, match=r"found b'not json' at .*not a view\nDelete that"
+            ):
+                await nodes.start(0)
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
+
+
 def test_users_and_passwords_are_those_of_settings_or_the_environment(
     tmp_path: Path,
     etcd: EtcdServer,
