@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ def few_open_files() -> Iterator[None]:
     yield
     if sum(1 for _ in Path("/proc/self/fd").iterdir()) > _MANY_FILES:
         gc.collect()
+
+
+@pytest.fixture
+def fork_server() -> None:
+    """A fork server that starts in this test: one of an earlier test gives workers the variables of
+    that test, credentials among them."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def list_open(process: Path) -> set[str]:
     return found
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_node_has_one_client_of_the_source(tmp_path: Path) -> None:
     """Of eight ranks with four workers each."""

@@ -86,6 +86,7 @@ def test_the_source_is_read_once_and_may_be_off_then(tmp_path: Path) -> None:
         assert source.bytes == before
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize(
     "method", sorted({"forkserver", "spawn"} & set(multiprocessing.get_all_start_methods()))
 )

@@ -121,7 +121,8 @@ def test_a_silent_link_holds_up_the_first_reads_only(tmp_path: Path) -> None:
             once = size_of(source)
             assert source.bytes - once <= sum(len(source.files[name]) for name in first) + (1 << 18)
 
-    with FaultySource(make_small(30)) as source:
+    # So many that each node is the home of several
+    with FaultySource(make_small(60, 400_000)) as source:
         asyncio.run(run())
 
 
