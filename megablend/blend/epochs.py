@@ -1,5 +1,5 @@
-"""Where the epochs of sources begin: not at equal distances,
-if a run's stages read several snapshots of the index.
+"""Where the epochs of sources begin, which is not at equal distances if a run's stages read several
+snapshots of the index.
 
 The position of a token of a source counts the tokens of all its epochs before it. When a stage
 changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
@@ -25,27 +25,27 @@ class Segment(NamedTuple):
     """Consecutive epochs of a source that are read from one snapshot in one order."""
 
     position: int
-    """Where it begins."""
+    """Position of its first token."""
     epoch: int
-    """The number of its first epoch."""
+    """Number of its first epoch."""
     snapshot: str
     """Digest of the snapshot."""
     order: str
     """A name of `ORDERS`."""
     tokens: int
-    """Of an epoch; 0 where the snapshot does not have the source."""
+    """Tokens of an epoch; 0 if the snapshot does not have the source."""
     offset: int = 0
-    """Tokens of the first epoch, as this segment counts them, that the segment before has read."""
+    """Tokens of the first epoch, as this segment counts them, that earlier segments have read."""
     withdrawn: tuple[str, ...] = ()
-    """Digests of snapshots: files that one of them lacks are not read."""
+    """Digests of later snapshots; files that one of them lacks are left out of the epochs."""
 
     @property
     def epochs_before(self) -> Fraction:
-        """Epochs before its position, as this segment counts them."""
+        """Number of epochs before its position, as this segment counts them."""
         return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
 
     def own_position(self, position: int) -> int:
-        """A position as it would be if all epochs were like those of the segment."""
+        """The position that a token would have if all epochs were like those of the segment."""
         return position - self.position + self.offset + self.epoch * self.tokens
 
 
@@ -54,7 +54,7 @@ class Epochs:
     """The epochs of a split's sources."""
 
     segments: tuple[tuple[Segment, ...], ...]
-    """[num_sources], at least one each, which follow each other."""
+    """[num_sources], at least one segment each, in the order of their positions."""
 
     def start(self, source: int, epoch: int) -> int:
         """The position at which an epoch begins."""
@@ -66,7 +66,7 @@ class Epochs:
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
     def count(self, source: int, tokens: int) -> Fraction:
-        """How many epochs the first tokens of a source make; 0 for a source without tokens."""
+        """How many epochs the first `tokens` tokens of a source make; 0 if it has no tokens."""
         segment = _find_segment(self.segments[source], tokens)
         return (
             Fraction(segment.own_position(tokens), segment.tokens)
@@ -75,27 +75,27 @@ class Epochs:
         )
 
     def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
-        """The position up to which a source's tokens make at most this many epochs:
-        the inverse of `count`.
+        """The position up to which a source's tokens make at most this many epochs: the inverse
+        of `count`.
 
         Args:
-            before: epochs are those that were planned when the source was read to this position,
-                whatever changed there.
+            before: leave out segments that begin at this position or later: the epochs are those
+                that were planned before the source was read so far.
         """
         segments = self.segments[source]
         if before is not None:
             segments = tuple(each for each in segments if each.position < before) or segments[:1]
         number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
         segment = segments[number]
-        after = segments[number + 1 : number + 2]
+        next_segment = segments[number + 1 : number + 2]
         position = (
             segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
         )
-        return min([position, *(each.position for each in after)])
+        return min([position, *(each.position for each in next_segment)])
 
     def count_withdrawn(self, source: int) -> int:
-        """Tokens of epochs that were begun but are not read to their end,
-        since their files were withdrawn."""
+        """Number of tokens that are not read of epochs that were begun, because their files were
+        withdrawn."""
         return sum(
             _count_withdrawn(*pair)
             for pair in pairwise(self.segments[source])
@@ -103,8 +103,8 @@ class Epochs:
         )
 
     def list_unread(self, source: int) -> list[tuple[Segment, int]]:
-        """Segments before whose start an epoch is broken off, and how many tokens of
-        that epoch are not read although their files exist: see `Stage.whole_epochs`."""
+        """The segments at whose start an epoch is broken off, each with the number of tokens of
+        that epoch that are not read although their files exist; see `Stage.whole_epochs`."""
         pairs = pairwise(self.segments[source])
         return [
             (segment, _count_left(before, segment))
@@ -121,63 +121,69 @@ def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
 
 
 def _count_withdrawn(before: Segment, segment: Segment) -> int:
-    """How many tokens of a segment's last epoch are not read because they were withdrawn."""
+    """Number of tokens of the last epoch before a segment that are not read because their files
+    were withdrawn."""
     if before.tokens == 0 or segment.position == 0:
         return 0
     left = _count_left(before, segment)
-    return left - (segment.tokens - segment.offset if segment.withdrawn else 0) if left else 0
+    if left and segment.withdrawn:  # the segment reads those whose files are still there
+        left -= segment.tokens - segment.offset
+    return left
 
 
 def _count_left(before: Segment, segment: Segment) -> int:
-    """Tokens of the epoch in which a segment ends, which must have tokens, that come after its
-    end."""
+    """Number of tokens of an epoch of segment `before` that come after its end, the position of
+    the next segment. Its epochs must have tokens."""
     if before.withdrawn:
         return max(0, before.position + before.tokens - before.offset - segment.position)
     return -before.own_position(segment.position) % before.tokens
 
 
 def _breaks_off(before: Segment, segment: Segment) -> bool:
-    """Whether an epoch is begun while another one of the same number is not over,
-    of which no file is withdrawn."""
+    """Whether a segment begins an epoch while one of the same number is not over, although no file
+    of that is withdrawn."""
     if before.tokens == 0 or segment.withdrawn:
         return False
     return before.own_position(segment.position) > segment.epoch * before.tokens
 
 
 class Withdrawals(Protocol):
-    """What a source loses if a snapshot lacks files that it had."""
+    """What a source loses if a snapshot lacks some of its files."""
 
     def loses_files(self, segment: Segment, index: str) -> bool:
         """Whether a snapshot has the source, but not all files that the segment's epochs read."""
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks;
-        and how many of these come before a given token of an epoch, counted over all files."""
+        """Tokens of an epoch of a segment without the files that a snapshot lacks; and how many of
+        them come before token number `token` of the epoch, counted over all files."""
         ...
 
 
 class ReadBefore(NamedTuple):
-    """What a run has read of its sources before a stage, [num_sources] each."""
+    """What a run has read of its sources before a stage."""
 
     tokens: list[int]
+    """[num_sources], tokens that were read of each source."""
     epochs: Epochs
-    """Where the sources' epochs begin, the stage's as well."""
+    """Where the sources' epochs begin, including those of the stage."""
     first_sample: int
-    """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
+    """The stage's first sample: after its start if a drain comes first; see `plan_stages`."""
     drain: int | None = None
-    """See `Stage.drain`."""
+    """See `Stage.drain`, of the stage."""
     whole_epochs: bool = False
-    """See `Stage.whole_epochs`."""
+    """See `Stage.whole_epochs`, of the stage."""
 
 
 class EpochsBuilder:
-    """The epochs of a run's sources, made while its stages are planned one after another.
+    """Builds the epochs of a run's sources while its stages are planned one after another.
 
     Args:
-        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 if it does
-            not have the source.
-        extra: tokens that a sample has in addition to those by which the next one is further.
+        tokens: tokens of an epoch of each source, [num_sources], by the snapshot's digest; 0 if it
+            does not have the source.
+        index: digest of the first stage's snapshot.
+        order: order of the first stage.
+        extra: tokens of a sample that the next sample of its source has, too.
     """
 
     def __init__(
@@ -192,23 +198,23 @@ class EpochsBuilder:
         self._extra = extra
         self._withdrawals = withdrawals
         self._segments = [[Segment(0, 0, index, order, int(each))] for each in tokens[index]]
-        self._now = index, order
+        self._index_and_order = index, order
         self._shift = np.zeros(len(self._segments), np.int64)
         self._epoch_tokens = np.array(tokens[index], np.int64)
 
-    def loses_files(
+    def current_epoch_loses_files(
         self, index: str, cursor: Int64s, *, begun: bool = True, rests: bool = False
     ) -> npt.NDArray[np.bool_]:
-        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources],
-        some of whose files a snapshot lacks: bool [num_sources].
+        """Whether a snapshot lacks files of the epoch that each source is in at position `cursor`,
+        int64 [num_sources]: bool [num_sources].
 
         Args:
-            begun: leave out sources of whose epoch nothing was read yet.
-            rests: what files that are gone have left of an epoch is begun, even if of the files
-                that are still there nothing was read yet.
+            begun: False for sources of whose epoch nothing was read yet.
+            rests: an epoch that withdrawn files have made shorter counts as begun, even if nothing
+                was read of the files that are still there.
         """
         lost = np.zeros(len(cursor), bool)
-        if index == self._now[0]:
+        if index == self._index_and_order[0]:
             return lost
         for source, each in enumerate(self._withdrawals):
             position = int(cursor[source])
@@ -223,11 +229,15 @@ class EpochsBuilder:
             lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
 
-    def begun_loses_files(self, index: str, cursor: Int64s, begun: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether a snapshot lacks files of an epoch that each source reads from position `cursor`
-        to before `begun`, int64 [num_sources]: bool [num_sources]."""
+    def begun_epochs_lose_files(
+        self, index: str, cursor: Int64s, begun: Int64s
+    ) -> npt.NDArray[np.bool_]:
+        """Whether a snapshot lacks files of an epoch that has tokens of each source at positions
+        [cursor, begun), int64 [num_sources] each: bool [num_sources]."""
         lost = np.zeros(len(cursor), bool)
-        for source, each in enumerate(self._withdrawals if index != self._now[0] else ()):
+        for source, each in enumerate(
+            self._withdrawals if index != self._index_and_order[0] else ()
+        ):
             segments = self._segments[source]
             stops = [*(after.position for after in segments[1:]), int(begun[source])]
             lost[source] = any(
@@ -239,23 +249,25 @@ class EpochsBuilder:
             )
         return lost
 
-    def coming_loses_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
+    def next_epochs_lose_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
         """Whether a snapshot lacks files of an epoch that each source would read from position
-        `begun` int64 [num_sources] on: bool [num_sources]."""
+        `begun`, int64 [num_sources], on: bool [num_sources]."""
         lost = np.zeros(len(begun), bool)
-        for source, each in enumerate(self._withdrawals if index != self._now[0] else ()):
+        for source, each in enumerate(
+            self._withdrawals if index != self._index_and_order[0] else ()
+        ):
             segments = self._segments[source]
             first = segments.index(_find_segment(segments, int(begun[source])))
             lost[source] = any(each.loses_files(segment, index) for segment in segments[first:])
         return lost
 
-    def leaves_rest(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Whether `enter` would begin the next epoch of a source at another position
-        if it were not told to read epochs `whole`."""
-        if (index, order) == self._now:
+    def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
+        """Whether `enter` begins the next epoch of a source at another position if it reads epochs
+        `whole`."""
+        if (index, order) == self._index_and_order:
             return False
-        lost = self.loses_files(index, cursor)
-        if (lost != self.loses_files(index, cursor, rests=True)).any():
+        lost = self.current_epoch_loses_files(index, cursor)
+        if (lost != self.current_epoch_loses_files(index, cursor, rests=True)).any():
             return True
         for source in np.flatnonzero(~lost).tolist():
             begins = int(begun[source])
@@ -267,31 +279,32 @@ class EpochsBuilder:
         return False
 
     def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
-        """Where a source begins the first epoch of which nothing was read,
-        if tokens before position `begun` were.
+        """The first epoch of a source of which nothing was read, if tokens before position `begun`
+        were read, as a segment that begins with it.
 
-        The extra token of the sample before it is no reason to read a whole epoch
-        of files that are gone.
+        The extra token of the sample before may lie in an epoch of files that are gone; that alone
+        is no reason to read the whole epoch.
         """
         segments = self._segments[source]
         extra = self._extra
-        if whole and index != self._now[0] and self._withdrawals:
-            coming = _find_segment(segments, begun)
-            extra = 0 if self._withdrawals[source].loses_files(coming, index) else extra
+        if whole and index != self._index_and_order[0] and self._withdrawals:
+            next_segment = _find_segment(segments, begun)
+            extra = 0 if self._withdrawals[source].loses_files(next_segment, index) else extra
         return _end_of_epoch(segments, begun, extra, whole=whole)
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
-        """Begin a stage, with the sources at positions `cursor` int64 [num_sources]. Stages
-        before it may have read tokens up to positions `begun` int64 [num_sources], the same
-        for sources that lose files.
+        """Begin a stage: each source continues in its snapshot and order from the next epoch on.
 
         Args:
+            begun: int64 [num_sources], positions up to which earlier stages have begun the sources;
+                equal to `cursor` for sources that lose files.
+            cursor: int64 [num_sources], positions of the sources.
             whole: see `Stage.whole_epochs`.
         """
-        if (index, order) == self._now:
+        if (index, order) == self._index_and_order:
             return
-        lost = self.loses_files(index, cursor, rests=whole)
-        is_other_index = index != self._now[0]
+        lost = self.current_epoch_loses_files(index, cursor, rests=whole)
+        is_other_index = index != self._index_and_order[0]
         for source, segments in enumerate(self._segments):
             added = list[Segment]()
             if lost[source]:
@@ -299,7 +312,8 @@ class EpochsBuilder:
             else:
                 start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
             begin = (added[0] if added else start).position
-            # A sample that ends here may have its extra token of a rest that is read no more
+            # The rest of an epoch that begins here stays: the sample that ends here may have its
+            # extra token in it
             is_rest = bool(lost[source] and _find_segment(segments, begin).withdrawn)
             while segments and segments[-1].position >= begin + is_rest:
                 segments.pop()
@@ -308,14 +322,14 @@ class EpochsBuilder:
                 *added,
                 start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=()),
             ]
-        self._now = index, order
+        self._index_and_order = index, order
         if is_other_index:
             self._epoch_tokens = np.array(self._tokens[index], np.int64)
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
 
     def _leave_out(self, source: int, position: int, index: str) -> tuple[list[Segment], Segment]:
-        """What is left of an epoch without the files that a snapshot lacks, if anything; and where
-        the next epoch begins."""
+        """What is left of the current epoch without the files that a snapshot lacks: one segment,
+        or none if nothing is left; and the next epoch, as a segment that begins with it."""
         segment = _find_segment(self._segments[source], position)
         epoch, token = divmod(segment.own_position(position), segment.tokens)
         tokens, read = self._withdrawals[source].count_left(segment, index, epoch, token)
@@ -331,11 +345,11 @@ class EpochsBuilder:
         )
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
-        """Positions and tokens of an epoch for an interleaving,
-        which takes all epochs to be equally long: int64 [num_sources] each.
+        """Positions of the sources, and tokens of their epochs, for an interleaving, which assumes
+        that all epochs of a source are equally long: int64 [num_sources] each.
 
-        Positions are shifted so that epochs end where they do
-        from the last change of the snapshot on.
+        Positions are shifted so that epochs end in the right places from the last change of the
+        snapshot on.
         """
         places = cursor + self._shift
         tokens = np.maximum(1, self._epoch_tokens)
@@ -347,20 +361,18 @@ class EpochsBuilder:
 
 
 def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
-    """Where the first epoch begins of which nothing was read, if tokens before position `begun`,
-    and `extra` ones, were.
+    """The first epoch of which nothing was read, if tokens before position `begun` + `extra` were
+    read, as a segment that begins with it.
 
     Args:
-        whole: of an epoch that files which are gone have made shorter from `begun` on, the end that
-            it has now.
+        whole: if withdrawn files have made the epoch at `begun` shorter, it ends where it does now.
     """
     if begun == 0:
         return segments[0]
     segment = _find_segment(segments, begun if whole else begun + extra - 1)
     if segment.tokens == 0:
         return segment
-    # What is left of one epoch, perhaps all of its files that are still there
-    if segment.withdrawn:
+    if segment.withdrawn:  # it has one epoch, without the files that are gone
         end = segment.position + segment.tokens - segment.offset
         return segment._replace(position=end, epoch=segment.epoch + 1)
     epoch = -(-segment.own_position(begun + extra) // segment.tokens)

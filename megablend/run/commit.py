@@ -1,5 +1,5 @@
-"""What is committed with a run's ledger: what its config requests of the other splits, and what
-opening the run would compute."""
+"""Compute what is committed with a run's ledger: what its config requests of valid and test, and
+what opening the run would compute otherwise."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from megablend.run.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """For each split other than train that has sources:
-    its name, and what is requested of it, or why it cannot be opened."""
+    """Compile valid and test, as far as they have sources. Yields the split's name, and what is
+    requested of it or the error for which it cannot be opened."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:
@@ -38,10 +38,10 @@ def keep_companion(compiled: Compiled) -> None:
     Raises: CacheError if it cannot be written.
     """
     run = compiled.run
-    found = compile_others(compiled)
+    splits = compile_others(compiled)
     companion = Companion(
         starts=run.starts,
-        others={split: other.ledger for split, other in found if isinstance(other, Compiled)},
+        others={split: other.ledger for split, other in splits if isinstance(other, Compiled)},
         plan=run.plan,
     )
     save_companion(
@@ -53,30 +53,27 @@ def precompute_orders(compiled: Compiled) -> None:
     """Store in the cache the totals that the orders of blended splits would otherwise compute on
     opening. Raises CacheError.
 
-    For a train split, these are the orders in which it reads each snapshot of the index: others may
-    have no document table.
+    Train uses different orders for different snapshots of the index; only those are computed, since
+    a snapshot may lack the document table that another order needs.
     """
     config = compiled.config
     store = compiled.store
-    found = find_split_ranges(store.stores, config.shares)
+    by_store = find_split_ranges(store.stores, config.shares)
     for number, split in enumerate(SPLITS):
         if not config.is_blended(split):
             continue
         for name, source in config.sources_of(split).items():
-            for each, ranges in zip(store.stores, found, strict=True):
+            for each, ranges in zip(store.stores, by_store, strict=True):
                 if name not in ranges.numbers:
                     continue
                 part = ranges.ranges(ranges.numbers[name], 0 if config.listed_by_split else number)
                 blocks = SplitBlocks(each.snapshot, part, has_eod=source.append_eod is not None)
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error
-                is_own = split == compiled.split
-                used = (
-                    _list_orders(compiled.run, name, each.snapshot.digest)
-                    if is_own
-                    else {config.order}
-                )
-                for order in sorted(used):
+                orders = {config.order}
+                if split == compiled.split:
+                    orders = _list_orders(compiled.run, name, each.snapshot.digest)
+                for order in sorted(orders):
                     find_order(order).make(blocks, 0).precompute()
 
 

@@ -1,12 +1,12 @@
-"""What is kept beside a run's ledger so that it opens without computing:
-what its config requested, and the plan.
+"""The companion of a run's ledger: a file with what the config requested, and the plan, so that
+opening the run computes neither.
 
 A companion is named by the ledger's chain and the config's request, and stored with the splits of
 the run's last snapshot. It holds nothing that they and the index do not imply: if it is missing,
 damaged or of another ledger, the config is compiled, and the companion written again. Trees of
 sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
 
-    checksum, bytes of the head (8), head (JSON), arrays (int64)
+The file: checksum (16 bytes), size of the head in bytes (8), head (JSON), arrays (int64).
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from megablend.system.limited_json import fits
 from megablend.system.safe_open import read_regular
 
 _LAYOUT = "companion 1"
-"""Of the file, as its name has it."""
+"""Version of the file's layout; part of the digest that names the file."""
 _DIGEST = 16
+"""Bytes of the checksum."""
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ZeroDivisionError)
-"""What parsing raises for a file that another program wrote, though its checksum is right."""
+"""Errors of parsing a file that another program wrote, although its checksum is right."""
 _NUMBERS = ("first_sample", "seed", "lanes", "shuffle_window", "sample_tokens")
+"""Fields of a StageRequest that are integers."""
 _ARRAYS = ("totals", "first_tokens", "cycles", "epoch_tokens")
-"""Fields of a StageRequest."""
+"""Fields of a StageRequest that are arrays; the last one may be None."""
 _COLUMNS = 7
-"""Of the table of epochs; see `_dump_epochs`."""
+"""Number of columns of the table of epochs; see `_dump_epochs`."""
 _STAGE = {
     **dict.fromkeys((*_NUMBERS, "number", "length", *_ARRAYS[:3], "cursor"), int),
     **dict.fromkeys((_ARRAYS[3], "cut_edges", "dropped"), (int, NoneType)),
@@ -62,19 +64,25 @@ _HEAD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Companion:
-    """What compiling a config for a ledger gives."""
+    """The results of compiling a config that opening a run needs."""
 
     starts: tuple[int, ...]
     """The first sample of each stage that the config lists."""
     others: Mapping[str, Ledger] = field(default_factory=dict)
-    """Of valid and test, as far as they have sources."""
+    """The ledgers of valid and test, as far as they have sources."""
     plan: StagesPlan
-    """Of train."""
+    """The plan of train."""
 
 
 def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | None:
-    """The companion of a ledger and a config's request;
-    None if it is missing, damaged, or not readable."""
+    """Load the companion of a ledger and a config's request.
+
+    Args:
+        cache: folder of the cache.
+        request: see `Ledger.request`.
+
+    Returns: None if it is missing, damaged, not readable, or does not belong to the ledger.
+    """
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
         whole = read_regular(path)
@@ -92,11 +100,12 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
         others = {
             split: _parse_other(ledger.run, record) for split, record in head["others"].items()
         }
-        is_whole = (plan.num_samples, plan.num_sources) == (
-            ledger.num_samples,
-            len(ledger.blend.sources),
+        has_all = (
+            plan.num_samples == ledger.num_samples
+            and plan.num_sources == len(ledger.blend.sources)
+            and {other.index for other in others.values()} <= set(ledger.indices)
         )
-        if is_whole and {other.index for other in others.values()} <= set(ledger.indices):
+        if has_all:
             return Companion(starts=tuple(head["starts"]), others=others, plan=plan)
     return None
 
@@ -132,32 +141,33 @@ def _path(cache: Path, ledger: Ledger, request: str) -> Path:
     return splits(cache) / f"{ledger.index}-{digest_of([_LAYOUT, chain, request])}"
 
 
-def _checksum(data: bytes | memoryview, what: str) -> bytes:
-    key = hashlib.blake2b(what.encode(), digest_size=64).digest()
+def _checksum(data: bytes | memoryview, name: str) -> bytes:
+    """A checksum that also depends on the file's name, so that no file passes for another one."""
+    key = hashlib.blake2b(name.encode(), digest_size=64).digest()
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST).digest()
 
 
 def _dump_other(ledger: Ledger) -> dict[str, Any]:
-    """The ledger of valid or test, which has one stage."""
+    """The ledger of valid or test, which has one stage, as JSON."""
     (stage,) = ledger.stages
     return {"end": stage.end, "index": stage.index, "blend": blend_record(stage.blend)}
 
 
 def _parse_other(run: str, record: dict[str, Any]) -> Ledger:
-    """Raises: as `_MALFORMED` says."""
+    """The inverse of `_dump_other`. Raises: one of `_MALFORMED`."""
     blend = parse_blend(record["blend"], may_be_unblended=True)
     return Ledger(run=run, stages=(Stage(end=record["end"], index=record["index"], blend=blend),))
 
 
 class _Pool:
-    """The arrays of a plan, each different one once."""
+    """Collects the arrays of a plan; equal arrays are stored once."""
 
     def __init__(self) -> None:
         self.arrays = list[Int64s]()
         self._numbers = dict[bytes, int]()
 
     def add(self, array: Int64s | None) -> int | None:
-        """The number of an array; None for None."""
+        """Store an array unless there is an equal one, and return its number; None for None."""
         if array is None:
             return None
         data = array.tobytes()
@@ -193,7 +203,7 @@ def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
 
 
 def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
-    """The inverse of `_dump_plan`. Raises: as `_MALFORMED` says."""
+    """The inverse of `_dump_plan`. Raises: one of `_MALFORMED`."""
     size = record["num_sources"]
 
     def take(number: int | None, *shape: int) -> Int64s | None:
@@ -220,8 +230,9 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
 
 
 def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
-    """The segments of all sources: a table of the source and a Segment's fields, whose texts are
-    numbers of listed ones."""
+    """The segments of all sources as a table, one row a segment: source, position, epoch, tokens,
+    offset, and the numbers of its (snapshot, order) in `names` and of its `withdrawn` among those
+    listed."""
     pairs = dict[tuple[str, str], int]()
     withdrawn = dict[tuple[str, ...], int]()
     rows = [
@@ -248,11 +259,13 @@ def _parse_epochs(
     table: Int64s, names: Sequence[Sequence[str]], withdrawn: Sequence[Sequence[str]]
 ) -> Epochs:
     segments: list[list[Segment]] = []
-    for source, position, epoch, tokens, offset, pair, gone in table.tolist():
+    for source, position, epoch, tokens, offset, pair_number, withdrawn_number in table.tolist():
         if source == len(segments):
             segments.append([])
-        snapshot, order = names[pair]
+        snapshot, order = names[pair_number]
         segments[source].append(
-            Segment(position, epoch, snapshot, order, tokens, offset, tuple(withdrawn[gone]))
+            Segment(
+                position, epoch, snapshot, order, tokens, offset, tuple(withdrawn[withdrawn_number])
+            )
         )
     return Epochs(tuple(map(tuple, segments)))

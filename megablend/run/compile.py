@@ -1,9 +1,9 @@
-"""From a config and data, and perhaps a ledger, to a ledger: what a config requests of a split, and
-what a run commits to.
+"""Compile a config and data, and the run's ledger if there is one, to a ledger: what the config
+requests of a split, and what the run commits to.
 
 A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
-share each source's runs, which are chosen only once. If the config requests other samples than
-were committed, it is refused with the difference.
+share each run of a source's ordinals, which are chosen only once. A config that requests other
+samples than were committed is refused with the difference.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Compiled:
     stages: tuple[RequestedStage, ...]
     """At least one; an unblended split has one, without weights."""
     ledger: Ledger
-    """Of exactly this; with what was committed before, of all of the run."""
+    """The ledger of exactly `stages`; after `continue_ledger` and `follow_ledger`, the run's."""
 
     @property
     def num_samples(self) -> int:
@@ -73,6 +73,7 @@ class Compiled:
         )
 
     def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+        """The sources' shares of all samples, from their shares of each stage."""
         if len(shares) == 1:
             return shares[0]
         lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
@@ -141,12 +142,12 @@ def compile_split(
     batch: int | None = None,
     keep: bool = False,
 ) -> Compiled:
-    """What a config requests for a split.
+    """Compile what a config requests of a split.
 
     Args:
         committed: the ledger of the run's train, whose plan version and cycles are kept.
-        links: without it, the chain that train is committed to.
-        batch: of an amendment, `--batch`; see `request_stages`.
+        links: the chain that train is committed to, if `committed` is not given.
+        batch: `--batch` of an amendment; see `request_stages`.
         keep: store the computed split ranges in the cache (`build` does).
 
     Raises: PlanError if the split has no sources, or the blend is not possible; ConfigError for
@@ -156,14 +157,14 @@ def compile_split(
         find_interleaving(config.interleaving)
     except ValueError as error:
         raise ConfigError(f"interleaving: {error}") from None
-    named = config.sources_of(split)
-    if not named:
+    sources = config.sources_of(split)
+    if not sources:
         raise PlanError(f"the config lists no sources for split {split!r}")
     promised = committed if split == "train" else None
     compiler = _Compiler(
         config=config,
         split=split,
-        sources=tuple(named.values()),
+        sources=tuple(sources.values()),
         data=find_requested(config, split, store, is_built=committed is not None, keep=keep),
         promised=promised,
         links=promised.links if promised else tuple(links),
@@ -194,10 +195,11 @@ class _Compiler:
     sources: tuple[Source, ...]
     data: SplitSources
     promised: Ledger | None
+    """The committed ledger of train; None for other splits."""
     links: Sequence[Link]
 
     def request(self, batch: int | None) -> tuple[RequestedStage, ...]:
-        """The stages. Raises: PlanError."""
+        """The stages that the config requests. Raises: PlanError."""
         tokens = [each.tokens for each in self.data.snapshots]
         if self.config.is_blended(self.split):
             return request_stages(
@@ -223,7 +225,8 @@ class _Compiler:
     def _count_read(
         self, stages: Sequence[RequestedStage], following: Config, drain: Drain
     ) -> ReadBefore:
-        """What stages read before one with the settings `following`."""
+        """Count what stages, and a drain after them, read before a stage with the settings
+        `following`."""
         ledger = self.make_ledger(stages).with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
             # What a cut leaves, and so a drain, depends on the version and cycles of the run
@@ -235,19 +238,24 @@ class _Compiler:
             order=current_name(following.order),
             sequence_length=following.sequence_length,
         )
-        # Of a stage that is not committed it is yet to be found out
+        # A stage that is not committed: whether it reads epochs whole is yet to be found out
         is_new = drain.whole_epochs is None
         # The stage that follows, as far as what is read before it depends on it
-        after = replace(
+        next_stage = replace(
             last,
             index=index,
             blend=blend,
             drain=drain.samples,
             whole_epochs=bool(drain.whole_epochs),
         )
-        data_of = self.data.tokens_by_index, self.data.blocks
         return count_before(
-            ledger.stages, *data_of, stages[-1].stop, after, drain.unit, is_new=is_new
+            ledger.stages,
+            self.data.tokens_by_index,
+            self.data.blocks,
+            stages[-1].stop,
+            next_stage,
+            drain.unit,
+            is_new=is_new,
         )
 
     def _make_blend(self, stage: RequestedStage) -> Blend:
@@ -255,16 +263,16 @@ class _Compiler:
         config = stage.config
         data = _data_of(self.data, stage)
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
-        known = self._count_sources(stage)
+        num_sources = self._count_sources(stage)
         listed = list(
             zip(self.sources, _mean_unit_tokens(config, data.parts), shares, strict=True)
-        )[:known]
+        )[:num_sources]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
             sources=tuple(
-                _share(config, source, tokens, share) for source, tokens, share in listed
+                _make_share(config, source, tokens, share) for source, tokens, share in listed
             ),
         )
         if not stage.weights:
@@ -273,7 +281,7 @@ class _Compiler:
         if stage.schedule is not None:
             sources = tuple(
                 replace(source, share=share)
-                for source, share in zip(sources, stage.weights[:known], strict=True)
+                for source, share in zip(sources, stage.weights[:num_sources], strict=True)
             )
         return replace(
             blend,
@@ -290,13 +298,14 @@ class _Compiler:
         )
 
     def _count_sources(self, stage: RequestedStage) -> int:
-        """How many sources a stage's snapshot, and those before, have: the first ones."""
+        """How many of the sources a stage's snapshot and those before it have; these come first."""
         number = stage.config.snapshot if self.split == "train" else 0
         has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)
         return int(np.flatnonzero(has_source)[-1]) + 1
 
 
 def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
+    """The documents of the split in the snapshot that a stage reads."""
     return data.snapshots[stage.config.snapshot if data.split == "train" else 0]
 
 
@@ -341,7 +350,7 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
 
 
 def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
-    """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
+    """Mean tokens of the units that the order of each source shuffles: its blocks or documents."""
     units = (
         parts["documents"]
         if config.top_level_needs_lengths
@@ -350,7 +359,7 @@ def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fract
     return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
 
 
-def _share(
+def _make_share(
     config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None
 ) -> SourceShare:
     """A source's share, and how many cycles share each of its runs, chosen so that a run spans

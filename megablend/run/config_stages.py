@@ -1,5 +1,5 @@
-"""The stages that a config requests for a blended split:
-their settings, shares and ends, in samples."""
+"""The stages that a config requests of a blended split: their settings, shares, and where they
+begin and end, in samples."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ class RequestedSchedule(NamedTuple):
 
 
 CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
+"""Counts what stages, and a drain after them, read before a stage with given settings."""
 
 
 class Drain(NamedTuple):
-    """A drain as far as it is fixed: its length (see `Stage.drain`),
-    or the multiple at which it is to end; and what follows it."""
+    """What is fixed of the drain before a stage: its length, or the multiple at which it ends."""
 
     samples: int | None
+    """See `Stage.drain`."""
     unit: int | None = None
-    """None where the length is known, and where it is what the stages before have left."""
+    """The drain ends at a multiple of this many samples; None if its length is known, or is what
+    the stages before have left."""
     whole_epochs: bool | None = None
-    """See `Stage.whole_epochs`; None for a stage that is not committed."""
+    """See `Stage.whole_epochs`, of the stage after the drain; None if that is not committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +51,23 @@ class RequestedStage:
     config: Config
     """The settings of the stage, without `stages`."""
     weights: tuple[Fraction, ...]
-    """[num_sources], sum 1; empty where the split is not blended."""
+    """[num_sources], sum 1; empty if the split is not blended."""
     requested: tuple[Fraction, ...]
     """As `weights`, before `on_exhausted: redistribute` changes them."""
     start: int
     end: int
     """Sample numbers of the run, [start, end)."""
     first: int
-    """The first sample in its own settings: after `start` where a drain comes first; see
-    plan_stages."""
+    """The first sample in the stage's own settings: after `start` if a drain comes first; see
+    `plan_stages`."""
     drain: int | None = None
     """See `Stage.drain`."""
     whole_epochs: bool = False
     """See `Stage.whole_epochs`."""
     cut: int | None = None
-    """Where the next stage begins, if that is before the end."""
+    """The sample at which the next stage begins, if that is before `end`."""
     schedule: RequestedSchedule | None = None
-    """How the shares change to `weights`; None where they are constant."""
+    """How the shares change to `weights`; None if they are constant."""
 
     @property
     def mean_weights(self) -> tuple[Fraction, ...]:
@@ -95,74 +97,77 @@ def request_stages(
             snapshot of the run.
         links: what the run is committed to. If an amendment cut a stage, the next one begins
             there, whether or not the config says so (`from`).
-        count_read: what given stages read before one with these settings.
-        batch: the run is being amended: where samples get another length is a multiple of this, and
-            `drain` is not the config's.
+        batch: given if the run is being amended: samples get another length only at a multiple of
+            it, so that the length of a drain is chosen, and `drain` of the config has to agree.
 
     Raises: PlanError, naming the stage, if its shares or its end are not possible.
     """
     if split != "train" or not config.stages:
         return (_request_stage(config, split, by_snapshot[0], 0, 0),)
-    found = list[RequestedStage]()
+    stages = list[RequestedStage]()
     start = 0
     tokens_before = 0
     first = 0
-    following = [*config.stages[1:], None]
-    for i, (settings, own, after) in enumerate(
-        zip(config.stages, config.stage_configs, following, strict=True)
+    followers = [*config.stages[1:], None]
+    for i, (settings, stage_config, next_settings) in enumerate(
+        zip(config.stages, config.stage_configs, followers, strict=True)
     ):
-        tokens = by_snapshot[own.snapshot]
+        tokens = by_snapshot[stage_config.snapshot]
         with _naming(f"stages[{i}]"):
-            drain = _find_drain(settings, found, own, links, batch)
+            drain = _find_drain(settings, stages, stage_config, links, batch)
             is_counted = drain.samples or _depends_on_read(
-                found, own, is_new=drain.whole_epochs is None
+                stages, stage_config, is_new=drain.whole_epochs is None
             )
-            read = count_read(found, own, drain) if is_counted else None
-            chosen = None if read is None else read.drain
-            if batch and settings.drain not in (None, chosen):
+            read = count_read(stages, stage_config, drain) if is_counted else None
+            drain_length = None if read is None else read.drain
+            if batch and settings.drain not in (None, drain_length):
                 expected = (
                     "no `drain`"
-                    if chosen is None
-                    else f"{chosen:,} (or another `--batch`), or no `drain`"
+                    if drain_length is None
+                    else f"{drain_length:,} (or another `--batch`), or no `drain`"
                 )
                 raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
             if read is not None:
-                tokens_before += (read.first_sample - start) * found[-1].config.sequence_length
+                tokens_before += (read.first_sample - start) * stages[-1].config.sequence_length
             first = start if read is None else read.first_sample
-            length = _length(
+            length = _find_length(
                 config,
                 settings,
-                own.sequence_length,
+                stage_config.sequence_length,
                 first,
                 tokens_before,
                 sum(tokens),
-                is_last=after is None,
+                is_last=next_settings is None,
             )
             if length is None:
-                length = _request_stage(own, split, tokens, start, first).end - first
+                length = _request_stage(stage_config, split, tokens, start, first).end - first
             if length < 1:
                 raise PlanError(_explain_empty(start, first, first + length))
         with _naming(f"stages[{i + 1}]"):
-            cut = None if after is None else _find_cut(after, first, first + length, links)
+            cut = (
+                None
+                if next_settings is None
+                else _find_cut(next_settings, first, first + length, links)
+            )
         with _naming(f"stages[{i}]"):
-            if after is not None:
-                length = _end_with_lanes(
-                    length, settings, own.lanes, first, links, is_cut=cut is not None
+            if next_settings is not None:
+                length = _round_to_lanes(
+                    length, settings, stage_config.lanes, first, links, is_cut=cut is not None
                 )
-            own = own.model_copy(update={"samples": length})
-            stage = _request_stage(own, split, tokens, start, first, read)
+            stage_config = stage_config.model_copy(update={"samples": length})
+            stage = _request_stage(stage_config, split, tokens, start, first, read)
             whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
-            stage = replace(stage, drain=chosen, whole_epochs=whole_epochs)
+            stage = replace(stage, drain=drain_length, whole_epochs=whole_epochs)
             if settings.schedule is not None:
-                before = found[-1] if found else _request_top_level(config, tokens, length)
+                before = stages[-1] if stages else _request_top_level(config, tokens, length)
                 stage = replace(
                     stage,
                     schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights),
                 )
-        found.append(replace(stage, cut=cut))
-        start = found[-1].stop
-        tokens_before += (start - first) * own.sequence_length
-    return tuple(found)
+        stages.append(replace(stage, cut=cut))
+        start = stages[-1].stop
+        tokens_before += (start - first) * stage_config.sequence_length
+    return tuple(stages)
 
 
 @contextmanager
@@ -174,36 +179,41 @@ def _naming(place: str) -> Iterator[None]:
         raise PlanError(f"{place}: {error}") from None
 
 
-def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bool) -> bool:
-    """Whether a stage with these settings depends on what the stages before it have read: for its
-    shares, its first sample, or, if it is not committed, its `whole_epochs`."""
-    if not found or own.on_exhausted == "redistribute":
-        return bool(found)
-    last = found[-1].config
-    if is_new and own.snapshot:
+def _depends_on_read(
+    stages: Sequence[RequestedStage], stage_config: Config, *, is_new: bool
+) -> bool:
+    """Whether what the stages before a stage have read decides on it: on its shares, its first
+    sample or, if it is not committed, its `whole_epochs`."""
+    if not stages or stage_config.on_exhausted == "redistribute":
+        return bool(stages)
+    last = stages[-1].config
+    if is_new and stage_config.snapshot:
         return True
-    may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
-    return may_drain and any(stage.cut is not None for stage in found)
+    may_drain = (
+        stage_config.sequence_length != last.sequence_length
+        or stage_config.snapshot != last.snapshot
+    )
+    return may_drain and any(stage.cut is not None for stage in stages)
 
 
 def _find_drain(
     settings: StageSettings,
-    found: Sequence[RequestedStage],
-    own: Config,
+    stages: Sequence[RequestedStage],
+    stage_config: Config,
     links: Sequence[Link],
     batch: int | None,
 ) -> Drain:
-    """What a drain before a stage is to be: as it was committed, as the config says, or, in a run
-    that was built, chosen.
+    """The drain before a stage: as it was committed, as the config says, or, for a new stage of a
+    run that was built, one whose length is to be chosen.
 
-    Raises: PlanError if the config says otherwise than the run is committed to.
+    Raises: PlanError if the config differs from what the run is committed to.
     """
-    start = found[-1].stop if found else 0
+    start = stages[-1].stop if stages else 0
     if not links or (start >= links[-1].stop and settings.drain is not None and batch is None):
         return Drain(settings.drain)
     if start >= links[-1].stop:
-        lanes = [found[-1].config.lanes] if found else []
-        return Drain(None, math.lcm(own.lanes, batch or 1, *lanes))
+        lanes = [stages[-1].config.lanes] if stages else []
+        return Drain(None, math.lcm(stage_config.lanes, batch or 1, *lanes))
     starts = [0, *(link.stop for link in links)]
     link = next((link for begin, link in zip(starts, links, strict=False) if begin == start), None)
     committed = None if link is None else link.drain
@@ -214,6 +224,7 @@ def _find_drain(
 
 
 def _explain_empty(start: int, first: int, end: int) -> str:
+    """Say why a stage has no samples, and how to give it some."""
     if start == first:
         earlier = (
             ", or begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`"
@@ -237,8 +248,12 @@ def _request_stage(
     first: int,
     read: ReadBefore | None = None,
 ) -> RequestedStage:
-    """A stage as long as its config says, with sample `first` as the first one, when `read` was
-    read of each source."""
+    """The stage that a config requests, as long as it says.
+
+    Args:
+        start, first: see RequestedStage.
+        read: what the stages before have read; None if nothing depends on it.
+    """
     shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
     return RequestedStage(
         config=config,
@@ -251,12 +266,12 @@ def _request_stage(
 
 
 def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
-    """The stage of train, of this length, that the top level describes."""
+    """The stage of train, of this many samples, that the top level of the config describes."""
     changes = {"stages": (), "samples": samples, "tokens": None, "epochs": None}
     return _request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
 
 
-def _length(
+def _find_length(
     config: Config,
     settings: StageSettings,
     sequence_length: int,
@@ -266,19 +281,20 @@ def _length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Samples from a stage's start to the end that it is given;
-    None if its sources' amounts decide it.
+    """Number of samples from `start` to the end that the config gives a stage; None if it gives
+    none, so that the amounts of the sources decide.
 
     Args:
         start, tokens_before: samples and tokens of the stages before.
-        tokens: of all sources, once.
+        tokens: tokens of one epoch of all sources.
     """
     if settings.samples is not None:
         return settings.samples - start
     if settings.tokens is not None:
         return (settings.tokens - tokens_before) // sequence_length
-    share = Fraction(1) if is_last else settings.share
-    share = settings.share if settings.share is not None else share
+    share = settings.share
+    if share is None and is_last:
+        share = Fraction(1)
     if share is None:
         return None
     if config.samples is not None:
@@ -291,7 +307,7 @@ def _length(
     return None
 
 
-def _end_with_lanes(
+def _round_to_lanes(
     length: int,
     settings: StageSettings,
     lanes: int,
@@ -300,11 +316,11 @@ def _end_with_lanes(
     *,
     is_cut: bool,
 ) -> int:
-    """The length of a stage that is followed by another: as many samples as its config says; of an
-    end in other units, which is rounded anyway, a multiple of its lanes, unless it is committed
-    already or cut before.
+    """Round the length of a stage that another one follows down to a multiple of its lanes, if its
+    end is given in other units than samples, so that it is rounded anyway. A length that is
+    committed, or that a cut makes irrelevant, is kept.
 
-    Raises: PlanError for a stage shorter than its lanes, if its end is in other units.
+    Raises: PlanError if nothing is left.
     """
     if settings.samples is not None:
         return length
@@ -319,13 +335,15 @@ def _end_with_lanes(
     return aligned
 
 
-def _find_cut(after: StageSettings, first: int, end: int, links: Sequence[Link]) -> int | None:
+def _find_cut(
+    next_settings: StageSettings, first: int, end: int, links: Sequence[Link]
+) -> int | None:
     """Where the next stage cuts a stage of samples [first, end): where the config says, or where
     the run was amended."""
     committed = sorted(
         link.cut for link in links if link.cut is not None and first < link.cut <= end
     )
-    cut = after.from_ if after.from_ is not None else next(iter(committed), None)
+    cut = next_settings.from_ if next_settings.from_ is not None else next(iter(committed), None)
     if cut is None or cut == end:
         return None
     if not first < cut < end:

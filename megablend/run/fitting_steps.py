@@ -1,8 +1,8 @@
-"""Which steps and lanes fit a run: no batch has samples of two lengths or masks, and none has
-samples that are skipped.
+"""Which steps and lanes fit a run: steps fit if no batch has samples of two lengths or masks, or
+samples that are skipped; lanes fit if no two processes read the same one.
 
-A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether
-they fit is known only when that is, and then for the whole run.
+A step is what all data-parallel ranks read at once. Steps are counted from the position at which
+training starts, so whether they fit depends on it, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from megablend.run.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """The number that a step must divide so that the length and the masks
-    of samples change only between steps, counted from sample 0; None if they do not change."""
+    """The number that the samples of a step must divide so that the length and the masks of samples
+    change only between steps, counted from sample 0; None if they never change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
-    """Why steps from sample `first` on do not fit, and which steps would; None if they do.
+    """Say why steps from sample `first` on do not fit, and which steps would; None if they do.
 
     Args:
         step_samples: micro batch x data-parallel size.
@@ -40,30 +40,32 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
             break
         start = end
     # `skip` and `amend` round to steps that are counted from sample 0
-    is_counted = start % step_samples == 0
+    is_aligned = start % step_samples == 0
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     if is_skip and skip is not None:
-        again = (
+        skip_again = (
             f", or `megablend skip` the range again with --batch {step_samples}"
-            if is_counted
+            if is_aligned
             else ""
         )
         return (
             f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
-            f"whose steps end at {skip[0]:,}{again}"
+            f"whose steps end at {skip[0]:,}{skip_again}"
         )
-    nearest = (
-        end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
-    )
-    remedy = f"end the stage at the nearest end of a step, sample {nearest:,}"
-    if end not in run.ledger.starts:  # where a drain ends
+    nearest = end - rest
+    if 2 * rest > step_samples or nearest <= start:
+        nearest += step_samples
+    remedy = f"end the stage at the nearest end of a step, sample {nearest:,}, or "
+    if end not in run.ledger.starts:  # a drain ends there
         at = max(sample for sample in run.ledger.starts if sample < end)
-        remedy = f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it"
-        remedy = remedy if is_counted else ""
+        remedy = (
+            f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it, or "
+            if is_aligned
+            else ""
+        )
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, "
-        f"and a batch cannot contain both: {remedy}{', or ' if remedy else ''}use a micro batch "
-        "and ranks whose steps end there"
+        f"and a batch cannot contain both: {remedy}use a micro batch and ranks whose steps end there"
     )
 
 
@@ -86,18 +88,17 @@ def fitting_lanes(
 def unfit_lanes(
     lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> str | None:
-    """A message that says why a number of lanes does not fit and which one does; None if it
-    fits."""
-    fits = fitting_lanes(
+    """Say why a number of lanes does not fit and which one does; None if it fits."""
+    fitting = fitting_lanes(
         lanes,
         micro_batch_size=micro_batch_size,
         data_parallel_size=data_parallel_size,
         num_workers=num_workers,
     )
-    if fits == lanes:
+    if fitting == lanes:
         return None
     workers = f" x {num_workers} workers" if num_workers > 1 else ""
     return (
         f"lanes: {lanes} is not a multiple of micro batch {micro_batch_size} x {data_parallel_size} ranks{workers}, so several "
-        f"processes read the same blocks; lanes: {fits} fits (only for a new run, since lanes decide the order)"
+        f"processes read the same blocks; lanes: {fitting} fits (only for a new run, since lanes decide the order)"
     )

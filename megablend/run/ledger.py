@@ -1,5 +1,5 @@
-"""A run's ledger: its stages. Committed samples never change;
-a run is extended by appending stages."""
+"""A run's ledger: its committed stages. Samples that were committed never change; a run is extended
+by appending stages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Ledger:
     stages: tuple[Stage, ...]
     """At least one; their ends increase."""
     request: str | None = dataclasses.field(default=None, compare=False)
-    """Of train, the `request_digest` of the config of the last build; None where it is not
-    known."""
+    """`Config.request_digest` of the config that the last build had; None if it is not known, and
+    for splits other than train."""
     skips: int | None = dataclasses.field(default=None, compare=False)
-    """How many ranges of samples its record says are skipped, of a ledger that was loaded; None
-    where it does not say."""
+    """Number of skipped ranges of samples that the ledger's record states; None if it states none,
+    or the ledger was not loaded."""
     stored_digests: InitVar[tuple[str, ...] | None] = None
-    """`digests`, where they are known."""
+    """`digests`, if they are known and need not be computed."""
 
     def __post_init__(self, stored_digests: tuple[str, ...] | None) -> None:
         if stored_digests is not None:
@@ -112,8 +112,8 @@ class Ledger:
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
-        """A copy with the cycles of a committed ledger's sources, which stay fixed,
-        whatever would be chosen now."""
+        """A copy with the cycles that a committed ledger has fixed for its sources, whatever would
+        be chosen now."""
         blends = []
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
@@ -146,8 +146,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """The ledger with the stages of a chain, with its own blends;
-        its stages after the chain stay."""
+        """A copy with the stages that a chain names, in place of those up to the chain's end.
+        Blends and later stages are kept."""
         stages = list[Stage]()
         start = 0
         for link in links:
@@ -157,8 +157,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """The stages that end after a sample. The rest of a stage
-        that began before it is listed without the settings for a stage's start."""
+        """The stages that end after a sample. A stage that began before the sample is listed
+        without the settings of a stage's start (`drain`, `whole_epochs`)."""
         return [
             stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
             for stage, start in zip(self.stages, self.starts, strict=True)
@@ -178,16 +178,18 @@ class Ledger:
         """Refuse a request whose blend of any sample before `stop` differs from the committed one.
         Raises: PlanError."""
         for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
-            other = requested.stage_at(start)
-            where = f"in stage {number}, from sample {start:,} on, " if number else ""
-            if start < stop and (reason := describe_difference(stage.blend, other.blend)):
+            if start >= stop:
+                return
+            reason = describe_difference(stage.blend, requested.stage_at(start).blend)
+            if reason is not None:
+                where = f"in stage {number}, from sample {start:,} on, " if number else ""
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: {where}{reason}; {self._remedy}"
                     f"{self._explain_amending(reason)}"
                 )
-            last = min(stop, stage.stop) - 1
-            after = requested.stage_at(last)
-            if start < stop and (reason := describe_difference(stage.blend, after.blend)):
+            last_sample = min(stop, stage.stop) - 1
+            reason = describe_difference(stage.blend, requested.stage_at(last_sample).blend)
+            if reason is not None:
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
                     f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
@@ -202,26 +204,31 @@ class Ledger:
         )
 
     def _explain_amending(self, reason: str) -> str:
-        """A hint on how to change this from some sample on; empty if a run cannot change it."""
-        what = reason.partition(" ")[0]
-        if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
+        """A hint on how to amend the run by what differs; empty if no amendment can change that.
+
+        Args:
+            reason: as `describe_difference` returns it; begins with the name of the setting.
+        """
+        setting = reason.partition(" ")[0]
+        if setting not in ("share", "lanes", "shuffle_window", "sequence_length"):
             return ""
-        change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
+        change = "sources: {NAME: {weight: NUMBER}}" if setting == "share" else f"{setting}: NUMBER"
+        # A config that lists stages already may do so in terms that the ledger does not know
         stages = "the change as a further stage"
-        # Else the config lists stages already, in words that the ledger does not know
         if len(self.stages) == 1:
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
         return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
 
 
 def _follow(stage: Stage, link: Link) -> Stage:
-    """A stage of this blend, with what a link says of it."""
+    """A stage with the blend of `stage`, and all else as a link says."""
     return dataclasses.replace(
         stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs
     )
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
+    """A blend with the cycles that another one has for sources of the same names."""
     cycles = {source.name: source.cycles for source in fixed.sources}
     if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
         return blend

@@ -1,5 +1,5 @@
-"""Ledgers of runs: records of the cache (`runs/<name>.json` in a folder), written only by `build`
-and replaced atomically. `ledger_format` says how they are written."""
+"""Load and save ledgers: records of the cache (`runs/<name>.json` in a folder), which are replaced
+atomically. `ledger_format` makes their text; here it is parsed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ONE_PASS = {
     "add_extra_token_to_sequence": bool,
     "sources": [_SOURCE],
 }
-"""A blend of a split that is one pass over its sources."""
+"""Keys of a blend whose split is one pass over its sources, with their types."""
 _BLENDED = {
     **_ONE_PASS,
     "sources": [_SOURCE | {"share": _is_share, "cycles": _is_cycles}],
@@ -60,10 +60,13 @@ _BLENDED = {
     "lanes": int,
     "cycle": int,
 }
+"""Keys of a blend whose sources have shares, with their types."""
 _KEYS = {"plan_version": "plan", "shuffle_window": "cycle"}
-"""Settings that have other names there."""
-_SAME = {"run": str, "index": str, "ends": [is_count], "digests": list, "blend": dict}
+"""Names of settings in records of blends, if they differ from those of the fields of `Blend`."""
+_SAME_BLEND = {"run": str, "index": str, "ends": [is_count], "digests": list, "blend": dict}
+"""Keys of a ledger whose stages have the same index and blend."""
 _CHANGES = {"run": str, "sources": list, "stages": [dict]}
+"""Keys of a ledger whose stages list what they change."""
 _STAGE = SETTINGS | {
     "end": is_count,
     "digest": str,
@@ -75,13 +78,15 @@ _STAGE = SETTINGS | {
     "of": is_count,
     "shares": [[is_count]],
 }
-_UNCHANGED: dict[str, Any] = {
+"""Keys of a stage that lists what it changes, together with what it keeps of the one before."""
+_DEFAULTS: dict[str, Any] = {
     "cut": None,
     "drain": None,
     "whole_epochs": False,
     "of": 1,
     "shares": [],
 }
+"""Values of the keys that a stage does not take over from the one before."""
 _UNREADABLE = "cannot read the run's ledger: {}; " + REMEDY
 
 
@@ -95,8 +100,8 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
 
 
 def count_skips(store: CacheStore, run: str) -> int:
-    """How many ranges the run skips according to its ledger;
-    0 if there is no ledger or it does not say. Raises: CacheError."""
+    """Number of ranges that the run skips according to its ledger; 0 if there is no ledger, or it
+    does not say. Raises: CacheError."""
     ledger = load_ledger(store, run)
     return 0 if ledger is None else ledger.skips or 0
 
@@ -108,20 +113,20 @@ def save_ledger(
 
     Args:
         replaces: the ledger that was loaded before; None for a run that had none.
-        skips: how many ranges the run skips; as the ledger says that is replaced if None.
+        skips: number of ranges that the run skips; None keeps the number in the replaced ledger.
 
     Raises: CacheError if it cannot be written; OvertakenError if another process has replaced
-        it since, in a cache that cannot be locked.
+        the ledger since `replaces` was loaded, in a cache that cannot be locked.
     """
     store = find_store(cache)
-    record, found = _load(store, ledger.run)
-    if record is not None and record.number >= 0 and found not in (replaces, ledger):
+    record, current = _load(store, ledger.run)
+    if record is not None and record.number >= 0 and current not in (replaces, ledger):
         raise OvertakenError(
             f"{store.describe_record(RUNS, ledger.run)}: another process changed run "
             f"{ledger.run!r} in the meantime; repeat the command"
         )
     if skips is None:
-        skips = (found and found.skips) or 0
+        skips = 0 if current is None else current.skips or 0
     store.write_record(
         RUNS,
         ledger.run,
@@ -174,10 +179,10 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
     """Parse a ledger's record.
 
     Args:
-        skips: see `Ledger.skips`. Where it is known, the text matched a checksum, so that its
-            digests need not be computed again.
+        skips: see `Ledger.skips`. If it is known, the text matched its checksum, so the digests
+            need not be computed again.
 
-    Raises: ValueError where the record is damaged or has a newer version.
+    Raises: ValueError if the record is damaged or has a newer version.
     """
     version = record.get("version") if isinstance(record, dict) else record
     if not isinstance(record, dict) or version not in range(VERSION, NEWEST_VERSION + 1):
@@ -202,14 +207,14 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
             skips=skips,
             stored_digests=None if skips is None else tuple(map(str, digests)),
         )
-        intact = list(ledger.digests) == digests and len(digests) == len(stages) > 0
+        is_intact = list(ledger.digests) == digests and len(digests) == len(stages) > 0
         start = 0
         for stage in stages:
-            intact = intact and start < stage.stop <= stage.end
+            is_intact = is_intact and start < stage.stop <= stage.end
             start = stage.stop
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        intact = False
-    if not intact:
+        is_intact = False
+    if not is_intact:
         raise ValueError(
             f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}"
         )
@@ -217,6 +222,8 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
 
 
 def _check_plan_version(record: Mapping[str, Any]) -> None:
+    """Refuse a ledger whose plan has a version that this release does not know. Raises:
+    ValueError."""
     if record["version"] == VERSION:
         blend = record.get("blend")
         key = "plan"
@@ -235,31 +242,33 @@ def _check_plan_version(record: Mapping[str, Any]) -> None:
 
 
 def _check(record: object, shape: object) -> None:
+    """Raises: ValueError if a record does not have the keys and types of a shape (see `fits`)."""
     if not fits(record, shape):
         raise ValueError("a key is missing or has the wrong type")
 
 
 def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger of VERSION. Raises: as `_parse_changes`."""
-    _check(record, _SAME)
+    """The stages of a ledger of VERSION, which has its index and blend once.
+    Raises: as `_parse_changes`."""
+    _check(record, _SAME_BLEND)
     blend = parse_blend(record["blend"])
     return [Stage(end=end, index=record["index"], blend=blend) for end in record["ends"]]
 
 
 def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger whose stages differ.
-    Raises: KeyError, TypeError, ValueError where damaged."""
+    """The stages of a ledger whose stages list what they change from the one before.
+    Raises: KeyError, TypeError, ValueError if it is damaged."""
     _check(record, _CHANGES)
-    named = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
-    _check(named, [_SOURCE])
-    listed = tuple(SourceShare(**each) for each in named)
+    entries = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
+    _check(entries, [_SOURCE])
+    listed = tuple(SourceShare(**entry) for entry in entries)
     blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=listed)
     index = ""
     stages = list[Stage]()
     for changes in record["stages"]:
-        settings = {name: getattr(blend, name) for name in SETTINGS}
-        before = {"index": index, "num_sources": len(blend.sources)} | _UNCHANGED
-        each = settings | before | changes
+        kept = {name: getattr(blend, name) for name in SETTINGS}
+        kept |= {"index": index, "num_sources": len(blend.sources)}
+        each = kept | _DEFAULTS | changes
         _check(each, _STAGE)
         index = each["index"]
         count = each["num_sources"]
@@ -297,8 +306,13 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
 
 
 def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) -> Blend:
-    """The inverse of `blend_record`, for train, which is always blended.
-    Raises: ValueError, TypeError if it is not one."""
+    """The inverse of `blend_record`.
+
+    Args:
+        may_be_unblended: of another split than train, which is always blended.
+
+    Raises: ValueError, TypeError if the record is not that of a blend.
+    """
     is_blended = not may_be_unblended or "seed" in record
     record = {"plan": 1, "interleaving": LANES, **record}
     _check(record, _BLENDED if is_blended else _ONE_PASS)

@@ -28,15 +28,16 @@ REMEDY = (
     "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
 )
 VERSION = 1
-"""Of ledgers whose stages have the same index and blend."""
+"""Version of ledgers whose stages have the same index and blend."""
 CHANGES_VERSION = 2
+"""Version of ledgers whose stages have different blends."""
 DATA_VERSION = 3
-"""Of ledgers whose stages read several snapshots of the index, with sources that come later."""
+"""Version of ledgers whose stages read several snapshots of the index, with sources that come
+later."""
 DRAIN_VERSION = 4
-"""Of ledgers with a stage whose drain has a length of its own; see `Stage.drain`."""
+"""Version of ledgers with a stage whose drain has a length of its own; see `Stage.drain`."""
 NEWEST_VERSION = 5
-"""Of ledgers with a stage before which epochs that were made shorter are read to their end; see
-`Stage.whole_epochs`."""
+"""Version of ledgers with a stage that reads epochs whole; see `Stage.whole_epochs`."""
 PLAN_VERSION = 2
 """Version of the plan that new runs get; stored in their blend as `plan`. Runs of release 0.1.0
 store none and have version 1, in which a lane's run of consecutive ordinals does not end at a
@@ -44,9 +45,11 @@ source's epoch end, so that the next epoch begins early."""
 LANES = "lanes"
 """The interleaving of blends that do not name one."""
 _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
+"""Names under which orders are stored, if they are called otherwise now."""
 _SEAL = re.compile(r',\s*"skips": ([0-9]{1,9}),\s*"checksum": "([0-9a-f]{32})"\s*}\s*$')
 _SEAL_CHARACTERS = 200
-"""More than a seal has: a ledger may have millions of characters."""
+"""More characters than a seal has: it is looked for only in the last ones of a ledger, which may
+have millions."""
 
 
 def digest_of(value: object) -> str:
@@ -56,8 +59,8 @@ def digest_of(value: object) -> str:
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The digest of a run after each of its stages;
-    for a stage that was cut, the digest that it would have had at its end."""
+    """The digest of a run after each of its stages; for a stage that was cut, the digest that it
+    would have had at its end."""
     link = ""
     chain = list[str]()
     before = None
@@ -110,8 +113,8 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
 
 
 def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
-    """A ledger as a JSON-serializable dict; of version 1 if all stages have the same shares, as
-    release 0.1.0 reads it.
+    """A ledger as a JSON-serializable dict; of version 1, which release 0.1.0 reads, if all stages
+    have the same index and blend.
 
     Args:
         request: see `Ledger.request`; earlier releases ignore it.
@@ -139,7 +142,8 @@ def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None)
 
 
 def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
-    """Raises: ValueError where a stage lacks sources of the one before."""
+    """A ledger whose stages list what they change, as a JSON-serializable dict.
+    Raises: ValueError if a stage lacks sources of the one before."""
     sources = [[source.name, source.append_eod] for source in stages[-1].blend.sources]
     records = list[dict[str, Any]]()
     before = None
@@ -163,7 +167,7 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
 
 
 def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
-    """What a stage changes."""
+    """What a stage changes from the one before; all of it if there is none."""
     record: dict[str, Any] = {"end": stage.end}
     if stage.cut is not None:
         record["cut"] = stage.cut
@@ -198,8 +202,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
-    """The text of a ledger's file; a line for each stage where stages differ.
-    Raises: as `ledger_record`."""
+    """The text of a ledger's file; if stages differ, each has a line. Raises: as
+    `ledger_record`."""
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:
         return json.dumps(record, indent=1)
@@ -209,15 +213,15 @@ def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -
 
 
 def seal_ledger(text: str, skips: int) -> str:
-    """The text of a ledger, with what is stored outside its chain:
-    how many ranges the run skips, and a checksum of everything."""
+    """The text of a ledger with a seal: the number of ranges that the run skips, which is not part
+    of its chain, and a checksum of everything."""
     body = text.rstrip().removesuffix("}").rstrip()
     return f'{body},\n"skips": {skips},\n"checksum": "{_checksum(body, skips)}"}}\n'
 
 
 def open_seal(text: str) -> tuple[str, int | None]:
-    """A ledger's text as `dump_ledger` made it, and how many ranges the run skips;
-    None for ledgers of earlier releases, which do not say.
+    """A ledger's text as `dump_ledger` made it, and the number of ranges that the run skips; None
+    for ledgers of earlier releases, which do not say.
 
     Raises: ValueError if the text does not match its checksum.
     """
@@ -225,7 +229,7 @@ def open_seal(text: str) -> tuple[str, int | None]:
     if '"skips":' not in end and '"checksum":' not in end:
         return text, None
     sealed = _SEAL.search(text, max(0, len(text) - _SEAL_CHARACTERS))
-    if sealed is None:  # its words are damaged, which would leave all of it unchecked
+    if sealed is None:  # the seal itself is damaged; without it, nothing would be checked
         raise ValueError(f"the ledger's checksum is damaged; {REMEDY}")
     body = text[: sealed.start()]
     skips = int(sealed[1])

@@ -1,5 +1,5 @@
-"""The chain of a run's stages as states store it:
-where each stage ends, and the plan's digest after it."""
+"""The chain of a run's stages as states store it: a link for each stage, which says where the stage
+ends, and the plan's digest after it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """A stage in the chain."""
+    """A stage as the chain names it."""
 
     end: int
     """Number of the sample after the stage's last one, as it was planned."""
     digest: str
     """The plan's digest after the stage, had it gone on to its end."""
     cut: int | None = None
-    """Where an amendment stops it before; None where it continues to its end."""
+    """The sample at which an amendment stops the stage before its end; None if none does."""
     drain: int | None = None
-    """How many of its first samples continue the stage before; see `Stage.drain`."""
+    """How many of the stage's first samples continue the stage before; see `Stage.drain`."""
     whole_epochs: bool = False
     """See `Stage.whole_epochs`."""
 
@@ -37,12 +37,12 @@ class Link(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """Where two chains part."""
+    """The place at which two chains part."""
 
     sample: int
     """The first sample that may differ."""
     by_cut: bool
-    """Whether both agree in the stage there, but one of them was cut."""
+    """Whether the chains have the same stage there, but cut at different samples."""
 
 
 def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
@@ -64,7 +64,7 @@ def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
 
 
 def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
-    """Whether two chains have the same samples before `sample`, and at least the same first
-    stage."""
+    """Whether two chains have the same samples before `sample`, and have at least one sample in
+    common."""
     parting = find_parting(a, b)
     return parting is None or (parting.sample > 0 and sample <= parting.sample)

@@ -1,4 +1,4 @@
-"""Where the tokens of samples are: from (source, position) to ranges of tokens of blocks."""
+"""Locate the tokens of samples: from (source, position) to ranges of tokens of blocks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from megablend.order.registry import find_order
 from megablend.run.source_blocks import SourceBlocks
 
 _FOREVER = 1 << 62
+"""The `stop` of a reading that no other one follows."""
 
 
 class Reading(NamedTuple):
     """Consecutive epochs of a source that are read from one snapshot."""
 
     position: int
+    """Position of the source (see `Epochs`) at which this begins, perhaps inside an epoch."""
     stop: int
-    """Where they begin and end, see `Epochs`: perhaps within an epoch."""
+    """Position at which it ends."""
     shift: int
-    """Position plus this is the position that `order` knows: `order` counts as if all epochs before
-    had had the length of these."""
+    """Difference of the positions that `order` counts from those of the source: `order` counts as
+    if all earlier epochs had had the length of these."""
     blocks: SplitBlocks
     view: SplitBlocks | RemainingBlocks
     """The blocks as `order` counts them: without those of files that are withdrawn."""
@@ -38,21 +40,22 @@ class Reading(NamedTuple):
     first_block: int
     """See SplitData."""
     extra: int = 0
-    """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it
-    was promised before the files changed."""
+    """Tokens after `stop` that are read here, too: the extra one of the sample that ends there, if
+    that sample comes before the stage with which the files changed."""
     extra_before: int = 0
-    """Tokens from `position` on that this sample reads where the reading before does."""
+    """`extra` of the reading before: so many tokens from `position` on are read there."""
     listed: ListedSource | None = None
-    """For `locate_ranges`, if it is the source's only reading, of one range of blocks, in an order
-    that lists them."""
+    """The argument for `locate_ranges`, if this is the source's only reading, and reads one range
+    of blocks in an order that lists them; otherwise None."""
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers of local blocks among the blocks of all snapshots of the run: int64 [n]."""
+        """Convert numbers of local blocks to numbers among the blocks of all snapshots of the run:
+        int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of stored tokens of `blocks`, as `order` counts them;
-        empty if they were withdrawn."""
+        """Convert a range of stored tokens of `blocks` to what `order` counts, without withdrawn
+        files; empty if all of it was withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -65,8 +68,8 @@ class Reading(NamedTuple):
         return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
 
     def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
-        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are
-        those of all readings."""
+        """Find where an epoch reads stored tokens [start, stop), as `order` counts them. Positions
+        are those of the source, over all readings."""
         found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
         starts = np.maximum(found.starts - self.shift, self.position)
         stops = np.minimum(found.stops - self.shift, self.stop + self.extra)
@@ -74,8 +77,8 @@ class Reading(NamedTuple):
         return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
 
     def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The local blocks with these numbers in the index, or the next ones after them: int64
-        [n]."""
+        """Convert numbers of blocks in the index to those of local blocks, or of the next ones
+        after them: int64 [n]."""
         return self.blocks.local_blocks(numbers - self.first_block)
 
 
@@ -85,9 +88,9 @@ class Locator:
     Args:
         sources: [num_sources].
         segments: [num_sources], the epochs of each.
-        is_promised: whether the sample of a source, by its number, that ends where a segment begins
-            comes before the stage with which its files changed.
-        extra: tokens that a sample has in addition to those by which the next one is further.
+        is_promised: whether, for a source given by its number, the sample that ends where a segment
+            begins comes before the stage with which the files changed.
+        extra: tokens of a sample that the next sample of its source has, too.
     """
 
     def __init__(
@@ -104,18 +107,14 @@ class Locator:
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
-        """What the epochs of a source read, in order;
-        empty for a source that no snapshot of this split has."""
+        """The readings of a source, in order; empty if no snapshot of this split has the source."""
         if source not in self._readings:
             self._readings[source] = tuple(self._make_readings(source))
         return self._readings[source]
 
     def _make_readings(self, source: int) -> list[Reading]:
-        """A reading for each run of segments of one snapshot;
-        snapshots without the source are not read.
-
-        There is none if the split reads only such snapshots.
-        """
+        """Make a reading for each group of segments of one snapshot. Snapshots that lack the source
+        are not read."""
         readings = list[Reading]()
         blocks = self._sources[source]
         snapshots = blocks.snapshots
@@ -156,7 +155,7 @@ class Locator:
         starts: npt.NDArray[np.int64],
         lengths: int | npt.NDArray[np.int64],
     ) -> Spans:
-        """Where the tokens of samples are stored, including the extra one.
+        """Locate the stored tokens of samples, including the extra one.
 
         Args:
             sources: int32 [n].
@@ -177,7 +176,8 @@ class Locator:
         listed = [each for each in found if each is not None]
         is_listed = np.array([each is not None for each in found], np.bool_)
         parts = list[Spans]()
-        if len(rows := np.flatnonzero(is_listed[numbers])):
+        rows = np.flatnonzero(is_listed[numbers])
+        if len(rows):
             among_listed = (np.cumsum(is_listed) - 1)[numbers[rows]]
             stops = starts + lengths
             spans = locate_ranges(listed, among_listed, starts[rows], stops[rows])
@@ -192,13 +192,13 @@ class Locator:
                 continue
             first = starts[rows]
             stop = starts[rows] + counts
-            # Each reading has what of a sample lies before its end, from the end of the one before
+            # A reading reads the part of a sample from the end of the reading before to its own end
             end: Int64s | None = None
             for reading in readings:
                 begins = np.maximum(first, reading.position if end is None else end)
                 end = np.full(len(rows), reading.stop)
                 if reading.extra:
-                    # Of the sample that ends at the reading's end, the extra token is here, too
+                    # The extra token of the sample that ends at the reading's end is here, too
                     end += reading.extra * (
                         (first < reading.stop) & (stop == reading.stop + reading.extra)
                     )
@@ -212,13 +212,13 @@ class Locator:
 
 
 def _list_source(reading: Reading) -> ListedSource | None:
-    """A reading of one range of blocks in an order that lists them, as a source; None for others."""
+    """See `Reading.listed`."""
     parts = reading.blocks.parts
     order = reading.order
     if len(parts) > 1 or not isinstance(order, ListedOrder) or not order.has_stretches:
         return None
-    place = reading.first_block + reading.blocks.first_block, int(parts["skip"][0])
-    return ListedSource(order, reading.shift, *place)
+    first_block = reading.first_block + reading.blocks.first_block
+    return ListedSource(order, reading.shift, first_block, int(parts["skip"][0]))
 
 
 def _locate(
@@ -229,5 +229,10 @@ def _locate(
 ) -> Spans:
     spans = reading.order.spans(starts + reading.shift, lengths)
     clips = reading.blocks.clips(spans.blocks)
-    columns = reading.index_blocks(spans.blocks), spans.starts + clips, spans.stops + clips
-    return Spans(rows[spans.rows], spans.epochs, *columns)
+    return Spans(
+        rows[spans.rows],
+        spans.epochs,
+        reading.index_blocks(spans.blocks),
+        spans.starts + clips,
+        spans.stops + clips,
+    )

@@ -1,5 +1,5 @@
-"""From a ledger to a run. No config is needed: it says where files are and what samples have
-besides tokens, not their order."""
+"""Open a run from its ledger. That needs no config: a config says where files are and what samples
+have besides tokens, but does not decide their order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from megablend.storage.base import Storage
 
 
 def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Companion | None:
-    """The companion of a ledger and a config's request,
-    if there is one on this node or in the cache."""
+    """Load the companion of a ledger and a config's request, if there is one on this node or in the
+    cache.
+
+    Args:
+        request: see `Ledger.request`; None if it is not known, which finds none.
+    """
     if request is None:
         return None
     runtime.cache.fetch_files("splits", [ledger.index])
@@ -37,10 +41,11 @@ def open_ledger(
     """Open a split of a run over the snapshots that its ledger names.
 
     Args:
-        ledger: of train.
-        companion: of the ledger; without it, only train is known, and its plan is computed.
-        eods: by a source's name in the index, the token that follows each document; by default
-            those of the known splits.
+        ledger: the ledger of train.
+        companion: the ledger's companion; without it, only train is known, and its plan is
+            computed.
+        eods: the token that follows each document, by the source's name in the index; by default
+            as the ledgers of the known splits say.
 
     Raises: ConfigError if the split is not known; CacheError if a snapshot cannot be opened,
         or lacks a source of the ledger; PlanError if one lacks an extra column.
@@ -53,6 +58,7 @@ def open_ledger(
         )
     snapshots = [open_snapshot(runtime.cache, index) for index in ledger.indices]
     names = {name for snapshot in snapshots for name in snapshot.sources.names}
+    # Whether the index has the sources by split, each with a list of its own
     is_listed = any(source.name not in names for source in ledger.blend.sources)
     for source in ledger.blend.sources if is_listed else ():
         if f"train/{source.name}" not in names:
@@ -66,28 +72,31 @@ def open_ledger(
             for source in each.blend.sources
         }
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
-    own = known[split]
-    # It may have been recorded before some came
-    sources = own.blend.sources if is_listed else ledger.blend.sources
+    split_ledger = known[split]
+    # The ledger of valid or test may have been recorded before some of train's sources came
+    sources = split_ledger.blend.sources if is_listed else ledger.blend.sources
     data = find_sources(
         split,
         sources,
         store,
         is_listed=is_listed,
-        seed=own.blend.seed,
-        shares=own.blend.fractions,
+        seed=split_ledger.blend.seed,
+        shares=split_ledger.blend.fractions,
     )
     if split != "train":
-        data = data.of_snapshot(ledger.indices.index(own.index))
-    is_stored = companion is not None and split == "train"
+        data = data.of_snapshot(ledger.indices.index(split_ledger.index))
+    if companion is not None and split == "train":
+        plan = companion.plan
+        starts = companion.starts
+    else:
+        plan = plan_stages(split_ledger.stages, data.tokens_by_index, data.blocks)
+        starts = (0,)
     return Run(
         split=split,
-        ledger=own,
+        ledger=split_ledger,
         store=store,
         data=data,
-        plan=companion.plan
-        if companion and is_stored
-        else plan_stages(own.stages, data.tokens_by_index, data.blocks),
+        plan=plan,
         runtime=runtime,
-        starts=companion.starts if companion and is_stored else (0,),
+        starts=starts,
     )

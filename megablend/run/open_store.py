@@ -1,5 +1,5 @@
-"""The blocks of the snapshots of an index that a run reads,
-and whether they are what a config requests."""
+"""Open the blocks of the snapshots that a run reads, and check whether these snapshots are what a
+config requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from megablend.storage.location import find_root
 
 
 class Misfit(NamedTuple):
-    """How a snapshot is not what a config requests."""
+    """Why a snapshot is not what a config requests."""
 
     problem: str
     """A relative clause about the snapshot."""
     remedy: str = ""
-    """What else a run that keeps the snapshot can do about it."""
+    """What a run that keeps the snapshot can do instead; begins with a semicolon."""
 
 
 _ORDER_REMEDY = (
@@ -39,12 +39,15 @@ _ORDER_REMEDY = (
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
-    """Open the blocks of all snapshots of a run, in order,
-    with the options and the paths of the config.
+    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the
+    config.
 
-    Raises: as open_block_store, if no snapshot has a source of the config, or one does not have
-        a source that one before had and that the config does not withdraw; CacheError if a
-        snapshot cannot be opened.
+    Args:
+        digests: the digests of the snapshots.
+
+    Raises: as `open_block_store`; PlanError if no snapshot has a source of the config, or one
+        lacks a source that an earlier one had and that the config does not withdraw; CacheError
+        if a snapshot cannot be opened.
     """
     snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
     if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
@@ -61,9 +64,9 @@ def open_block_store(
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
-        number: of the snapshot among those of the run, if it is one of several: it then need not
-            have all sources of the config, nor counts of documents for the order of stages that
-            read others.
+        number: the snapshot's number among those of the run, if there are several: it then need
+            not have all sources of the config, nor document counts for the orders of stages that
+            read other snapshots.
 
     Raises: PlanError if the snapshot lacks a source of the config, or indexed it with other
         options; ConfigError if a source's append_eod does not fit its token dtype.
@@ -82,10 +85,10 @@ def join_stores(
     """Open the blocks of the snapshots of a run, in order.
 
     Args:
-        eods: by a source's name in the index: the token that follows each document.
+        eods: the token that follows each document, by the source's name in the index.
 
-    Raises: PlanError if a snapshot lacks an extra column; ConfigError if one has several
-        types.
+    Raises: PlanError if a snapshot lacks an extra column; ConfigError if a column has different
+        types in sources of a split.
     """
     stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
@@ -131,12 +134,12 @@ def _open_store(
 
 
 def list_eods(config: Config) -> dict[str, int | None]:
-    """By a source's name in the index: the token that follows each document."""
+    """The token that follows each document, by the source's name in the index."""
     return {name: source.append_eod for name, source in config.all_sources.items()}
 
 
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
-    """Raises: as `open_block_store`."""
+    """Check that a snapshot is what the config requests. Raises: as `open_block_store`."""
     numbers = snapshot.sources.numbers
     named = {
         name: source
@@ -157,10 +160,10 @@ def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
 def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
-    """The first of the named sources that the snapshot lacks, or indexed with other options;
-    None if it has them all.
+    """Describe the first of the named sources that the snapshot lacks or has indexed with other
+    options; None if there is none.
 
-    Of thousands of sources most are requested and indexed alike: one of them is checked for all.
+    Most of thousands of sources are requested and indexed alike; one of these is checked for all.
 
     Args:
         number: as for `open_block_store`.
@@ -172,7 +175,7 @@ def find_misfit(
     largest = 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
     if sources and any(source.append_eod is not None for source in named.values()):
-        files = range(sources[-1].files.stop)  # those of extra columns follow
+        files = range(sources[-1].files.stop)  # the files of extra columns come after these
         largest = min(map(_find_largest, snapshot.files.token_dtypes(files)), default=0)
     for name, source in named.items():
         eod = source.append_eod
@@ -190,8 +193,8 @@ def find_misfit(
 def _find_misfit(
     config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None
 ) -> Misfit | None:
-    at = snapshot.sources.numbers.get(name)
-    entry = None if at is None else snapshot.sources[at]
+    source_number = snapshot.sources.numbers.get(name)
+    entry = None if source_number is None else snapshot.sources[source_number]
     if entry is None:
         return Misfit(
             f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})"
@@ -225,17 +228,17 @@ def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit |
 
 
 def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
-    """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn.
-    Raises: PlanError."""
+    """Refuse sources that no snapshot has, or that a later one lacks although the config does not
+    withdraw them. Raises: PlanError."""
     known = [each.sources.numbers for each in snapshots]
     for name in config.all_sources:
-        having = [i for i, names in enumerate(known) if name in names]
-        if not having:
+        first = next((i for i, names in enumerate(known) if name in names), None)
+        if first is None:
             raise PlanError(
                 f"run {config.run!r} reads {len(known)} versions of the index, none of which has source {name!r}; index the "
                 "files as they are now (`megablend index CONFIG`), and let a stage read them (`new_data`, `megablend amend`)"
             )
-        lacking = next((i for i in range(having[0], len(known)) if name not in known[i]), None)
+        lacking = next((i for i in range(first, len(known)) if name not in known[i]), None)
         if lacking is not None and name not in config.withdrawn:
             raise PlanError(
                 f"run {config.run!r}: index {snapshots[lacking].digest} lacks source {name!r}, which the run has read before; "
@@ -244,8 +247,7 @@ def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
 
 
 def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
-    """Raises: ConfigError if a column has another type in another source of a split, which are
-    listed one after another."""
+    """Refuse extra columns of different types in the sources of a split. Raises: ConfigError."""
     first: dict[str, str] = {}
     for name, columns in extra.items():
         other = first.setdefault(name.rpartition("/")[0], name)
@@ -274,6 +276,6 @@ def _find_largest(dtype: str) -> int:
 def _root(snapshot: Snapshot, name: str, paths: Sequence[str], storage: Storage) -> str:
     """The folder of a source's files; see choose_root."""
     indexed = snapshot.roots[name]
-    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # as for most of thousands
+    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # so it is for most sources
         return indexed
     return choose_root(snapshot, name, find_root(paths), storage)

@@ -1,5 +1,5 @@
-"""From the stages of a ledger to their plans: each source's samples in a stage, and its position
-when the stage begins."""
+"""Plan the stages of a ledger: how many samples each source has in a stage, and its position when
+the stage begins."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from megablend.errors import PlanError
 from megablend.run.stage import Blend, Stage
 
 TokensByIndex = Mapping[str, Sequence[int]]
-"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 where
-it lacks the source."""
+"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 if
+the snapshot lacks the source."""
 Step = tuple[int, Int64s]
-"""End of a step, as a sample number of the run; samples of each source in it, int64
-[num_sources]."""
+"""The sample number of the run at which a step ends; and the samples of each source in the step,
+int64 [num_sources]."""
 
 
 def plan_stages(
@@ -33,17 +33,17 @@ def plan_stages(
     tokens: Sequence[int] | TokensByIndex,
     withdrawals: Sequence[Withdrawals] = (),
 ) -> StagesPlan:
-    """The plan of a run.
+    """Plan the stages of a run.
 
-    Before samples get another length, and before files are withdrawn, what stages that were cut
-    have left of their periods is read: a *drain*, in the settings of the stage before, since pieces
-    that are not neighbours are never joined into one sample. If the ledger gives its length
-    (`Stage.drain`), it goes on in the shares of the stage before as well.
+    A stage that was cut leaves periods unfinished. Before samples get another length, and before
+    files are withdrawn, the rest of these is read in the settings of that stage: a *drain*, since
+    pieces that are not neighbours are never joined into one sample. If the ledger gives a length
+    for it (`Stage.drain`), the drain continues that stage, in its shares, to this length.
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens;
             if stages read several snapshots of the index, by the snapshot's digest.
-        withdrawals: of each source, needed if a snapshot may lack files that one before had.
+        withdrawals: [num_sources], needed if a snapshot may lack files that an earlier one had.
 
     Raises: PlanError if the ends of stages do not increase, or a stage cannot be planned.
     """
@@ -62,12 +62,14 @@ def count_before(
     *,
     is_new: bool,
 ) -> ReadBefore:
-    """What the first `stop` samples of these stages, and a drain, read before the following stage.
-    Raises: as plan_stages.
+    """Count what the first `stop` samples of these stages, and a drain after them, have read when
+    the following stage begins.
 
     Args:
-        unit: choose a length for the drain with which it ends at a multiple of this many samples.
+        unit: choose the length of the drain so that it ends at a multiple of this many samples.
         is_new: the following stage is not committed: find out whether it has `whole_epochs`.
+
+    Raises: as plan_stages.
     """
     starts = [0, *(stage.stop for stage in stages)]
     before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
@@ -75,8 +77,8 @@ def count_before(
     plan = planner.plan()
     if planner.start == stop:
         if is_new:
-            is_other = planner.drains_otherwise(before[-1], following)
-            following = dataclasses.replace(following, whole_epochs=is_other)
+            whole = planner.drain_depends_on_whole(before[-1], following)
+            following = dataclasses.replace(following, whole_epochs=whole)
         if unit is not None:
             following = dataclasses.replace(
                 following, drain=planner.choose_drain(before[-1], following, unit)
@@ -86,7 +88,7 @@ def count_before(
         stop = planner.start
     else:
         read = plan.count_tokens(stop)
-    if is_new and planner.leaves_rest(following):
+    if is_new and planner.start_depends_on_whole(following):
         following = dataclasses.replace(following, whole_epochs=True)
     planner.enter(following)
     return ReadBefore(
@@ -99,17 +101,18 @@ class _Planner:
 
     Attributes, all but `start` int64 [num_sources]:
         start: number of the sample with which the next stage begins.
-        tokens_read: tokens of a source that the stages so far read.
-        samples_read: samples of a source that they read.
-        samples_begun: as `samples_read`, with the samples up to the last one of a period that was
-            begun: a stage that was cut within a period reads some of these, not all.
-        abandoned_samples: `samples_begun` of a source that had samples left when the stages after
-            it no longer read it; 0 of other sources.
-        abandoned_tokens: the same in tokens: positions before these count as read.
+        tokens_read: tokens that the stages so far have read of each source.
+        samples_read: samples that they have read of each source.
+        samples_begun: samples up to the end of the periods that they have begun; more than
+            `samples_read` after a stage that was cut within a period.
+        abandoned_samples: `samples_begun` of a source that had samples left when a stage came whose
+            snapshot lacks it; 0 for other sources.
+        abandoned_tokens: the position, in tokens, up to which such a source counts as read.
 
-    Whether files are gone is asked in two ways. A stage with `whole_epochs` asks of all that lanes
-    have begun (`begun_loses_files`, `coming_loses_files`); other stages, which earlier releases
-    committed, ask of the epoch at the cursor (`loses_files`), and their order has to stay.
+    There are two rules for whether a snapshot lacks files that are still needed. For a stage with
+    `whole_epochs`, all epochs that lanes have begun count (`begun_epochs_lose_files`,
+    `next_epochs_lose_files`); for others, which earlier releases committed and whose order has to
+    stay, only the epoch at the cursor (`current_epoch_loses_files`).
     """
 
     def __init__(
@@ -136,9 +139,8 @@ class _Planner:
         for group in _list_groups(self.stages):
             self._check_end(group[0], number)
             self.enter(group[0])
-            for stage, steps in zip(
-                group, _divide(group, self.start, self.tokens[group[0].index]), strict=True
-            ):
+            steps_of_stages = _list_steps(group, self.start, self.tokens[group[0].index])
+            for stage, steps in zip(group, steps_of_stages, strict=True):
                 for end, totals in steps:
                     self._add_step(stage, end, totals, number)
                     if self.start == stage.stop:
@@ -149,6 +151,7 @@ class _Planner:
         return StagesPlan(self.planned, self.epochs.finish() if self.stages else None)
 
     def _check_end(self, stage: Stage, number: int) -> None:
+        """Refuse a stage that ends before the drain that precedes it does. Raises: PlanError."""
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
                 f"stage {number} ends at sample {stage.end:,}, but the settings of the stage before it are kept "
@@ -165,26 +168,25 @@ class _Planner:
             whole=stage.whole_epochs,
         )
 
-    def leaves_rest(self, stage: Stage) -> bool:
-        """Whether a stage that begins here has to read epochs whole; see `Stage.whole_epochs`."""
-        return self.epochs.leaves_rest(
+    def start_depends_on_whole(self, stage: Stage) -> bool:
+        """Whether `Stage.whole_epochs` decides where a stage that begins here begins epochs."""
+        return self.epochs.start_depends_on_whole(
             stage.index,
             stage.blend.order,
             np.maximum(self._find_begun_tokens(), self.abandoned_tokens),
             self.tokens_read,
         )
 
-    def drains_otherwise(self, stage: Stage, following: Stage) -> bool:
-        """Whether what `Stage.whole_epochs` says of drains makes a difference before a stage."""
-        ways = [dataclasses.replace(following, whole_epochs=whole) for whole in (False, True)]
+    def drain_depends_on_whole(self, stage: Stage, following: Stage) -> bool:
+        """Whether `Stage.whole_epochs` of the following stage decides on the drain before it."""
+        without = dataclasses.replace(following, whole_epochs=False)
+        whole = dataclasses.replace(following, whole_epochs=True)
         if stage.blend.sequence_length == following.blend.sequence_length:
-            old, new = (self._needs_drain(stage, each) for each in ways)
-            return old != new
-        old_shares, new_shares = (self._find_shares(stage, each) for each in ways)
-        return old_shares != new_shares
+            return self._needs_drain(stage, without) != self._needs_drain(stage, whole)
+        return self._find_shares(stage, without) != self._find_shares(stage, whole)
 
     def _find_begun_tokens(self) -> Int64s:
-        """Positions up to which stages before have begun the sources, int64 [num_sources]."""
+        """The position up to which stages so far have begun each source: int64 [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
         begun: Int64s = (
             self.tokens_read + np.maximum(0, self.samples_begun - self.samples_read) * step
@@ -192,6 +194,7 @@ class _Planner:
         return begun
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
+        """Plan a step of a stage, and count what it reads. Args: as for `_plan_step`."""
         request = self._make_request(stage.blend, _pad(totals, len(self.samples_read)))
         self._check_dropped(stage, request.totals)
         part = _plan_step(stage, request, self.tokens_read, end, number)
@@ -202,6 +205,7 @@ class _Planner:
         self._advance(part)
 
     def _advance(self, part: PlannedStage) -> None:
+        """Append a step or a drain to the plan, and count what it reads."""
         is_dropped = self.abandoned_samples.any()
         self.planned.append(
             dataclasses.replace(part, dropped=self.abandoned_samples) if is_dropped else part
@@ -211,8 +215,8 @@ class _Planner:
         self.samples_read = self.samples_read + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Read the samples that stages up to `stage` have begun but not finished, of the sources
-        that the following stage still has, if the following stage needs that."""
+        """Plan a drain, if the following stage needs one: it reads the samples that stages up to
+        `stage` have begun but not finished, of the sources that the following stage still has."""
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(
@@ -221,9 +225,11 @@ class _Planner:
                 )
             return
         is_gone, totals = self._find_left(following)
-        has_left = is_gone & (self.samples_begun > self.samples_read)
-        dropped = np.where(has_left, self.samples_begun, self.abandoned_samples)
-        self.abandoned_tokens = np.where(has_left, self._find_begun_tokens(), self.abandoned_tokens)
+        is_abandoned = is_gone & (self.samples_begun > self.samples_read)
+        abandoned_samples = np.where(is_abandoned, self.samples_begun, self.abandoned_samples)
+        self.abandoned_tokens = np.where(
+            is_abandoned, self._find_begun_tokens(), self.abandoned_tokens
+        )
         if following.drain is not None:
             shares = self._find_shares(stage, following)
             totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)
@@ -239,12 +245,12 @@ class _Planner:
             )
             self._advance(part)
         self.samples_begun = np.minimum(self.samples_begun, self.samples_read)
-        self.abandoned_samples = dropped
+        self.abandoned_samples = abandoned_samples
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
-        """How many samples continue a stage, such that they end at a multiple of `unit`. None if
-        there are none, and if samples keep their length or no source may be read further: then a
-        drain is what is left."""
+        """The length of a drain after a stage, in samples, with which it ends at a multiple of
+        `unit`. None if no drain is needed, or it can only be what is left: samples keep their
+        length, or no source may be read further."""
         _, left = self._find_left(following)
         shares = self._find_shares(stage, following)
         is_same = stage.blend.sequence_length == following.blend.sequence_length
@@ -253,27 +259,25 @@ class _Planner:
         return drain_length(shares, left.tolist(), self.start, unit) or None
 
     def _find_left(self, following: Stage) -> tuple[npt.NDArray[np.bool_], Int64s]:
-        """Whether the following stage lacks each source: bool [num_sources]; and how many samples
-        the others have left."""
+        """Whether the following stage lacks each source, bool [num_sources]; and how many samples
+        the others have begun but not read, int64 [num_sources]."""
         is_gone = np.array(self.tokens[following.index]) == 0
         return is_gone, np.where(is_gone, 0, np.maximum(0, self.samples_begun - self.samples_read))
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
-        """The shares with which a stage stopped, [num_sources]; 0 of sources that lose files, of
-        which no more may be begun."""
-        totals = self.planned[
-            -1
-        ].request.totals  # a step of a schedule has no other shares than these
-        shares = (
-            list(stage.blend.shares)
-            if stage.blend.schedule is None
-            else list(map(Fraction, totals.tolist()))
-        )
+        """The shares with which a stage stopped, [num_sources]; 0 for sources that lose files, of
+        which no further samples may be begun."""
+        totals = self.planned[-1].request.totals
+        shares = list(stage.blend.shares)
+        if stage.blend.schedule is not None:  # its last step's shares are known by the totals only
+            shares = list(map(Fraction, totals.tolist()))
         shares += [Fraction(0)] * (len(totals) - len(shares))
         if following.whole_epochs:
-            lost = self.epochs.coming_loses_files(following.index, self._find_begun_tokens())
+            lost = self.epochs.next_epochs_lose_files(following.index, self._find_begun_tokens())
         else:
-            lost = self.epochs.loses_files(following.index, self.tokens_read, begun=False)
+            lost = self.epochs.current_epoch_loses_files(
+                following.index, self.tokens_read, begun=False
+            )
         lost |= np.array(self.tokens[following.index]) == 0
         return [
             Fraction(0) if is_lost else share
@@ -281,7 +285,8 @@ class _Planner:
         ]
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
-        """Raises: PlanError for a source that comes back after what it had left was dropped."""
+        """Refuse a source that is read again after what it had left was dropped. Raises:
+        PlanError."""
         for source in np.flatnonzero(
             (totals > 0) & (self.abandoned_samples > self.samples_read)
         ).tolist():
@@ -292,18 +297,20 @@ class _Planner:
             )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
+        """Whether a drain comes before the following stage: its samples have another length, or
+        it lacks files of epochs that were begun."""
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
         begun = self._find_begun_tokens()
         if following.whole_epochs:
-            lost = self.epochs.begun_loses_files(following.index, self.tokens_read, begun)
+            lost = self.epochs.begun_epochs_lose_files(following.index, self.tokens_read, begun)
         else:
-            lost = self.epochs.loses_files(following.index, self.tokens_read)
+            lost = self.epochs.current_epoch_loses_files(following.index, self.tokens_read)
         return bool((lost & (begun > self.tokens_read)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
-        """The request of a stage. Raises: PlanError if the tokens that it reaches cannot be
-        counted in 64 bits."""
+        """The request of a stage for samples of each source, `totals` int64 [num_sources].
+        Raises: PlanError if the positions that it reaches do not fit into 64 bits."""
         places, tokens = self.epochs.place(self.tokens_read)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
         cycles = np.array([source.cycles or 1 for source in blend.sources], np.int64)
@@ -321,14 +328,15 @@ class _Planner:
 
 
 def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
-    """Values of a stage's sources, int64 [n], with those of sources
-    that come later: int64 [num_sources]."""
+    """Extend values of a stage's sources, int64 [n], by `value` for each source that comes with a
+    later stage: int64 [num_sources]."""
     missing = num_sources - len(values)
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
 
 def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
-    """Neighbours of one blend and one snapshot; a stage that was cut is the last of its group."""
+    """Group neighbouring stages of one blend and one snapshot. A stage that was cut is the last of
+    its group, and one with a schedule is alone."""
     group = list[Stage]()
     for stage in stages:
         changes = bool(group) and (group[-1].index, group[-1].blend) != (stage.index, stage.blend)
@@ -339,14 +347,15 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
     yield group
 
 
-def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
-    """The steps of each stage of one blend, had none been cut; one if its shares are constant.
+def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
+    """The steps of each stage of a group, as if none were cut: several if the stage has a schedule,
+    otherwise one.
 
-    Stages of constant shares are divided together,
-    so that many short ones give the same as one long one.
+    Stages of constant shares are divided together, so that many short ones give the same totals as
+    one long one.
 
     Args:
-        start: number of the first sample.
+        start: number of the group's first sample.
     """
     blend = group[0].blend
     ends = [stage.end for stage in group]
@@ -367,10 +376,13 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
 def _plan_step(
     stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int
 ) -> PlannedStage:
-    """A step of stage number `number` of the ledger,
-    which ends at sample `end` or where the stage was cut.
+    """Plan a step of a stage, which ends at sample `end`, or at the cut of the stage if that comes
+    first.
 
-    Raises: PlanError if it was cut and its interleaving cannot stop there.
+    Args:
+        number: number of the stage in the ledger.
+
+    Raises: PlanError if the stage is cut where its interleaving cannot stop.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:
@@ -409,5 +421,5 @@ def _plan_step(
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
-    """The number of complete samples of each source."""
+    """The number of complete samples of each source in one epoch, [num_sources]."""
     return [samples_in(n, sequence_length, extra) for n in tokens]

@@ -1,4 +1,4 @@
-"""One split of a run: what the ledger fixed, and the plan and orders that locate samples.
+"""One split of a run: what its ledger has fixed, and the plan and orders that locate samples.
 
 No array here is as long as the run. Apart from the split ranges, nothing is computed for a source
 before it is used.
@@ -32,8 +32,8 @@ from megablend.run.stage import Blend, SourceShare
 
 
 class Section(NamedTuple):
-    """Consecutive samples of a run that all have the same length and masks,
-    so that a batch may contain any of them."""
+    """Consecutive samples of a run that have the same length and masks, so that a batch may contain
+    any of them."""
 
     start: int
     stop: int
@@ -54,7 +54,7 @@ class Run:
     split: str
     """train, valid or test."""
     ledger: Ledger
-    """Of train the committed one; of valid and test one of their own, with the run's plan
+    """The committed ledger for train; valid and test have ledgers of their own, with the run's plan
     version."""
     store: BlockStore
     data: SplitSources
@@ -62,14 +62,14 @@ class Run:
     """Sample number -> (source, ordinal)."""
     runtime: Runtime
     starts: tuple[int, ...] = (0,)
-    """The first sample of each stage that the config lists, which its masks count from."""
+    """The first sample of each stage that the config lists, from which on its masks hold."""
     section: Section | None = None
-    """The part of the run that this is a view of; None where it is all of it."""
+    """The part of the run that this is a view of; None if it is the whole run."""
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The parts of the run between which the length of samples, or a mask, changes;
-        in order, at least one."""
+        """The parts of the run between which the length of samples or a mask changes: in order, at
+        least one."""
         masks = self.runtime.stage_masks if self.split == "train" else ()
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
@@ -92,16 +92,15 @@ class Run:
         return tuple(found)
 
     def view_at(self, sample: int) -> Run:
-        """The run with the settings that it has at a sample;
-        the last ones for samples beyond its end."""
+        """A view of the run with the settings that it has at a sample; the last ones for samples
+        beyond its end."""
         if len(self.sections) == 1:
             return self
-        return self.view(
-            next((each for each in self.sections if sample < each.stop), self.sections[-1])
-        )
+        section = next((each for each in self.sections if sample < each.stop), self.sections[-1])
+        return self.view(section)
 
     def view(self, section: Section) -> Run:
-        """The run with the settings of a section; plan and orders are shared."""
+        """A view of the run with the settings of a section; it shares the run's plan and orders."""
         if self.section is None and len(self.sections) == 1:
             return self
         self.locator  # noqa: B018  (made before it is copied, so that all views share it)
@@ -122,7 +121,8 @@ class Run:
 
     @property
     def sources(self) -> tuple[SourceShare, ...]:
-        """[num_sources], of which the names and end-of-document tokens matter."""
+        """The sources, [num_sources]; only their names and end-of-document tokens are valid in all
+        stages."""
         return self.data.sources
 
     @property
@@ -137,61 +137,63 @@ class Run:
 
     @property
     def extra_token(self) -> int:
-        """1 if a sample has one token more than the distance to the next sample, otherwise 0."""
+        """1 if each sample has an extra token, the first one of its source's next sample; otherwise
+        0."""
         return int(self.ledger.blend.add_extra_token_to_sequence)
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends in which the run's samples (or those of a section) are
-        read; neighbours differ."""
+        """The blends in which the run's samples, or those of its section, are read, in order;
+        neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
-        stretches = (each for each in self.plan.stages if each.start < stop and each.stop > start)
+        parts = (each for each in self.plan.stages if each.start < stop and each.stop > start)
         return tuple(
-            blend
-            for blend, _ in groupby(self.ledger.stages[each.number].blend for each in stretches)
+            blend for blend, _ in groupby(self.ledger.stages[each.number].blend for each in parts)
         )
 
     @property
     def consumes_whole_blocks(self) -> bool:
-        """Whether a lane reads a block to its end before it leaves it,
-        in all orders of the run; see OrderKind."""
+        """Whether lanes read each block to its end before they leave it, in all orders of the run;
+        see OrderKind."""
         return all(
             find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages
         )
 
     @property
     def has_lanes(self) -> bool:
-        """Whether the samples are in lanes, each of which continues
-        in the blocks that it reads from."""
+        """Whether samples are interleaved in lanes, each of which continues in the block that it
+        reads from."""
         return find_interleaving(self.ledger.blend.interleaving).has_lanes
 
     @cached_property
     def locator(self) -> Locator:
-        """(source, ordinal) -> tokens of blocks."""
+        """Locates the tokens of samples in blocks."""
         return Locator(
             self.data.blocks, self.plan.epochs.segments, self._is_promised, self.extra_token
         )
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
         """Whether the sample of a source that ends where a segment begins comes before the stage
-        that reads its files."""
+        with which the segment's files became the source's."""
         ordinal = self.plan.ordinal_ending_at(source, segment.position)
         if ordinal is None:
             return False
+        # The snapshot with which the segment came
         index = segment.withdrawn[-1] if segment.withdrawn else segment.snapshot
-        starts = zip(self.ledger.starts, self.ledger.stages, strict=True)
-        start = next(start for start, stage in starts if stage.index == index)
+        stages = zip(self.ledger.starts, self.ledger.stages, strict=True)
+        start = next(start for start, stage in stages if stage.index == index)
         sample = self.plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
         return 0 <= int(sample) < start
 
     def locate_spans(
         self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
     ) -> Spans:
-        """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
+        """Locate the stored tokens of samples (sources int32 [n], ordinals int64 [n]); see
+        `Locator.locate_tokens`."""
         starts, steps = self.plan.token_ranges(sources, ordinals)
         return self.locator.locate_tokens(sources, starts, steps + self.extra_token)
 
     @property
     def extra_columns(self) -> tuple[ExtraColumn, ...]:
-        """Columns read along with the tokens, the same for all sources."""
+        """Columns that are read along with the tokens; all sources have the same ones."""
         return self.store.extra.get(self.data.index_names[0], ())

@@ -1,4 +1,4 @@
-"""The files that a run reads, and until when: a later snapshot of its index may lack some."""
+"""The files that a run reads, and up to which sample, since a later snapshot may lack some."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.verify.check_files import files_of
 from megablend.run.run import Run
 
-_SAMPLES = 1 << 16
-"""Of a drain, that are located together."""
+_BATCH = 1 << 16
+"""Samples of a drain that are located by one call."""
 
 
 class RunFile(NamedTuple):
     """A file that a run reads."""
 
     number: int
-    """Of the run's index, which may join several snapshots."""
+    """Number of the file in the run's index, which may join several snapshots."""
     stop: int | None = None
-    """The first sample from which on nothing is read from it; None where it is read to the end."""
+    """The sample from which on the file is not read; None if it is needed to the run's end."""
 
     def is_needed(self, position: int) -> bool:
-        """Whether samples from a position on may read it."""
+        """Whether samples from `position` on may read the file."""
         return self.stop is None or position < self.stop
 
 
@@ -36,22 +36,22 @@ def list_files(run: Run) -> list[RunFile]:
     if not isinstance(snapshot, JoinedSnapshot):
         return [RunFile(number) for number in files_of(snapshot, names)]
     last = len(snapshot.snapshots) - 1
-    if run.split != "train":  # it reads one snapshot
+    if run.split != "train":  # valid and test read one snapshot
         number = snapshot.snapshots.index(run.data.snapshots[0].snapshot)
         return [RunFile(file) for file in snapshot.files_of(number, names)]
     gone = snapshot.list_gone(names)
     listed = [RunFile(number) for number in snapshot.files_of(last, names)]
-    for which, (start, stop) in enumerate(_find_stops(run)):
-        files = [each for each in gone if each.snapshot == which]
+    for number, (start, stop) in enumerate(_find_stops(run)):
+        files = [each for each in gone if each.snapshot == number]
         ends = _find_ends(run, {each.source for each in files}, start, stop)
         listed += [RunFile(each.numbers[0], int(ends[each.numbers].max())) for each in files]
     return listed
 
 
 def _find_stops(run: Run) -> list[tuple[int, int]]:
-    """For each snapshot but the last one of a run: the first sample of the stage that reads the
-    next one, and the sample from which on only files of that are read: that which stages of the
-    next one read in their own settings, or, of a run that reads files longer, the run's end."""
+    """For each snapshot of a run but the last one: the first sample of the stage that reads the
+    next snapshot; and the sample from which on only files of the next snapshot are read, which is
+    the first one in that stage's own settings, or the run's end if `list_late` has the stage."""
     late = {stage for _, stage in list_late(run)}
     return [
         (run.num_samples, run.num_samples) if stage in late else (run.ledger.starts[stage], first)
@@ -60,12 +60,16 @@ def _find_stops(run: Run) -> list[tuple[int, int]]:
 
 
 def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
-    """For each file of a run's index the sample after the last one of [start, stop), a drain, that
-    reads it; `start` if none does: int64 [num_files]. Only of sources with these names."""
+    """For each file of a run's index, the sample after the last one of [start, stop), a drain, that
+    reads it; `start` if none does: int64 [num_files].
+
+    Args:
+        names: index names of sources; only files of these are looked for.
+    """
     ends = np.full(run.store.snapshot.num_files, start)
     numbers = [i for i, name in enumerate(run.data.index_names) if name in names]
-    for first in range(start, stop if numbers else start, _SAMPLES):
-        samples = np.arange(first, min(first + _SAMPLES, stop))
+    for first in range(start, stop if numbers else start, _BATCH):
+        samples = np.arange(first, min(first + _BATCH, stop))
         sources, ordinals = run.plan.locate_many(samples)
         rows = np.flatnonzero(np.isin(sources, numbers))
         spans = run.locate_spans(sources[rows], ordinals[rows])
@@ -75,8 +79,9 @@ def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
 
 
 def list_late(run: Run) -> list[tuple[int, int]]:
-    """Sources and stages in which a source goes on to read files that the stage's snapshot lacks,
-    as in a run that was planned before `Stage.whole_epochs`: [(source, stage), ...]."""
+    """Pairs of a source's number and a stage's number such that the source reads files that the
+    stage's snapshot lacks, even after a drain. That happens in runs that were planned by releases
+    without `Stage.whole_epochs`."""
     found = list[tuple[int, int]]()
     indices = [stage.index for stage in run.ledger.stages]
     for stage, first in _list_changes(run).items():
@@ -95,8 +100,8 @@ def list_late(run: Run) -> list[tuple[int, int]]:
 
 
 def _list_changes(run: Run) -> dict[int, int]:
-    """The stages that read another snapshot than the one before, each with the first sample that it
-    reads in its own settings."""
+    """The stages that read another snapshot than the stage before them, by number, with the first
+    sample that each reads in its own settings."""
     firsts = dict[int, int]()
     for each in run.plan.stages:
         firsts[each.number] = firsts.get(each.number, each.start)

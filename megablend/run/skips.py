@@ -4,9 +4,9 @@ Samplers apply them, not the plan: sample numbers, digests and lengths do not ch
 still one sample number. They are stored as a record of the cache (`runs/skips/<run>.json` in a
 folder), each with the digest of the plan that it was made for; it has no effect on other plans.
 
-The record has a checksum, and the run's ledger says how many ranges there are, so that neither is
-lost without a word. A range is added to the record first and counted afterwards, and removed the
-other way round: after a crash in between, more are skipped than are counted, never fewer.
+The record has a checksum, and the run's ledger states the number of ranges, so that a lost range is
+noticed. A range is added to the record first and counted afterwards, and removed the other way
+round: after a crash in between, more are skipped than are counted, never fewer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from megablend.system.atomic_write import reading
 from megablend.system.limited_json import parse_json
 
 VERSION = 1
+"""Version of the record."""
 _RESTORE = "restore it from a backup, or let the run skip nothing (`megablend skip CONFIG --clear`)"
 _Entry = tuple[int, int, str]
 """A range [start, stop), and the digest of the plan that it was made for."""
@@ -38,7 +39,7 @@ class Skips:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def add(self, start: int, stop: int) -> Skips:
-        """These ranges and another one; ranges that touch or overlap are merged."""
+        """A copy with the range [start, stop) as well; ranges that touch or overlap are merged."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted([*self.ranges, (start, stop)]):
             if merged and first <= merged[-1][1]:
@@ -61,24 +62,25 @@ class Skips:
         return trained
 
     def count_trained(self, position: int) -> int:
-        """How many samples before `position` are not skipped: the inverse of `position()`."""
+        """The number of samples before `position` that are not skipped: the inverse of
+        `position()`."""
         return position - sum(
             min(stop, position) - min(start, position) for start, stop in self.ranges
         )
 
     def containing(self, position: int) -> tuple[int, int] | None:
-        """The range with start < position < stop, or None."""
+        """The range [start, stop) with start < position < stop; None if there is none."""
         return next((each for each in self.ranges if each[0] < position < each[1]), None)
 
     def cutting(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The first range that begins inside samples [start, stop), after `start`; or None."""
+        """The first range that begins after `start` and before `stop`; None if there is none."""
         if not self.ranges:
             return None
         return next((each for each in self.ranges if start < each[0] < stop), None)
 
 
 def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
-    """The skips that were made for a ledger's plan, or for one that it extends.
+    """Load the skips that were made for a ledger's plan, or for one that it extends.
 
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
     """
@@ -118,13 +120,13 @@ def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
 
 
 def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
-    """Give another run name the skips of a run's plan,
-    in place of those of an earlier run of that name.
+    """Copy the skips of a run's plan to the run named `new`; they replace those of an earlier run
+    of that name.
 
-    Returns: how many ranges. Raises: CacheError.
+    Returns: the number of ranges. Raises: CacheError.
     """
     store = find_store(cache)
-    load_skips(store, ledger)  # refuses to copy a part of them
+    load_skips(store, ledger)  # raises an error if some of them are lost
     entries = [entry for entry in _read(store, ledger.run)[0] if entry[2] in ledger.digests]
     record = store.read_record(SKIPS, new)
     if entries:
@@ -142,8 +144,8 @@ def forget_skips(cache: CacheLike, run: str) -> None:
 
 
 def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan,
-    and a record of them that is damaged. Raises CacheError."""
+    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises
+    CacheError."""
     store = find_store(cache)
     try:
         entries, record = _read(store, ledger.run)
@@ -159,15 +161,15 @@ def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
 
 
 def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
-    """The ranges, each with the plan that it was made for, and the record that they were read
-    from."""
+    """Read the ranges of a run, each with the plan that it was made for, and the record that has
+    them; none and None if there is no record. Raises CacheError."""
     place = store.describe_record(SKIPS, run)
     try:
         with reading(place):
-            found = store.read_record(SKIPS, run)
-        if found is None:
+            stored = store.read_record(SKIPS, run)
+        if stored is None:
             return [], None
-        record = parse_json(found.data)
+        record = parse_json(stored.data)
     except ValueError as error:
         raise CacheError(
             f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}"
@@ -180,21 +182,22 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     try:
         entries = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
     except (KeyError, OverflowError, TypeError, ValueError):
-        entries = [(1, 0, "")]
-    is_whole = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
-    if not is_whole or record.get("checksum", expected := _checksum(run, entries)) != expected:
+        entries = [(1, 0, "")]  # not a range
+    checksum = _checksum(run, entries)
+    are_ranges = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
+    if not are_ranges or record.get("checksum", checksum) != checksum:
         raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
-    # It would have one since the ledger counts
+    # Ledgers count ranges only since records have checksums
     if "checksum" not in record and count_skips(store, run):
         raise CacheError(
             f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
         )
-    return entries, found
+    return entries, stored
 
 
-def _write(store: CacheStore, run: str, entries: Sequence[_Entry], after: Record | None) -> None:
+def _write(store: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
-    store.write_record(SKIPS, run, json.dumps(record, indent=1), after)
+    store.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
 
 
 def _checksum(run: str, entries: Sequence[_Entry]) -> str:

@@ -1,5 +1,5 @@
-"""The blocks of a source in the snapshots of a run,
-and what is left of an epoch when files are withdrawn."""
+"""The blocks of a source in the snapshots of a run, and what is left of its epochs when files are
+withdrawn."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class SplitData:
 
     snapshot: Snapshot
     first_block: int
-    """Number that its first block has among those of all snapshots of the run."""
+    """Number of the snapshot's first block among the blocks of all snapshots of the run."""
     numbers: npt.NDArray[np.int64]
-    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does
-    not have it."""
+    """int64 [num_sources]: the number of each source in the snapshot; -1 if the snapshot does not
+    have it."""
     splits: SplitRanges
     column: int
     """Number of the split in `splits`."""
     parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of
-    the run, from the first range's begin to the last one's end; zeros where the snapshot does not
-    have the source."""
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, as one part
+    in blocks of the run, from the begin of the first range to the end of the last one; zeros if the
+    snapshot does not have the source."""
 
     @property
     def tokens(self) -> list[int]:
@@ -59,34 +59,35 @@ class SourceBlocks:
     """A source of a split, in all snapshots of a run that have it."""
 
     name: str
-    """In the index."""
+    """Name of the source in the index."""
     number: int
-    """In the split."""
+    """Number of the source in the split."""
     snapshots: Mapping[str, SplitData]
-    """Those that have it, by digest."""
+    """The snapshots that have the source, by digest."""
     appends_eod: bool
     """Whether an end-of-document token follows each document."""
     key: int
-    """Random key of its orders."""
+    """Random key of the source's orders."""
 
     def blocks(self, snapshot: str) -> SplitBlocks:
-        """The blocks of a snapshot."""
+        """The blocks of the source in a snapshot, given by its digest."""
         found = self.snapshots[snapshot]
         return SplitBlocks(found.snapshot, found.ranges(self.number), has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
-        """The blocks as the segment's epochs read them: without those of files that are
-        withdrawn."""
+        """The blocks that a segment's epochs read: those of its snapshot without those of withdrawn
+        files."""
         blocks = self.blocks(segment.snapshot)
         if not segment.withdrawn:
             return blocks
-        numbers = [
+        files = {
             i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
-        ]
-        return self._leave_out(blocks, sorted(set(numbers)))
+        }
+        return self._leave_out(blocks, sorted(files))
 
     def loses_files(self, segment: Segment, index: str) -> bool:
-        """Whether a snapshot has the source, but not all files that the segment's epochs read."""
+        """Whether the snapshot `index` has the source, but lacks files that the segment's epochs
+        read."""
         if (
             segment.snapshot == index
             or index not in self.snapshots
@@ -99,28 +100,26 @@ class SourceBlocks:
         return bool(set(self._list_missing(segment.snapshot, index)) - known)
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks;
-        and how many of these come before a given token of an epoch, counted over all files."""
+        """See `Withdrawals.count_left`."""
         now = self.view(segment)
         left = self.view(segment._replace(withdrawn=(*segment.withdrawn, index)))
         files = self._list_missing(segment.snapshot, index)
         ranges = self._find_blocks(self.blocks(segment.snapshot), files)
-        if not len(ranges):  # their documents are in other splits
+        if not len(ranges):  # all documents of the files belong to other splits
             return left.num_tokens, token
-        gone = np.concatenate([np.arange(first, stop) for first, stop in ranges.tolist()])
-        starts = now.before(gone)
-        stops = now.before(gone + 1)
-        full = starts < stops
-        placed = (
-            find_order(segment.order)
-            .make(now, self.key)
-            .find_tokens(epoch, starts[full], stops[full])
-        )
+        missing = np.concatenate([np.arange(first, stop) for first, stop in ranges.tolist()])
+        starts = now.before(missing)
+        stops = now.before(missing + 1)
+        has_tokens = starts < stops
+        order = find_order(segment.order).make(now, self.key)
+        placed = order.find_tokens(epoch, starts[has_tokens], stops[has_tokens])
+        # How many tokens of missing files come before the given one
         stop = epoch * now.num_tokens + token
         read = np.clip(np.minimum(placed.stops, stop) - placed.starts, 0, None).sum()
         return left.num_tokens, token - int(read)
 
     def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
+        """Blocks without those of files, given by number in the snapshot."""
         snapshot = blocks.snapshot
         entry = self._entry(blocks.snapshot)
         ranges = self._find_blocks(blocks, files)
@@ -140,7 +139,7 @@ class SourceBlocks:
         return RemainingBlocks(blocks, ranges, find_documents)
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
-        """The local blocks of files, as ranges int64 [n, 2]."""
+        """The local blocks of files, as ranges [start, stop): int64 [n, 2]."""
         listed = [blocks.snapshot.file(i) for i in files]
         edges = np.array(
             [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
@@ -148,15 +147,15 @@ class SourceBlocks:
         return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
-        """Numbers of the source's files in a snapshot that another does not have."""
-        first = self.snapshots[snapshot].snapshot
+        """Numbers of the source's files in a snapshot that the snapshot `index` lacks."""
+        ours = self.snapshots[snapshot].snapshot
         other = self.snapshots[index].snapshot
-        known = set(other.files.keys(self._entry(other)))
-        entry = self._entry(first)
+        other_keys = set(other.files.keys(self._entry(other)))
+        entry = self._entry(ours)
         return [
             i
-            for i, key in zip(entry.files, first.files.keys(entry), strict=True)
-            if key not in known
+            for i, key in zip(entry.files, ours.files.keys(entry), strict=True)
+            if key not in other_keys
         ]
 
     def _entry(self, snapshot: Snapshot) -> SourceEntry:
@@ -164,5 +163,6 @@ class SourceBlocks:
 
 
 def _drop_empty(ranges: Int64s) -> Int64s:
+    """The ranges [start, stop), int64 [n, 2], that are not empty."""
     kept: Int64s = ranges[ranges[:, 0] < ranges[:, 1]]
     return kept

@@ -1,4 +1,4 @@
-"""What a split's sources have in each snapshot of the index that a run reads."""
+"""The documents of a split's sources in each snapshot of the index that a run reads."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SplitSources:
 
     split: str
     sources: tuple[SourceShare, ...]
-    """[num_sources]; their names and end-of-document tokens count."""
+    """[num_sources]; only their names and end-of-document tokens are used."""
     index_names: tuple[str, ...]
-    """[num_sources], of the sources in the index."""
+    """[num_sources]: the sources' names in the index."""
     seed: int
     snapshots: tuple[SplitData, ...]
-    """In order: at least one; of valid and test the one that they read."""
+    """The snapshots that the split reads, in order: at least one; for valid and test, one."""
 
     @cached_property
     def parts(self) -> npt.NDArray[np.void]:
@@ -76,22 +76,22 @@ class SplitSources:
         )
 
     def of_snapshot(self, number: int) -> SplitSources:
-        """The sources in one of the snapshots, given by its number."""
+        """A copy with only one of the snapshots, given by its number."""
         return replace(self, snapshots=(self.snapshots[number],))
 
 
 def find_requested(
     config: Config, split: str, store: BlockStore, *, is_built: bool, keep: bool = False
 ) -> SplitSources:
-    """The sources that a config lists for a split, in the snapshots of its run;
-    valid and test have only that of their stage.
+    """Find the sources that a config lists for a split in the snapshots of its run; valid and test
+    have only the one that they read.
 
     Args:
         is_built: whether the run has a ledger.
         keep: store the computed ranges of documents in the cache.
 
-    Raises: PlanError if a snapshot that a stage of the config reads is not there, or sources are
-        in another sequence.
+    Raises: PlanError if the run lacks a snapshot that a stage of the config reads, or if the config
+        lists a source that came later before others.
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
@@ -100,12 +100,12 @@ def find_requested(
             if needed == len(store.stores)
             else "leave out all but the first of these stages for now, "
         )
-        lacking = (
+        stages_without = (
             i
             for i, each in enumerate(config.stage_configs_ignoring_sources)
             if each.snapshot == len(store.stores)
         )
-        place = next((f"stages[{i}]" for i in lacking), "stages")
+        place = next((f"stages[{i}]" for i in stages_without), "stages")
         if not is_built:
             raise PlanError(
                 f"{place}: new_data: run {config.run!r} is not built, and begins with one version of the index: "
@@ -146,12 +146,12 @@ def find_sources(
     shares: Sequence[Fraction],
     keep: bool = False,
 ) -> SplitSources:
-    """The sources of a split in the snapshots of a run.
+    """Find the sources of a split in the snapshots of a run.
 
     Args:
-        sources: all that the run has had.
+        sources: all sources that the run has had.
         is_listed: whether the index has the sources by split, each with a list of its own.
-        shares: of the documents, those of train, valid and test.
+        shares: fractions of the documents that train, valid and test have.
         keep: store the computed ranges of documents in the cache.
     """
     names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
@@ -163,8 +163,9 @@ def find_sources(
         known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
         parts[known] = splits.joined(numbers[known], column)
-        for field in ("first_block", "stop_block") if first_block else ():
-            parts[field] += first_block
+        if first_block:
+            parts["first_block"] += first_block
+            parts["stop_block"] += first_block
         found.append(
             SplitData(
                 snapshot=each.snapshot,
@@ -185,15 +186,17 @@ def find_sources(
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:
-    """Refuse sources that came with a later snapshot,
-    but are listed before others. Raises: PlanError."""
+    """Refuse sources that came with a later snapshot than sources that are listed after them.
+    Raises: PlanError."""
     names = sources.index_names
+    # For each source, the first snapshot that has it
     arrivals = np.argmax(
         [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0
     )
-    earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
-    number = int(np.argmax(arrivals > earlier))
-    if arrivals[number] > earlier[number]:
+    # The least of it, and of what the sources after it have
+    earliest = np.minimum.accumulate(arrivals[::-1])[::-1]
+    number = int(np.argmax(arrivals > earliest))
+    if arrivals[number] > earliest[number]:
         raise PlanError(
             f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it after "
             "them"

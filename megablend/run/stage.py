@@ -1,5 +1,5 @@
-"""A stage of a run: a range of its samples with one blend, and all that decides their order
-there."""
+"""A stage of a run: a range of its samples with one blend, and everything that decides their
+order."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class SourceShare:
     append_eod: int | None
     """The end-of-document token added after each document; None for none."""
     share: Fraction | None = None
-    """Fraction of the stage's samples; the shares of a blend sum to 1. None where the split is not
+    """Fraction of the stage's samples; the shares of a blend sum to 1. None if the split is not
     blended."""
     cycles: int | None = None
     """How many cycles share each run of the source's ordinals; chosen once, from the block sizes.
-    None as above."""
+    None if the split is not blended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """What decides the order of samples, together with the index and the stages' ends. Defaults are
-    for unblended splits."""
+    """The settings that, together with the index and the stages' ends, decide the order of samples.
+    Defaults are those of unblended splits."""
 
     split: str
     """Name and fractions, such as `train of 1,0,0`."""
@@ -59,7 +59,7 @@ class Blend:
     shuffle_window: int = 1
     """Samples per lane in a cycle."""
     schedule: Schedule | None = None
-    """How the shares change to those of `sources`; None where they are constant."""
+    """How the shares change to those of `sources`; None if they are constant."""
 
     @property
     def fractions(self) -> tuple[Fraction, ...]:
@@ -98,17 +98,18 @@ class Stage:
     """Digest of the index snapshot that the stage reads."""
     blend: Blend
     cut: int | None = None
-    """Where an amendment stops the stage before its end, at the end of a cycle; None where it
-    continues to its end."""
+    """The sample at which an amendment stops the stage, at the end of a cycle; None if it continues
+    to its end."""
     drain: int | None = None
-    """How many of its first samples continue the stage before, in its settings and shares. None if
-    what that one has left, if anything, is all that is read so; see `plan_stages`."""
+    """How many of the stage's first samples continue the stage before, in its settings and shares.
+    None if only what that stage has left, if anything, is read in this way; see `plan_stages`."""
     whole_epochs: bool = False
-    """Whether no epoch of files that are gone is read from this stage on but what stages before have
-    begun, which a drain reads, and epochs that such files have made shorter are read to the end that
-    they have now. Only where that makes a difference, and not in ledgers of before: where lanes have
-    begun as much as ends with an epoch, the next one is then read of the files that are gone, too;
-    and an epoch that is shorter ends within another one, whose rest is not read."""
+    """Whether epochs are read whole when files are gone: from this stage on, withdrawn files are
+    read only by a drain, as far as earlier stages have begun their epochs; and an epoch that they
+    have made shorter is read to the end that it has without them. False if that makes no
+    difference, and in ledgers of earlier releases. There, an epoch that begins exactly where lanes
+    have stopped is still read from withdrawn files; and an epoch that became shorter ends within
+    another one, whose rest is not read."""
 
     @property
     def stop(self) -> int:

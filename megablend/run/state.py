@@ -1,8 +1,8 @@
-"""The state stored in a checkpoint: one integer,
-and the digests of the index and plan that it refers to.
+"""The state stored in a checkpoint: one integer, and the digests of the index and plan that it
+refers to.
 
-Less than 1 KB of JSON plus at most 60 bytes per further stage;
-independent of world size, workers and micro batch.
+It has less than 1 KB of JSON, and at most 60 bytes more for each further stage. It does not depend
+on world size, workers and micro batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The position of a run."""
+    """A position in a run."""
 
     run: str
     split: str
@@ -41,7 +41,7 @@ class State:
         return self.stages[-1].digest
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain JSON-serializable dict."""
+        """The state as a JSON-serializable dict."""
         return {
             "version": VERSION,
             "run": self.run,
@@ -89,14 +89,15 @@ class State:
         return parsed
 
     def reads_other(self, indices: Sequence[str]) -> bool:
-        """Whether one of the state's snapshots differs from the one at its place in `indices`."""
+        """Whether one of the state's snapshots differs from the one at the same place in
+        `indices`."""
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
         """Refuse to resume with another split, or if the plans or their indices differ before
         the state's position.
 
-        What comes after it may differ: stages may have been appended or amended since,
+        What comes after the position may differ: stages may have been appended or amended since,
         and read another index.
 
         Raises: StateError with both digests, the sample from which the plans differ, and the
@@ -140,9 +141,14 @@ class State:
             )
 
 
-def _parse_link(end: Any, digest: object, *more: Any) -> Link:
-    """A link of a state's chain. Raises: TypeError if a number is not an integer."""
-    cut, drain = (
-        None if each is None else operator.index(each) for each in (*more, None, None)[:2]
+def _parse_link(
+    end: Any, digest: object, cut: Any = None, drain: Any = None, whole_epochs: object = False
+) -> Link:
+    """The inverse of `Link.to_list`. Raises: TypeError if a number is not an integer."""
+    return Link(
+        end=operator.index(end),
+        digest=str(digest),
+        cut=None if cut is None else operator.index(cut),
+        drain=None if drain is None else operator.index(drain),
+        whole_epochs=bool(whole_epochs),
     )
-    return Link(operator.index(end), str(digest), cut, drain, *map(bool, more[2:]))
