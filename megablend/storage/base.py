@@ -34,15 +34,16 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How a storage is read best."""
+    """How reads of a storage are best merged, and how many of them are best in flight."""
 
     max_gap_bytes: int
-    """Gaps between two ranges up to this many bytes are read along: a separate read costs more."""
+    """A gap of up to this many bytes between two ranges is read along with them, since a separate
+    read would cost more."""
     max_merged_bytes: int
     """Nearby ranges are read together up to this many bytes; a single range may be larger."""
     separate_bytes: int | None = None
     """Ranges of at least this size that different blocks keep are not read together: copying them
-    out of what was read costs more than another read. None: they are."""
+    out of what was read costs more than another read. None if these are read together, too."""
     max_reads: int
     """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits
     for the bytes."""
@@ -124,7 +125,7 @@ class Storage(Protocol):
         """Exactly `size` bytes from `offset`.
 
         Raises: MissingFileError; ChangedFileError if it was replaced since it was first read, as
-            far as that is detected; CorruptFileError if it ends before.
+            far as that is detected; CorruptFileError if the file ends before this range does.
         """
         ...
 

@@ -36,7 +36,7 @@ def make_storage(
 
 
 class StorageByScheme(RoutingStorage):
-    """The storages of several schemes as one, each created on first use. Picklable by its options.
+    """The storages of several schemes as one, each created on first use. A pickle has the options.
 
     Raises, from any call: ConfigError for a location with a scheme that has no storage.
     """
@@ -72,12 +72,12 @@ class StorageByScheme(RoutingStorage):
             self.route(f"{scheme}://").add_known_files(files)
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """See HintedStorage.set_due: of each storage that takes hints."""
+        """See HintedStorage.set_due; each storage that takes hints gets its own ranges."""
         for storage, own in self._divide(ranges):
             storage.set_due(reader, own)
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """See HintedStorage.fill: of each storage that takes hints."""
+        """See HintedStorage.fill; each storage that takes hints fetches its own ranges."""
         filled = Filled()
         for storage, own in self._divide(ranges):
             filled = filled.plus(storage.fill(own, is_dry=is_dry))
@@ -86,10 +86,11 @@ class StorageByScheme(RoutingStorage):
     def _divide(
         self, ranges: Sequence[DueRanges]
     ) -> Iterator[tuple[HintedStorage, list[DueRanges]]]:
-        routes = [self.route(each.path) for each in ranges]
+        """Yield each storage that takes hints, with those of the ranges that it reads."""
+        routes = [(each, self.route(each.path)) for each in ranges]
         for storage in tuple(self._made.values()):
             if takes_hints(storage):
-                yield storage, [r for r, to in zip(ranges, routes, strict=True) if to is storage]
+                yield storage, [each for each, reader in routes if reader is storage]
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         """See HintedStorage.distrust."""

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 _MAX_DESCRIPTORS = 1 << 10
+"""Most descriptors that a pool keeps open by default."""
 FileIdentity: TypeAlias = tuple[int, int]
 """st_dev, st_ino: different for another file under the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
@@ -40,9 +41,13 @@ def default_capacity() -> int:
 
 @dataclass(slots=True)
 class _Descriptor:
+    """An open file of a pool."""
+
     fd: int
     holders: int = 0
+    """Loans that have not ended."""
     pooled: bool = True
+    """Whether it is in the pool; the last holder closes one that is not."""
 
 
 class DescriptorPool:
@@ -51,7 +56,7 @@ class DescriptorPool:
     Args:
         capacity: how many are kept open.
         flags: additional flags for opening files, such as os.O_DIRECT.
-        name: of a pool shared by the process; only these can be pickled.
+        name: the name of a pool that the process shares, which can be pickled; "" for any other.
     """
 
     def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
@@ -73,7 +78,7 @@ class DescriptorPool:
         """Change the capacity."""
         with self._lock:
             self._capacity = capacity
-            closable = self._excess()
+            closable = self._evict_excess()
         self._close(closable)
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
@@ -108,47 +113,51 @@ class DescriptorPool:
             os.close(held.fd)
 
     def _take(self, path: str, opened: OpenedFiles) -> _Descriptor:
-        if (identity := opened.get(path)) is not None and (held := self._find(path, identity)):
+        """Return a descriptor of the file at `path`, held for the caller; see `borrow`."""
+        identity = opened.get(path)
+        held = None if identity is None else self._find(path, identity)
+        if held is not None:
             return held
         fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
         identity = identity_of(os.fstat(fd))
         if opened.setdefault(path, identity) != identity:
             os.close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        # Another thread was faster, or another storage has opened it
-        if held := self._find(path, identity):
+        # Another thread may have been faster, or another storage may have opened it
+        held = self._find(path, identity)
+        if held is not None:
             os.close(fd)
             return held
         new = _Descriptor(fd, holders=1)
+        key = (path, identity)
         closable: list[_Descriptor | None] = []
         with self._lock:
-            if (
-                path,
-                identity,
-            ) in self._pool:  # another thread was faster; either descriptor will do
-                closable.append(self._retire((path, identity)))
-            self._pool[path, identity] = new
-            closable += self._excess()
+            if key in self._pool:  # another thread was faster; either descriptor will do
+                closable.append(self._retire(key))
+            self._pool[key] = new
+            closable += self._evict_excess()
         self._close(closable)
         return new
 
     def _find(self, path: str, identity: FileIdentity) -> _Descriptor | None:
-        """The pool's descriptor of a file, held for the caller."""
+        """The pool's descriptor of a file, held for the caller; None if it has none."""
         with self._lock:
-            if held := self._pool.get((path, identity)):
+            held = self._pool.get((path, identity))
+            if held is not None:
                 self._pool.move_to_end((path, identity))
                 held.holders += 1
             return held
 
-    def _excess(self) -> list[_Descriptor | None]:
-        """Evict descriptors above the capacity, least recently used first (the lock is held)."""
+    def _evict_excess(self) -> list[_Descriptor | None]:
+        """Evict descriptors above the capacity, least recently used first (the lock is held).
+        Returns: see `_retire`."""
         return [
             self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)
         ]
 
     def _retire(self, key: tuple[str, FileIdentity]) -> _Descriptor | None:
-        """Remove a descriptor from the pool (the lock is held);
-        returned if it is not in use and can be closed."""
+        """Remove a descriptor from the pool (the lock is held).
+        Returns: the descriptor, to be closed; None if it is in use."""
         retired = self._pool.pop(key)
         retired.pooled = False
         return None if retired.holders else retired
@@ -182,7 +191,7 @@ class _Loan:
 
 
 def identity_of(state: os.stat_result) -> FileIdentity:
-    """Which file this is the state of."""
+    """What identifies the file that a state describes."""
     return state.st_dev, state.st_ino
 
 

@@ -58,7 +58,7 @@ class DirectStorage(LocalStorage):
     ) -> tuple[Bytes, Int64s]:
         """Read several ranges, each extended to aligned boundaries; see Storage.read_ranges.
 
-        Raises: as `read` does; DataError if the file system does not support this.
+        Raises: as `read` does; DataError if the file system does not support O_DIRECT.
         """
         starts = offsets // ALIGNMENT * ALIGNMENT
         lengths = -(-(offsets + sizes) // ALIGNMENT) * ALIGNMENT - starts
@@ -94,7 +94,8 @@ def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataErro
 
 
 def _read_to_end(fd: int, offset: int, room: memoryview) -> int:
-    """Number of bytes read; less than the buffer's size at the end of the file."""
+    """Fill `room`, or read up to the end of the file. Returns: the number of bytes that were
+    read."""
     got = 0
     while got < len(room) and got % ALIGNMENT == 0:
         more = os.preadv(fd, [room[got:]], offset + got)

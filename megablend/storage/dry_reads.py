@@ -18,9 +18,9 @@ from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads
 
 _LONG_BYTES = 1 << 20
-"""A read of a whole file of more bytes than this is one of data."""
+"""A read of a whole file that is larger than this reads data, not only what describes the file."""
 _PROBE_BYTES = 64 << 10
-"""Reads of up to this many bytes within a stream are made: they find where it continues."""
+"""Within a stream, reads of up to this many bytes are made: they find where it continues."""
 
 
 class LongReadError(Exception):
@@ -81,7 +81,11 @@ class DryStorage(PrefetchedStorage):
         return super()._start(path, offsets, sizes, allocate)
 
     def _count_portions(self, but_last: int) -> None:
-        """Count the portions of a stream that are not counted yet, but the last ones."""
+        """Count the portions of a stream that are not counted yet, except for the last ones.
+
+        Args:
+            but_last: how many are left out at the end.
+        """
         while len(self._uncounted) > max(0, but_last):
             self._count(*self._find_missing(*self._uncounted.popleft()))
 

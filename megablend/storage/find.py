@@ -22,7 +22,8 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 _ANY_FOLDERS = "**"
-_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+_MISSING = (FileNotFoundError, NotADirectoryError)
+"""Errors for a path that does not exist."""
 
 
 class Match(NamedTuple):
@@ -44,8 +45,8 @@ class Found:
     unreadable: dict[str, str]
     """Folders that could not be listed and dangling links -> the reason."""
     folders: tuple[str, ...] = ()
-    """Folders that a pattern with wildcards matches as it does files; what is in them is not
-    listed."""
+    """Folders whose own path matches a pattern with wildcards, as if they were files; what is in
+    them is not listed."""
     links: tuple[str, ...] = ()
     """Links to folders that are listed under another name."""
 
@@ -73,12 +74,12 @@ def find_files(pattern: str) -> Found:
 def _root_of(pattern: str) -> str:
     """The folder above the first part with a wildcard."""
     parts = PurePath(pattern).parts
-    plain = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    return str(PurePath(*parts[:plain])) if plain else ""
+    first_wild = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return str(PurePath(*parts[:first_wild])) if first_wild else ""
 
 
 def _parts_of(pattern: str) -> list[str]:
-    """The parts of a pattern below `_root_of`; the last of them is for files."""
+    """The parts of a pattern below `_root_of`: names of folders, and last that of the files."""
     parts = PurePath(pattern).parts
     first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return list(parts[first:])
@@ -90,7 +91,8 @@ def _join(folder: str, name: str) -> str:
 
 
 class _Walk:
-    """A walk through folders, in each of which names are matched with some parts of the pattern."""
+    """A walk through folders, in each of which names are matched with some parts of the pattern.
+    Parts are given by their numbers."""
 
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
@@ -100,53 +102,63 @@ class _Walk:
         self.last = len(parts) - 1
         self._parts = parts
         self._expressions = [re.compile(fnmatch.translate(part)) for part in parts]
-        self._magic = {i for i, part in enumerate(parts) if glob.has_magic(part)}
-        self._any = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
+        self._wild = {i for i, part in enumerate(parts) if glob.has_magic(part)}
+        self._any_folders = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
         self._done: dict[str, set[int]] = {}
-        self._folders: list[tuple[int, str, str, set[int]]] = []
+        """By the real path of a folder: the parts that its names were matched with."""
+        self._queue: list[tuple[int, str, str, set[int]]] = []
+        """A heap of folders to visit: links in the path, path, real path, parts to match."""
         self._linked: set[str] = set()
+        """Paths of links to folders."""
 
     def run(self, root: str) -> None:
         """Visit the folders from `root` on."""
-        self._folders.append((0, root, os.path.realpath(root), {0}))
-        while self._folders:
-            self._visit(*heapq.heappop(self._folders))
+        self._queue.append((0, root, os.path.realpath(root), {0}))
+        while self._queue:
+            self._visit(*heapq.heappop(self._queue))
 
     def _visit(self, links: int, folder: str, real: str, wanted: set[int]) -> None:
-        for i in sorted(wanted & self._any):  # `**` also matches zero folders
-            while i in self._any and i < self.last:
-                wanted = wanted | {i := i + 1}
+        """Match the names in a folder with the parts `wanted` of the pattern."""
+        for first in sorted(wanted & self._any_folders):  # `**` also matches zero folders
+            part = first
+            while part in self._any_folders and part < self.last:
+                part += 1
+                wanted = wanted | {part}
         done = self._done.setdefault(real, set())
         if wanted & done and folder in self._linked:
             self.links.append(folder)
         wanted = wanted - done
         done |= wanted
-        for i in wanted - self._magic:
+        for i in wanted - self._wild:
             self.look_up(links, folder, real, self._parts[i], {i})
-        if listed := wanted & self._magic:
-            try:
-                with os.scandir(folder or os.curdir) as entries:
-                    for entry in entries:
-                        if matched := self._matching(entry.name, listed):
-                            self._enter(links, folder, real, entry, matched)
-            except _NOT_THERE:
-                pass
-            except OSError as error:
-                self.unreadable[folder] = error.strerror or str(error)
+        wild = wanted & self._wild
+        if not wild:
+            return
+        try:
+            with os.scandir(folder or os.curdir) as entries:
+                for entry in entries:
+                    matched = self._match(entry.name, wild)
+                    if matched:
+                        self._enter(links, folder, real, entry, matched)
+        except _MISSING:
+            pass
+        except OSError as error:
+            self.unreadable[folder] = error.strerror or str(error)
 
-    def _matching(self, name: str, wanted: Iterable[int]) -> set[int]:
-        """The parts that a name matches."""
+    def _match(self, name: str, wanted: Iterable[int]) -> set[int]:
+        """Those of the parts `wanted` that a name matches."""
         hidden = name.startswith(".")
         return {
             i
             for i in wanted
             if not (hidden and not self._parts[i].startswith("."))
-            and (i in self._any or self._expressions[i].match(name))
+            and (i in self._any_folders or self._expressions[i].match(name))
         }
 
     def _enter(
         self, links: int, folder: str, real: str, entry: os.DirEntry[str], matched: set[int]
     ) -> None:
+        """Add a file, or continue in a folder, whose name has matched the parts `matched`."""
         if entry.is_symlink():
             self.look_up(links, folder, real, entry.name, matched)
         elif entry.is_dir(follow_symlinks=False):
@@ -155,39 +167,39 @@ class _Walk:
             self.files.append(Match(links, _join(folder, entry.name), _join(real, entry.name)))
 
     def look_up(self, links: int, folder: str, real: str, name: str, matched: set[int]) -> None:
-        """Follow a known name, or a link: finding its target needs a system call."""
+        """Do what `_enter` does for a name that was not listed, or that is a link."""
         path = _join(folder, name)
         try:
             state = Path(path).lstat()
-        except _NOT_THERE:
+        except _MISSING:
             return
         except OSError as error:
             self.unreadable[path] = error.strerror or str(error)
             return
-        if is_link := stat.S_ISLNK(state.st_mode):
+        is_link = stat.S_ISLNK(state.st_mode)
+        if is_link:
             try:
                 state = Path(path).stat()
             except OSError as error:
-                there = (
-                    "a symbolic link to nothing"
-                    if isinstance(error, _NOT_THERE)
-                    else error.strerror
-                )
-                self.unreadable[path] = f"{there}: {Path(path).readlink()}"
+                is_dangling = isinstance(error, _MISSING)
+                reason = "a symbolic link to nothing" if is_dangling else error.strerror
+                self.unreadable[path] = f"{reason}: {Path(path).readlink()}"
                 return
-        place = os.path.realpath(path) if is_link else _join(real, name)
+        real_path = os.path.realpath(path) if is_link else _join(real, name)
         if stat.S_ISDIR(state.st_mode):
             if is_link:
                 self._linked.add(path)
-            self._push(links + is_link, path, place, matched)
+            self._push(links + is_link, path, real_path, matched)
         elif self.last in matched and stat.S_ISREG(state.st_mode):
-            self.files.append(Match(links + is_link, path, place))
+            self.files.append(Match(links + is_link, path, real_path))
 
     def _push(self, links: int, folder: str, real: str, matched: set[int]) -> None:
         """Continue in a folder, with the parts after those that its name matched."""
-        if self.last in matched & self._magic and not matched & self._any:
+        matches_as_file = self.last in matched & self._wild
+        if matches_as_file and not matched & self._any_folders:
             self.folders.append(folder)
-        if wanted := {
-            i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last
-        }:
-            heapq.heappush(self._folders, (links, folder, real, wanted))
+        # `**` itself goes on, since it matches any number of folders
+        wanted = matched & self._any_folders
+        wanted |= {i + 1 for i in matched - self._any_folders if i < self.last}
+        if wanted:
+            heapq.heappush(self._queue, (links, folder, real, wanted))

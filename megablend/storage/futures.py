@@ -14,48 +14,49 @@ R = TypeVar("R")
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
     """Call a function now; return a future with its result or exception.
     KeyboardInterrupt is raised at once."""
-    found = Future[T]()
+    future = Future[T]()
     try:
-        found.set_result(function(*arguments))
+        future.set_result(function(*arguments))
     except Exception as error:
-        found.set_exception(error)
-    return found
+        future.set_exception(error)
+    return future
 
 
 def fail_now(error: Exception) -> Future[Any]:
     """Return a future that has failed."""
-    found = Future[Any]()
-    found.set_exception(error)
-    return found
+    future = Future[Any]()
+    future.set_exception(error)
+    return future
 
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
     """Return a future of `make` applied to the results of all futures, or of the first exception.
     Cancelling it cancels them.
 
-    `make` is called by the thread that completes the last one; by this thread if all are done.
+    `make` is called by the thread that completes the last future, or by this thread if all are
+    done.
     """
-    found = Future[R]()
+    gathered = Future[R]()
     waited = list(futures)
-    left = [len(waited)]
+    num_left = [len(waited)]
     lock = threading.Lock()
 
     def finish() -> None:
         try:
-            if found.set_running_or_notify_cancel():
-                found.set_result(make([future.result() for future in waited]))
+            if gathered.set_running_or_notify_cancel():
+                gathered.set_result(make([future.result() for future in waited]))
         except BaseException as error:
             # Also from a cancelled future: the waiting caller must see it
-            found.set_exception(error)
+            gathered.set_exception(error)
         finally:
-            # They and `found` refer to each other: what was read would wait for the garbage
-            # collector
+            # The futures and `gathered` refer to each other: else what was read would stay in
+            # memory until the garbage collector runs
             waited.clear()
 
     def count(_: Future[T]) -> None:
         with lock:
-            left[0] -= 1
-            is_last = not left[0]
+            num_left[0] -= 1
+            is_last = not num_left[0]
         if is_last:
             finish()
 
@@ -66,11 +67,11 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
 
     if all(future.done() for future in waited):
         finish()
-        return found
+        return gathered
     for future in list(waited):
         future.add_done_callback(count)
-    found.add_done_callback(cancel_rest)
-    return found
+    gathered.add_done_callback(cancel_rest)
+    return gathered
 
 
 def forward_result(source: Future[T], target: Future[T]) -> None:

@@ -15,9 +15,9 @@ from megablend.storage.base import Storage
 
 HEAD_BYTES = 4 << 10
 TAIL_BYTES = 64 << 10
-"""Most footers fit in the second."""
+"""Most footers fit into these."""
 _MIN_BYTES = 2 << 10
-"""Less of each is not kept: there is no room for more files then."""
+"""Ends are not shortened below this to make room for those of further files."""
 
 
 class HeadAndTail(NamedTuple):
@@ -27,8 +27,8 @@ class HeadAndTail(NamedTuple):
     """Bytes of the file."""
     head: bytes
     tail: bytes
-    """Its last bytes; empty where the server does not send them without knowing where they
-    begin."""
+    """The file's last bytes; empty if the size was not known when they were requested, and the
+    server does not answer such requests."""
 
     @property
     def tail_start(self) -> int:
@@ -40,9 +40,9 @@ class HeadAndTail(NamedTuple):
         """Bytes of both."""
         return len(self.head) + len(self.tail)
 
-    def shorten(self, most: int) -> HeadAndTail:
-        """Of each end at most so many bytes."""
-        return HeadAndTail(self.size, self.head[:most], self.tail[-most:])
+    def shorten(self, max_bytes: int) -> HeadAndTail:
+        """Cut each of the two to at most `max_bytes`."""
+        return HeadAndTail(self.size, self.head[:max_bytes], self.tail[-max_bytes:])
 
 
 class HeadAndTailStorage(Storage, Protocol):
@@ -72,13 +72,14 @@ class KeptHeadsAndTails:
         self._lock = threading.Lock()
         self._ends = dict[str, HeadAndTail]()
         self._bytes = 0
-        self._most = TAIL_BYTES
+        self._max_each = TAIL_BYTES
+        """Bytes that are kept of each head and of each tail."""
         self._is_full = False
 
     @property
     def tail_bytes(self) -> int:
         """Bytes of a file's end that it is worth reading; 0 if they would not be kept."""
-        return 0 if self._is_full else self._most
+        return 0 if self._is_full else self._max_each
 
     def get(self, path: str) -> HeadAndTail | None:
         """The ends of a file, if they are kept."""
@@ -89,24 +90,27 @@ class KeptHeadsAndTails:
         self.remove(path)
         with self._lock:
             while (
-                self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes
-                and self._most > _MIN_BYTES
+                self._bytes + ends.shorten(self._max_each).num_bytes > self.max_bytes
+                and self._max_each > _MIN_BYTES
             ):
-                self._most //= 2
-                self._ends = {each: kept.shorten(self._most) for each, kept in self._ends.items()}
+                self._max_each //= 2
+                self._ends = {
+                    each: kept.shorten(self._max_each) for each, kept in self._ends.items()
+                }
                 self._bytes = sum(each.num_bytes for each in self._ends.values())
-            ends = ends.shorten(self._most)
+            ends = ends.shorten(self._max_each)
             self._is_full = self._bytes + ends.num_bytes > self.max_bytes
             if not self._is_full:
                 self._ends[path] = ends
                 self._bytes += ends.num_bytes
 
     def remove(self, path: str) -> None:
-        """Keep nothing of a file: it has another version."""
+        """Forget the ends of a file, which has another version now."""
         if path in self._ends:
             with self._lock:
-                if (found := self._ends.pop(path, None)) is not None:
-                    self._bytes -= found.num_bytes
+                ends = self._ends.pop(path, None)
+                if ends is not None:
+                    self._bytes -= ends.num_bytes
 
 
 def keeps_ends(storage: Storage) -> TypeGuard[HeadAndTailStorage]:
@@ -120,6 +124,6 @@ def get_ends(storage: Storage, path: str) -> HeadAndTail | None:
 
 
 def read_ends(storage: Storage, path: str) -> None:
-    """See HeadAndTailStorage.read_ends; nothing in any other storage."""
+    """See HeadAndTailStorage.read_ends; any other storage reads nothing."""
     if keeps_ends(storage):
         storage.read_ends(path)

@@ -1,4 +1,4 @@
-"""What a storage that keeps copies may be told: which bytes are needed when, and which are wrong."""
+"""Hints to a storage that keeps copies: which bytes will be needed when, and which are wrong."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Filled(NamedTuple):
     """What was fetched beforehand, in bytes."""
 
     needed: int = 0
-    """Of what was named, and is this node's to hold."""
+    """Bytes of the named ranges that this node is to hold."""
     missing: int = 0
-    """Of these, what was not held."""
+    """Bytes of `needed` that this node did not hold."""
     refused: int = 0
-    """Of these, what there was no room for."""
+    """Bytes of `missing` that there was no room for."""
     source: int = 0
     """Fetched from the source."""
     peers: int = 0
@@ -44,35 +44,37 @@ class HintedStorage(Storage, Protocol):
     """A storage that keeps copies of what it has read."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """Tell what a reader of this process will read, instead of what was said of it before;
-        nothing more if there are no ranges. Raises: as Storage.stat does."""
+        """Announce what a reader of this process will read, in place of what was announced for it
+        before; without ranges, it will read nothing more. Raises: as Storage.stat does."""
         ...
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """Fetch ranges now, whenever they are due: all that this node is to hold of them.
+        """Fetch now, whenever they are due, the parts of ranges that this node is to hold.
 
         Args:
-            is_dry: only say what that would be.
+            is_dry: only count the bytes, and fetch nothing.
 
         Raises: as Storage.read does.
         """
         ...
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Tell that ranges differ from what they should be: they are got from somewhere else when
-        they are read the next time. Raises: as Storage.read does."""
+        """Report that the bytes of ranges are wrong: the next read of them gets them from somewhere
+        else. Raises: as Storage.read does."""
         ...
 
 
 def takes_hints(storage: Storage, path: str | None = None) -> TypeGuard[HintedStorage]:
-    """Whether a storage is a HintedStorage; with a path, whether it keeps copies of that."""
+    """Whether a storage is a HintedStorage; with a path, whether it keeps copies of that file."""
+    if not hasattr(storage, "set_due"):
+        return False
     route = getattr(storage, "route", None)
-    if path is not None and route is not None and hasattr(storage, "set_due"):
-        return takes_hints(route(path))
-    return hasattr(storage, "set_due")
+    if path is None or route is None:
+        return True
+    return takes_hints(route(path))
 
 
 def distrust(storage: Storage, path: str, offsets: Int64s, sizes: Int64s) -> None:
-    """See HintedStorage.distrust; nothing in any other storage."""
+    """See HintedStorage.distrust; any other storage ignores it."""
     if takes_hints(storage):
         storage.distrust(path, offsets, sizes)

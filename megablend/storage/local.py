@@ -37,8 +37,8 @@ size."""
 
 
 MAX_READS = 8
-"""Reads in flight that a disk profits from; those through the page cache also copy, so that more
-than CPUs only take memory."""
+"""More reads in flight make no disk faster. Reads through the page cache also copy bytes, so LIMITS
+has at most one per CPU: more would only take memory."""
 LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
@@ -60,7 +60,7 @@ class LocalStorage:
     direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
     """Descriptors without the page cache; see `storage.direct`."""
     opened: OpenedFiles = field(default_factory=dict, compare=False, repr=False)
-    """Which files its readers read."""
+    """The file that was opened first at each path, which is the one that is read."""
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[DescriptorPool, DescriptorPool]]:
         return type(self), (self.pool, self.direct_pool)  # another process opens files itself
@@ -106,8 +106,10 @@ class LocalStorage:
             DataError if it is not a file or cannot be accessed.
         """
         state = _stat_file(path, self.opened)
-        if self.opened and self.opened.get(path, identity := identity_of(state)) != identity:
-            raise replaced_error(path)
+        if self.opened:
+            identity = identity_of(state)
+            if self.opened.get(path, identity) != identity:
+                raise replaced_error(path)
         return file_stat(state)
 
     def stat_opened(self, path: str) -> FileStat:
@@ -154,7 +156,9 @@ class LocalStorage:
         out = allocate(int(ends[-1]) if len(ends) else 0)
         try:
             with self.pool.borrow(path, self.opened) as fd:
-                if len(sizes) != 1 or os.preadv(fd, [out.data], int(offsets[0])) < len(out):
+                # A single range takes one call, unless that stops early
+                is_read = len(sizes) == 1 and os.preadv(fd, [out.data], int(offsets[0])) == len(out)
+                if not is_read:
                     _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
             raise data_error(path, error, self.opened) from error
@@ -184,7 +188,8 @@ class _CheckingStorage(LocalStorage):
     def stat(self, path: str) -> FileStat:
         """See Storage.stat: the file that is there now, which is read from then on."""
         state = _stat_file(path, self.opened)
-        if self.opened.get(path, identity := identity_of(state)) != identity:
+        identity = identity_of(state)
+        if self.opened.get(path, identity) != identity:
             self.opened[path] = identity
         return file_stat(state)
 
@@ -259,7 +264,7 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    # Which is for files to be written
+    # The last part of the remedy is for files that are written
     remedy = remedy_of(error.errno).removesuffix(", or use another folder")
     return DataError(path, f"cannot be read: {cause_of(error)}: {remedy}")
 

@@ -30,24 +30,24 @@ from megablend.storage.setting_values import (
 from megablend.storage.url_checks import split_address
 
 VARIABLE = "MEGABLEND_MIRROR"
-"""Names the folder of the mirror, where no config does."""
+"""The environment variable that names the mirror's folder if no config does."""
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
 LAUNCHERS = ("slurm", "torch", "etcd")
-"""What knows the nodes, in place of a list: Slurm, torchrun, etcd."""
+"""Values of `nodes` for what lists the nodes in place of the config: Slurm, torchrun, etcd."""
 ALL = "all"
-"""In place of a number of copies: one on each node."""
+"""The value of `copies` for a copy on each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files by which nodes know one another."""
+    """PEM files by which nodes authenticate one another."""
 
     certificate: str
-    """Of this node."""
+    """This node's certificate."""
     key: str
-    """Of the certificate."""
+    """The private key of `certificate`."""
     ca: str
-    """The certificate of who signed the certificates of all nodes."""
+    """The certificate of the authority that signed the certificates of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +57,17 @@ class EtcdOptions:
     endpoints: tuple[str, ...]
     """URLs of its members."""
     nodes_expected: int
-    """So many nodes are waited for at the first start of the cluster."""
+    """How many nodes the first start of the cluster waits for."""
     prefix: str = "megablend"
-    """Of all keys: one for each cluster."""
+    """What all keys begin with, different for each cluster."""
     lease: float = 15.0
-    """Seconds after which a node that is not heard of is none of them any more."""
+    """Seconds without a sign of life after which a node no longer belongs to the cluster."""
     user: str | None = None
-    """None: that of the environment, or none at all."""
+    """The user's name; None: that of the environment, or none at all."""
     password_file: str | None = None
-    """None: the password of the environment."""
+    """A file with the user's password; None: the password of the environment."""
     tls: TlsFiles | None = None
-    """By which etcd and this node know one another."""
+    """By which etcd and this node authenticate one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +85,19 @@ class MirrorOptions:
     patience: float = 20.0
     """Seconds after which a rank reads without the node process."""
     group: str | None = None
-    """Whose members may read all that is in the folder, in addition to its user."""
+    """A group whose members may read all that is in the folder, in addition to its user."""
     data_port: int | None = None
-    """Where HTTP programs that have the token read datasets: on loopback, unless there is `tls`, or
-    `insecure`. None: nowhere."""
+    """The port at which HTTP programs that have the token read datasets: on loopback, unless `tls`
+    or `insecure` is set. None: there is no such port."""
     token_file: str | None = None
-    """A file with their token."""
+    """A file with the token of these programs."""
     nodes: tuple[str, ...] | str | None = None
     """The machines that share what they hold, this one too: each as host:port; the path of a file
     with one a line; or one of LAUNCHERS, which knows them. None: this machine alone."""
     etcd: EtcdOptions | None = None
-    """Where `nodes` is etcd."""
+    """How etcd is reached, if `nodes` is etcd."""
     copies: int | str = 1
-    """On how many nodes each page that is held shall be, 1 or more; or ALL."""
+    """How many nodes are to hold each page, 1 or more; or ALL."""
     port: int = 7171
     """Where this node listens for the others."""
     advertise: str | None = None
@@ -107,9 +107,10 @@ class MirrorOptions:
     secret_file: str | None = None
     """A file with the secret that all nodes share: it signs what they say to one another."""
     tls: TlsFiles | None = None
-    """Nodes talk by TLS, and know one another by certificates."""
+    """Nodes talk by TLS, and authenticate one another by these certificates."""
     insecure: bool = False
-    """Nodes talk without `secret_file` and `tls`, over other addresses than this machine's own."""
+    """Nodes may talk without `secret_file` and `tls`, also over addresses that are not this
+    machine's own."""
     max_peer_rate: int | None = None
     """Limit of the bytes per second that this node sends to others."""
 
@@ -138,7 +139,7 @@ class MirrorOptions:
 
     def alone(self) -> MirrorOptions:
         """The same folder without the other nodes: for commands, which do not wait for them."""
-        settings: dict[str, Any] = _OF_CLUSTER
+        settings: dict[str, Any] = _CLUSTER_DEFAULTS
         return dataclasses.replace(self, **settings)
 
     def as_json(self) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def _without_none(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_mirror(given: object) -> MirrorOptions:
-    """The `mirror` setting of a config. Raises: ValueError, which names the key."""
+    """Parse the `mirror` setting of a config. Raises: ValueError, which names the key."""
     if isinstance(given, str):
         given = {"folder": given}
     if not isinstance(given, Mapping):
@@ -170,9 +171,10 @@ def parse_mirror(given: object) -> MirrorOptions:
 def _check_cluster(options: MirrorOptions) -> None:
     """Raises: ValueError if settings of several nodes do not go together."""
     nodes = options.nodes
-    for name, default in _OF_CLUSTER.items():
-        is_of_data = options.data_port is not None and name in ("tls", "insecure")
-        if nodes is None and not is_of_data and (value := getattr(options, name)) != default:
+    for name, default in _CLUSTER_DEFAULTS.items():
+        value = getattr(options, name)
+        is_for_data_port = options.data_port is not None and name in ("tls", "insecure")
+        if nodes is None and not is_for_data_port and value != default:
             raise ValueError(
                 f"{name}: found {value!r}, but no `nodes`, which it needs; set `nodes`, or leave it out"
             )
@@ -205,7 +207,8 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
     def tls_of(files: TlsFiles | None) -> TlsFiles | None:
         if files is None:
             return None
-        return TlsFiles(**{name: absolute(at) for name, at in dataclasses.asdict(files).items()})
+        paths = dataclasses.asdict(files)
+        return TlsFiles(**{name: absolute(path) for name, path in paths.items()})
 
     etcd = options.etcd
     if etcd is not None:
@@ -359,5 +362,5 @@ _PARSERS: Parsers = {
 }
 _FIELDS = {each.name: each.default for each in dataclasses.fields(MirrorOptions)}
 assert _PARSERS.keys() == _FIELDS.keys()
-_OF_CLUSTER = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
-"""Defaults of `nodes`, and of the settings after it, which need it."""
+_CLUSTER_DEFAULTS = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
+"""Defaults of `nodes`, and of the fields that follow it, which need `nodes`."""

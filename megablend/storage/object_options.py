@@ -27,7 +27,7 @@ class StoreOptions:
     """URL of a server that speaks the store's protocol, without the bucket."""
     region: str | None = None
     path_style: bool | None = None
-    """S3: the bucket is part of the path (True) or of the host (False); None for path style where
+    """S3: the bucket is part of the path (True) or of the host (False); None for path style if
     there is an endpoint."""
     account: str | None = None
     """Azure: the storage account."""
@@ -43,9 +43,10 @@ class StoreOptions:
     proxy: str | None = None
     """URL of an HTTP proxy; None for the environment's settings."""
     connect_timeout: float = 5.0
-    """Seconds until a connection has to be there."""
+    """Seconds within which a connection has to be made."""
     read_timeout: float = 5.0
-    """Seconds without a response or a byte of it; more if the source usually takes longer."""
+    """Seconds without a byte of a response after which a request is retried; more if the source
+    usually takes longer."""
     give_up_after: float = 600.0
     """Seconds after its first failure during which a request is retried."""
     max_requests: int = 4096
@@ -58,7 +59,7 @@ class StoreOptions:
     price_per_1000_requests: float | None = None
     """For estimates of cost, in any currency."""
     price_per_gb: float | None = None
-    """Of a GB (10^9 bytes) that is read, in the same currency."""
+    """For each GB (10^9 bytes) that is read, in the same currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ObjectOptions:
     """URLs of web servers without their query, and the query (or ""), which is sent with requests
     and stored nowhere else; None if it was left out of the pickle that these options come from."""
     mirror: MirrorOptions | None = None
-    """The folder on each node for what is read."""
+    """The folder on each node that keeps what is read; None if there is none."""
 
     def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
         urls = self.urls
@@ -104,15 +105,13 @@ class ObjectOptions:
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
     """The same options with the paths in them (`ca_file`, those of the mirror) relative to `base`
     made absolute."""
+
+    def absolute(name: str, value: Any) -> Any:
+        return str(base / Path(value).expanduser()) if name == "ca_file" else value
+
     by_prefix = tuple(
-        (
-            prefix,
-            tuple(
-                (name, str(base / Path(value).expanduser()) if name == "ca_file" else value)
-                for name, value in each
-            ),
-        )
-        for prefix, each in options.by_prefix
+        (prefix, tuple((name, absolute(name, value)) for name, value in settings))
+        for prefix, settings in options.by_prefix
     )
     mirror = None if options.mirror is None else make_mirror_absolute(options.mirror, base)
     return dataclasses.replace(options, by_prefix=by_prefix, mirror=mirror)

@@ -47,10 +47,10 @@ def parse_options(given: object) -> ObjectOptions:
                 f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`"
             )
         try:
-            of_prefix = _parse_store(settings)
+            store_settings = _parse_store(settings)
         except ValueError as error:
             raise ValueError(f"{prefix}: {error}") from None
-        parsed.append((str(prefix), tuple(sorted(of_prefix.items()))))
+        parsed.append((str(prefix), tuple(sorted(store_settings.items()))))
     by_prefix = tuple(sorted(parsed, key=lambda item: len(item[0])))
     return ObjectOptions(by_prefix, mirror=mirror)
 
@@ -106,5 +106,5 @@ _PARSERS: Parsers = {
     "price_per_1000_requests": _parse_price,
     "price_per_gb": _parse_price,
 }
-"""What each field of StoreOptions may be."""
+"""The parser of each field of StoreOptions."""
 assert _PARSERS.keys() == {each.name for each in dataclasses.fields(StoreOptions)}

@@ -11,16 +11,16 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_RUN = 32
+_RUN_ITEMS = 32
 """Items that a thread takes at once: handing them out one by one costs more than reading small
 files from memory."""
-_WAITING = 2
-"""A run that takes so many times its processor time has waited for files."""
+_WAIT_FACTOR = 2
+"""A run that takes more than its processor time multiplied by this has waited for files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
-    """Apply `work` to each item with `in_flight` threads; results in order. One thread, or one
-    item, runs in the caller."""
+    """Apply `work` to each item with `in_flight` threads, and return the results in order. The
+    caller's thread does the work if one thread is enough."""
     if in_flight < 2 or len(items) < 2:
         return list(map(work, items))
     with ThreadPoolExecutor(min(in_flight, len(items))) as threads:
@@ -43,15 +43,16 @@ def map_waiting(
 
     If files are in the page cache, threads would only wait for Python's lock. Results are in order.
     """
-    bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
+    # The first run is a single item, since a read that waits may take long
+    bounds = [0, *range(1, len(items), _RUN_ITEMS), len(items)]
     runs = [items[first:stop] for first, stop in pairwise(bounds)]
     results = list[R]()
-    waits = False
-    while runs and not waits:
+    has_waited = False
+    while runs and not has_waited:
         start, start_processor = clocks()
         results += map(work, runs.pop(0))
         now, processor = clocks()
-        waits = now - start > _WAITING * (processor - start_processor)
+        has_waited = now - start > _WAIT_FACTOR * (processor - start_processor)
     for part in parallel_map(lambda run: list(map(work, run)), runs, in_flight):
         results += part
     return results

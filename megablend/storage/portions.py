@@ -13,6 +13,7 @@ from megablend.arrays import Int64s
 from megablend.storage.base import Bytes, Storage
 
 PORTIONS_AHEAD = 16
+"""Portions that are requested at a time, if reads wait for a network."""
 
 
 def read_portions(

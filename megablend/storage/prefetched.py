@@ -26,11 +26,15 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage
 
 MAX_TAIL_BYTES = 1 << 20
+"""Longest end of a file that `request_tail` requests."""
 PORTIONS_AHEAD = 4
 """Portions of a file that are in flight or in memory at a time, as memory allows."""
 _MAX_OVERLAPPING = 4
-"""Small ranges that may begin before a read and end after it; one that is missed is read again."""
+"""Of the small ranges that begin before a byte, how many are searched for one that contains it; what
+is not found is read again."""
 _LARGE_BYTES = 64 << 10
+"""Ranges of at least this size are listed apart from small ones, many of which may begin within
+them."""
 
 
 class _Held(NamedTuple):
@@ -42,7 +46,7 @@ class _Held(NamedTuple):
     data: Future[tuple[Bytes, Int64s]]
     """The buffers of all ranges that were requested with this one."""
     number: int
-    """Its own among these."""
+    """Which of those ranges this one is."""
 
 
 class PrefetchedStorage(WrapperStorage):
@@ -126,7 +130,7 @@ class PrefetchedStorage(WrapperStorage):
         missing = np.array([each is None for each in covers], np.bool_)
         if missing.all():
             return self._start(path, offsets, sizes, allocate).result()
-        others = self._start(path, offsets[missing], sizes[missing]) if missing.any() else None
+        rest = self._start(path, offsets[missing], sizes[missing]) if missing.any() else None
         ends = np.cumsum(sizes, dtype=np.int64)
         begins = ends - sizes
         out = allocate(int(ends[-1]))
@@ -135,9 +139,10 @@ class PrefetchedStorage(WrapperStorage):
         ):
             if cover is not None:
                 _copy(cover, offset, out[begin:end])
-        if others is not None:
-            data, firsts = others.result()
-            for i, first in zip(np.flatnonzero(missing).tolist(), firsts.tolist(), strict=True):
+        if rest is not None:
+            data, rest_begins = rest.result()
+            numbers = np.flatnonzero(missing).tolist()
+            for i, first in zip(numbers, rest_begins.tolist(), strict=True):
                 out[int(begins[i]) : int(ends[i])] = data[first : first + int(sizes[i])]
         return out, begins
 
@@ -150,6 +155,7 @@ class PrefetchedStorage(WrapperStorage):
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
     ) -> Future[tuple[Bytes, Int64s]]:
+        """Start a read by `inner`, which can be cancelled with all others."""
         read = self.inner.fetch(path, offsets, sizes, allocate or _allocate)
         self._reads.add(read)
         return read
@@ -172,8 +178,8 @@ class PrefetchedStorage(WrapperStorage):
         """Offsets and sizes, int64 [n], of what is not yet requested."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
         runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
-        known = self._find_tail(path)  # what a longer range contains of it is not requested
-        parts = [(start, known if start < known < stop else stop) for start, stop in runs]
+        tail = self._find_tail(path)  # a range that ends in it is requested up to there
+        parts = [(start, tail if start < tail < stop else stop) for start, stop in runs]
         missing = [
             each
             for each in parts
@@ -188,11 +194,11 @@ class PrefetchedStorage(WrapperStorage):
     def _small_of(self, path: str) -> list[_Held]:
         """Small ranges of a file, sorted by start: at first those
         that the storage has read along with its state."""
-        if (found := self._held.get(path)) is None:
+        if path not in self._held:
             ends = get_ends(self.inner, path)
             read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
-            self._held[path] = found = [_hold(path, start, data) for start, data in read if data]
-        return found
+            self._held[path] = [_hold(path, start, data) for start, data in read if data]
+        return self._held[path]
 
     def _find_tail(self, path: str) -> int:
         """Where the known end of a file begins; -1 if it is not known."""
@@ -201,18 +207,19 @@ class PrefetchedStorage(WrapperStorage):
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
         """Requested ranges that together contain another one; None if there are none."""
-        held = self._small_of(path)
-        found = list[_Held]()
-        place = offset
-        while place < offset + size:
-            number = bisect.bisect_right(held, place, key=_start_of)
-            nearest = held[max(0, number - _MAX_OVERLAPPING) : number]
-            nearest += [each for each in self._large if each.path == path and each.start <= place]
-            if not nearest or (best := max(nearest, key=_stop_of)).stop <= place:
+        small = self._small_of(path)
+        cover = list[_Held]()
+        done = offset
+        while done < offset + size:
+            number = bisect.bisect_right(small, done, key=_start_of)
+            nearest = small[max(0, number - _MAX_OVERLAPPING) : number]
+            nearest += [each for each in self._large if each.path == path and each.start <= done]
+            best = max(nearest, key=_stop_of, default=None)
+            if best is None or best.stop <= done:
                 return None
-            found.append(best)
-            place = best.stop
-        return found if size > 0 else None
+            cover.append(best)
+            done = best.stop
+        return cover if size > 0 else None
 
 
 def request_ranges(

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 Counted: TypeAlias = Literal[
     "retries", "mirror_bytes", "source_bytes", "peer_bytes", "direct_bytes"
 ]
-"""See the fields of `prefetch.read_counts.ReadCounts` that are called so."""
+"""The name of a counter, which is that of a field of `prefetch.read_counts.ReadCounts`."""
 
 _lock = threading.Lock()
 _counts = Counter[str]()

@@ -33,7 +33,7 @@ class FileRanges(NamedTuple):
 
 @dataclass(slots=True)  # frozen, each would take twice as long to make
 class FetchedRanges:
-    """Bytes of FileRanges."""
+    """The bytes of ranges of one file, in one or several buffers."""
 
     ranges: FileRanges
     """The requested ranges."""
@@ -81,13 +81,15 @@ def merge_ranges(
         offsets = offsets[order]
         sizes = sizes[order]
         loads = loads[order]
-    found = np.empty((3, len(offsets)), np.int64)
-    count = join_ranges(offsets, sizes, loads, limits.max_gap_bytes, limits.max_merged_bytes, found)
-    runs = found[2]
+    joined = np.empty((3, len(offsets)), np.int64)
+    num_runs = join_ranges(
+        offsets, sizes, loads, limits.max_gap_bytes, limits.max_merged_bytes, joined
+    )
+    starts, stops, runs = joined
     if order is not None:
         runs = np.empty(len(order), np.int64)
-        runs[order] = found[2]
-    return MergedRanges(found[0, :count], found[1, :count], runs)
+        runs[order] = joined[2]
+    return MergedRanges(starts[:num_runs], stops[:num_runs], runs)
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:

@@ -14,19 +14,18 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
-
-if TYPE_CHECKING:  # a config is read without NumPy
-    from megablend.storage.base import Storage
-from dataclasses import dataclass, field
-
 from megablend.storage.location import find_scheme
 from megablend.storage.mirror_options import VARIABLE, MirrorOptions, make_mirror_absolute
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.setting_values import parse_local_path
+
+if TYPE_CHECKING:  # a config is read without NumPy
+    from megablend.storage.base import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,7 @@ class StorageOptions:
 
 
 ENTRY_POINTS = "megablend.storages"
-
-
+"""The group of entry points by which other packages add storages."""
 StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
 
 
@@ -71,7 +69,8 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 
 def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
-    """The mirror of the config, or of the environment. Raises: ConfigError."""
+    """The mirror that the config sets, or else the environment; None if neither does.
+    Raises: ConfigError."""
     if objects.mirror is not None or not (folder := os.environ.get(VARIABLE)):
         return objects.mirror
     if Path(folder).is_file():
@@ -83,7 +82,8 @@ def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
 
 
 def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
-    """The storage behind a mirror, whose room stands above this one and is loaded for this only."""
+    """Put a mirror in front of a storage. Mirrors are in a room above this one, so they are
+    imported only if there is one."""
     ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
     read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
     return read_through
@@ -97,7 +97,7 @@ STORAGES: dict[str, StorageFactory] = {
 }
 """By scheme, in lower case; "" is that of plain paths."""
 
-_INSTEAD = {
+_ALTERNATIVES = {
     "hf": "download the dataset once (`hf download`) and use the folder's path, or https:// URLs of its files",
     "msc": "use the bucket's s3://, gs:// or az:// URL, and set its endpoint under `storage`",
     "gcs": "write gs://",
@@ -107,11 +107,12 @@ _INSTEAD = {
     "abfss": "write az://container/key, and set the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
     "azure": "write az://",
 }
+"""What to use instead of a scheme that has no storage."""
 
 
 def explain_scheme(scheme: str) -> str:
     """The message for a scheme that has no storage, with what works instead."""
-    instead = _INSTEAD.get(scheme)
+    instead = _ALTERNATIVES.get(scheme)
     known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
     return f"{scheme}:// is not supported: {instead or f'expected a plain path or one of {known}'}"
 

@@ -31,7 +31,7 @@ class RequestedReads:
         self._max_bytes = max_bytes
 
     def add(self, read: Future[tuple[Bytes, Int64s]]) -> None:
-        """Include a read."""
+        """Add a read that is in flight, so that `cancel` cancels it."""
         with self._lock:
             if not self._is_cancelled:
                 self._pending.add(read)
@@ -56,7 +56,8 @@ class RequestedReads:
         """Reserve memory; a portion larger than the limit gets it when nothing else is held.
 
         Args:
-            wait: until there is enough; only for a caller that holds none. Otherwise return False.
+            wait: wait until there is enough, which only a caller that holds none may do; otherwise
+                return False at once.
         """
         with self._lock:
             while self._bytes and self._bytes + size > self._max_bytes and not self._is_cancelled:

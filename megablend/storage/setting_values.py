@@ -17,18 +17,19 @@ from megablend.storage.location import find_scheme
 
 _SIZE = re.compile(r"\s*([0-9.e+_]+)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 _MOST_DIGITS = 100
-"""A typing error such as 1e999999999 would be computed digit by digit."""
+"""A size with more is refused: a typing error such as 1e999999999 would be computed digit by
+digit."""
 
 Parsers = Mapping[str, Callable[[object], object]]
-"""What each setting may be: a function of the value that was written."""
+"""By the name of a setting: the function that parses its value."""
 
 
 def parse_settings(given: Mapping[Any, object], parsers: Parsers, kind: type) -> dict[str, Any]:
-    """Settings by their names.
+    """Parse the values of settings. Returns: what was parsed, by name.
 
     Args:
-        kind: the dataclass whose fields they are. None is like no setting, where the field's
-            default is None.
+        kind: the dataclass whose fields the settings are. A value of None is left out if that is
+            the field's default.
 
     Raises: ValueError, which names the setting.
     """
@@ -49,14 +50,14 @@ def parse_settings(given: Mapping[Any, object], parsers: Parsers, kind: type) ->
 
 
 def parse_flag(value: object) -> bool:
-    """True or false."""
+    """Parse true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"found {value!r}, expected true or false")
     return value
 
 
 def parse_text(value: object) -> str:
-    """Text that is not empty, or a path; no URL with a user or password."""
+    """Parse text that is not empty, or a path; a URL must not contain a user or password."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"found {value!r}, expected text")
@@ -68,7 +69,7 @@ def parse_text(value: object) -> str:
 
 
 def parse_local_path(value: object) -> str:
-    """A path of this machine, as it was written."""
+    """Parse a path on this machine, which stays as it was written."""
     path = parse_text(value)
     if find_scheme(path):
         raise ValueError(f"found {value!r}, expected a path on this machine, without a scheme")
@@ -76,14 +77,14 @@ def parse_local_path(value: object) -> str:
 
 
 def parse_number(value: object, unit: str) -> int | float:
-    """A number above 0."""
+    """Parse a number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"found {value!r}, expected a number above 0 ({unit})")
     return value
 
 
 def parse_whole(value: object, unit: str) -> int:
-    """A whole number above 0, also written as 1e9 or 2.0."""
+    """Parse a whole number above 0, which may be written as 1e9 or 2.0."""
     number = parse_number(value, unit)
     if number != int(number):
         raise ValueError(f"found {value!r}, expected a whole number")
@@ -91,17 +92,17 @@ def parse_whole(value: object, unit: str) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Seconds, more than 0."""
+    """Parse a number of seconds, above 0."""
     return float(parse_number(value, "seconds"))
 
 
 def parse_rate(value: object) -> int:
-    """Bytes a second, more than 0."""
+    """Parse a number of bytes per second, above 0."""
     return parse_whole(value, "bytes per second")
 
 
 def parse_size(value: object, *, least: int = 1) -> int:
-    """Bytes, written as 512MiB, 1.5 GB or 4e9, rounded down."""
+    """Parse a size that is written as 512MiB, 1.5 GB or 4e9 to bytes, rounded down."""
     written = _SIZE.fullmatch(str(value))
     try:
         if written is None or isinstance(value, bool):

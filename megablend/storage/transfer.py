@@ -20,6 +20,7 @@ class Counted(NamedTuple):
 
 
 _DEVIATIONS = 4
+"""Standard errors from an extrapolated total to its bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Transfer:
     requests: int = 0
     bytes: int = 0
     cost: float | None = None
-    """By the prices of the config, in their currency; None where it gives none."""
+    """At the prices of the config, in their currency; None if it gives none."""
     most_requests: int = 0
     most_bytes: int = 0
     most_cost: float | None = None
@@ -59,10 +60,10 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """The least and the most of all items, float64 [k] each,
-    from the counts of evenly spaced ones, float64 [n, k].
+    """Bounds of the totals of `num_all` items, float64 [k] each, from what was counted for evenly
+    spaced ones, float64 [n, k].
 
-    How much it may be wrong is seen from how much neighbours differ.
+    How far apart the bounds are follows from how much neighbours differ.
     """
     if len(counted) == num_all:
         return counted.sum(axis=0), counted.sum(axis=0)

@@ -1,8 +1,8 @@
-"""Ends what the threads of a group wait for,
-such as a file's first request to a source that does not answer.
+"""Cancelling what the threads of a group wait for, such as a file's first request to a source that
+does not answer.
 
-A thread that reads synchronously from an object store waits as long as its request is tried again.
-Whoever started the thread may no longer need it.
+A thread that reads synchronously from an object store waits as long as its request is retried, even
+when whoever started the thread no longer needs the result.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class Waits:
-    """What the threads of a group wait for in synchronous calls of storages. Works without a
-    lock."""
+    """The futures that the threads of a group wait for in synchronous calls of storages. Works
+    without a lock."""
 
     def __init__(self) -> None:
         self._pending = set[Future[Any]]()
@@ -41,7 +41,7 @@ class Waits:
         in a thread that `threading` does not track."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
-            # The interpreter ends, or the system refuses another thread
+            # No thread can be started: the interpreter ends, or the system refuses another one
             with contextlib.suppress(RuntimeError):
                 _thread.start_new_thread(self.cancel, ())
 
@@ -49,13 +49,13 @@ class Waits:
         """Include a future until it is done."""
         self._pending.add(awaited)
         awaited.add_done_callback(self._pending.discard)
-        # Looked at after it was added: `cancel` looks at what is added after it has set this
+        # `cancel` sets this before it looks at what was added, so that one of the two cancels
         if self._is_cancelled:
             awaited.cancel()
 
 
 def wait_for(awaited: Future[T]) -> T:
-    """The result of a future. It is cancelled if the wait is interrupted.
+    """Wait for the result of a future, which is cancelled if the wait is interrupted.
     Raises: its exception; CancelledError."""
     waits: Waits | None = getattr(_current, "waits", None)
     if waits is not None:

@@ -20,9 +20,9 @@ class Address(NamedTuple):
     scheme: str
     """The scheme, in lower case."""
     bucket: str
-    """A bucket or container; of HTTP the server (`host` or `host:port`)."""
+    """A bucket or container; for HTTP, the server (`host` or `host:port`)."""
     key: str
-    """As the store knows it: without percent signs that only a URL needs. Empty for the bucket
+    """The key as the store knows it, without the percent-encoding of URLs; empty for the bucket
     itself."""
 
     @property

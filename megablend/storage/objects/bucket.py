@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
 EMPTY_TRIES = 3
-"""Listings, after the first one, of a folder that is there but seems to have nothing."""
+"""How often a folder that exists is listed again if its listing is empty."""
 HADOOP_MARKER = "_$folder$"
 """The end of the keys by which Hadoop marks folders."""
 
@@ -47,8 +47,8 @@ class Bucket:
     async def stat(self, path: str, key: str) -> ObjectVersion:
         """The present version of an object. Raises: MissingFileError; DataError.
 
-        By a GET of its first byte: the answer to a HEAD has no reason of a failure,
-        and many signed URLs allow none.
+        It is requested by a GET of the first byte, since a HEAD that fails does not say why, and
+        many signed URLs do not allow one.
         """
         return (await self._read_head(path, key, 1))[0]
 
@@ -59,7 +59,8 @@ class Bucket:
 
         Args:
             version: the version, if it is known; otherwise it is the present one.
-            tail_bytes: of its end, if the server answers requests for that.
+            tail_bytes: how many bytes of its end are requested; there are none in the result if
+                the server does not answer that.
 
         Raises: as `stat` does; ChangedFileError.
         """
@@ -68,27 +69,29 @@ class Bucket:
             asyncio.ensure_future(self._read_tail(path, key, version, tail_bytes)),
         )
         try:
-            (found, head), answer = await asyncio.gather(*tasks)
+            (found, head), tail = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        is_same = answer is not None and found.find_difference(answer.version) is None
-        return found, HeadAndTail(
-            found.size, head, answer.join() if answer is not None and is_same else b""
-        )
+        if tail is None:
+            return found, HeadAndTail(found.size, head, b"")
+        # The object may have been replaced between the two requests
+        is_same = found.find_difference(tail.version) is None
+        return found, HeadAndTail(found.size, head, tail.join() if is_same else b"")
 
     async def _read_begin(
         self, path: str, key: str, version: ObjectVersion | None
     ) -> tuple[ObjectVersion, bytes]:
         if version is not None:
             size = min(version.size, HEAD_BYTES)
-            return version, (
-                await self.client.get(path, key, 0, size, version)
-            ).join() if size else b""
+            if not size:
+                return version, b""
+            answer = await self.client.get(path, key, 0, size, version)
+            return version, answer.join()
         try:
             return await self._read_head(path, key, HEAD_BYTES)
         except UnsupportedFileError:
-            # A server may answer with the whole file where that is not longer
+            # A server may answer with the whole file if that is not longer
             return await self._read_head(path, key, 1)
 
     async def _read_tail(
@@ -97,11 +100,9 @@ class Bucket:
         if version is None:
             return await self.client.get_tail(key, size) if size else None
         size = min(size, version.size)
-        return (
-            await self.client.get(path, key, version.size - size, version.size, version)
-            if size
-            else None
-        )
+        if not size:
+            return None
+        return await self.client.get(path, key, version.size - size, version.size, version)
 
     async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
         """The present version of an object, and its first bytes."""
@@ -114,16 +115,17 @@ class Bucket:
                 raise
             return version, b""
         except DataError as error:
+            # Only the error for an object that has no such bytes has an offset
             if error.offset is None:
                 raise
         version = await self._head(path, key)
-        # Web servers may, and signed URLs do
+        # Web servers may refuse a HEAD, and those of signed URLs do
         if isinstance(version, Failure) and version.kind is Kind.REFUSED:
             return ObjectVersion(size=0, etag="", modified=0), b""
-        return _answer(path, version), b""
+        return _unwrap(path, version), b""
 
     async def _head(self, path: str, key: str) -> ObjectVersion | Failure:
-        """The state of an object without bytes, which has no range."""
+        """The version of an empty object, which has no byte for a ranged GET, by a HEAD."""
         import obstore
 
         seconds = self.client.timing.allow(0)
@@ -180,9 +182,8 @@ class Bucket:
         answer = await self.client.get(
             path, key, start, stop, version, out[begin : begin + stop - start]
         )
-        for (
-            each
-        ) in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
+        # Not by numpy, which would release the interpreter's lock for each part
+        for each in answer.parts:
             out[begin : begin + len(each)] = each
             begin += len(each)
 
@@ -191,8 +192,8 @@ class Bucket:
     ) -> tuple[Listed, Mapping[str, ObjectVersion]]:
         """Find what a pattern matches.
 
-        Returns: the objects, sorted by key, and folders that it matches as it does objects; the
-            versions of these objects, and of all others that the listings contained, by key.
+        Returns: the objects, sorted by key, and folders whose own key matches; by key, the versions
+            of these objects and of all others that the listings contained.
         Raises: MissingFileError, DataError.
         """
         listed: dict[str, ObjectVersion] = {}
@@ -226,12 +227,12 @@ class Bucket:
     async def _list_folder(
         self, pattern: str, address: Address, folder: str, *, is_there: bool = False
     ) -> Listed:
-        """What a folder has, without markers of folders.
+        """List a folder, and leave out objects that stand for folders.
 
         Args:
-            is_there: another listing has it: if it has nothing, it is listed a few times more,
-                since a proxy may have answered with a web page, which the client takes for a
-                listing of nothing.
+            is_there: whether another listing contains the folder. It is then listed a few times
+                more if its listing is empty: a proxy may have answered with a web page, which the
+                client takes for an empty listing.
         """
         listed = await self._list_once(pattern, address, folder)
         for _ in range(EMPTY_TRIES if is_there else 0):
@@ -257,7 +258,7 @@ class Bucket:
             )
             return Listed(folders, listed["objects"])
 
-        return _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
+        return _unwrap(pattern, await self.client.retry(pattern, attempt), is_list=True)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
         import obstore
@@ -272,17 +273,17 @@ class Bucket:
             self.client.counts.add_listing([each["path"] for each in listed])
             return cast("Sequence[Object]", listed)
 
-        found = _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
+        found = _unwrap(pattern, await self.client.retry(pattern, attempt), is_list=True)
         return await self._leave_out_markers(pattern, address, folder, found)
 
     async def _leave_out_markers(
         self, pattern: str, address: Address, folder: str, objects: Sequence[Object]
     ) -> Sequence[Object]:
-        """Objects without the empty ones that stand for folders,
-        whose trailing slash the client takes away.
+        """Leave out the empty objects that stand for folders, whose trailing slash the client
+        removes.
 
-        One that stands for a folder of nothing looks like an empty file here; the listing of the
-        folder that has it tells.
+        The one of an empty folder looks like an empty file here; a listing of its parent folder
+        tells them apart.
         """
         folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
         unclear = [
@@ -302,20 +303,18 @@ def _is_marker(found: Object, folders: Collection[str]) -> bool:
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:
-    """Requests that read ranges: (first byte, byte after the last, where it goes).
+    """Plan the requests that read ranges. Each is (first byte, byte after the last, where its bytes
+    begin in the memory that is read into).
 
-    A range that begins where the one before ends, in the object and in what it is read into, is
-    read with it, up to MAX_PART_BYTES; a longer one in parts. Empty ranges are not read.
+    A range that begins where the one before it ends, in the object and in memory, is read with it,
+    up to MAX_PART_BYTES; a longer one is read in parts. Empty ranges are not read.
     """
     requests: list[tuple[int, int, int]] = []
     for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
         if requests and size:
             start, stop, place = requests[-1]
-            if (
-                stop == offset
-                and place + stop - start == begin
-                and stop - start + size <= MAX_PART_BYTES
-            ):
+            continues = stop == offset and place + stop - start == begin
+            if continues and stop - start + size <= MAX_PART_BYTES:
                 requests[-1] = (start, offset + size, place)
                 continue
         for done in range(0, size, MAX_PART_BYTES):
@@ -337,9 +336,9 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
     return read_failure(error)
 
 
-def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """What was found. Raises: MissingFileError, UnsupportedFileError,
-    DataError if that is a failure."""
+def _unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
+    """Return what was found. Raises: MissingFileError, UnsupportedFileError or DataError if it is a
+    failure."""
     if not isinstance(found, Failure):
         return found
     if found.kind is Kind.MISSING:

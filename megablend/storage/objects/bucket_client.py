@@ -30,21 +30,26 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
-_HEDGES = 0.005
+"""See RangeRequest.timeout_factor."""
+_MAX_HEDGED = 0.005
+"""The part of all requests that may be sent a second time."""
 _STREAM_BYTES = 1 << 20
+"""Bytes of a large answer that are received together."""
 _MAX_TAIL_REFUSALS = 3
+"""After this many refusals in a row, the end of an object of unknown size is not requested any
+more."""
 
 
 class RangeResponse(NamedTuple):
     """Bytes of an object, and the version that they belong to."""
 
     parts: list[Any]
-    """Buffers, one after the other; none where the bytes are in the memory that was given for
-    them."""
+    """Buffers with consecutive bytes; none if the bytes are already in the memory that was given
+    for them."""
     version: ObjectVersion
 
     def join(self) -> bytes:
-        """All bytes in one."""
+        """The bytes of all parts."""
         return b"".join(self.parts)
 
 
@@ -55,7 +60,7 @@ class BucketClient:
         root: for messages, such as s3://bucket.
         store: obstore's, which does not try again by itself.
         options: how it is read.
-        processes: that share the job's limits.
+        processes: how many processes of the job share its limits.
         sockets: read ranges of known versions; None if only the client can.
     """
 
@@ -74,7 +79,7 @@ class BucketClient:
         self.limiter = RateLimiter(options.max_requests, options.max_source_rate, processes)
         self.timing = Timing(options.read_timeout)
         self._policy = RetryPolicy(root, options.give_up_after, self.limiter)
-        self._said_weak = False
+        self._warned_of_etags = False
         self._tail_refusals = 0
         self._monitor = InFlightMonitor(
             self.timing, self.limiter, options.read_timeout, self._hedge
@@ -97,10 +102,10 @@ class BucketClient:
         """Bytes `start` to `stop` of one version of an object; of any version if `version` is None.
 
         Args:
-            into: memory for all of them; the answer has the parts that are not there yet.
+            into: memory for these bytes; the response has the parts that are not there yet.
 
-        Raises: MissingFileError; ChangedFileError; CorruptFileError if it ends before;
-            DataError.
+        Raises: MissingFileError; ChangedFileError; CorruptFileError if the object ends before
+            `stop`; DataError.
         """
         wanted = RangeRequest(key, start, stop, version, into=into)
         found = await self._attempt(wanted)
@@ -113,9 +118,9 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """The last `size` bytes of an object of unknown size, or all of a smaller one;
-        None if that is not answered, for whatever reason. It is requested once, and no more
-        after several refusals in a row."""
+        """The last `size` bytes of an object of unknown size, or all bytes of a smaller one; None
+        if the server does not answer that, for whatever reason. It is not retried, nor requested
+        at all after several refusals in a row."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -135,7 +140,7 @@ class BucketClient:
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
         """One attempt: a request, and a second one if it is late."""
         await self.limiter.enter(wanted.size)
-        answers = self.timing.num_answers
+        answers_before = self.timing.num_answers
         request = self._start(wanted, self._hedge_after(wanted.size))
         try:
             found = await self._receive(request)
@@ -146,8 +151,9 @@ class BucketClient:
             if request.hedge is not None:
                 request.hedge.cancel()
             self.limiter.leave(wanted.size)
-            # Slow for all: nothing is learned from what is not waited for
-            if answers == self.timing.num_answers:
+            # If nothing was answered meanwhile, all are slow, which `timing` does not learn from
+            # requests that were ended: the next attempt gets more time
+            if self.timing.num_answers == answers_before:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
@@ -165,8 +171,8 @@ class BucketClient:
         return self.timing.hedge_after() or math.inf
 
     def _hedge(self, request: Request) -> None:
-        """Send a late request a second time, unless too many were."""
-        if self.counts.hedges < _HEDGES * self.counts.requests:
+        """Send a late request a second time, unless that was done for too many."""
+        if self.counts.hedges < _MAX_HEDGED * self.counts.requests:
             self.counts.hedges += 1
             request.hedge = asyncio.get_running_loop().create_task(
                 self._receive(self._start(replace(request.wanted, into=None)))
@@ -184,15 +190,13 @@ class BucketClient:
             if request.hedge_answer is not None:
                 return cast(RangeResponse, request.hedge_answer)
             if request.is_stalled:
-                is_alive = self.timing.num_answers > request.num_answers
                 silence = asyncio.get_running_loop().time() - request.last
-                kind = (
-                    Kind.AGAIN
-                    if is_alive
-                    else Kind.BUSY
-                    if self.timing.num_answers
-                    else Kind.CONNECT
-                )
+                if self.timing.num_answers > request.num_answers:
+                    kind = Kind.AGAIN  # others were answered meanwhile
+                elif self.timing.num_answers:
+                    kind = Kind.BUSY
+                else:
+                    kind = Kind.CONNECT
                 return Failure(kind, f"no answer for {silence:.0f} s", "")
             raise
         except Exception as error:  # of the client: whatever it is
@@ -201,25 +205,22 @@ class BucketClient:
             self._monitor.remove(request)
 
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
-        """Over a socket if that is possible, or else by the client."""
+        """Send a request over a socket if that is possible, or else by the client."""
+        sockets = self._sockets
+        if sockets is None or not sockets.is_usable:
+            return await self._ask_client(request)
         wanted = request.wanted
         version = wanted.version
-        if (
-            wanted.into is None
-            or version is None
-            or not version.etag
-            or self._sockets is None
-            or not self._sockets.is_usable
-        ):
+        if wanted.into is None or version is None or not version.etag:
             return await self._ask_client(request)
-        found = await self._sockets.read(request, self._ask_client)
+        found = await sockets.read(request, self._ask_client)
         if found is not None:
             return found
         self._note(request, wanted.size)
         return RangeResponse([], version)
 
     def _note(self, request: Request, size: int) -> None:
-        """A request was answered with `size` bytes."""
+        """Note that a request was answered with `size` bytes."""
         assert request.first is not None
         self.timing.note(request.began, asyncio.get_running_loop().time() - request.began, size)
         self.limiter.note_latency(request.first - request.began, request.first)
@@ -241,26 +242,28 @@ class BucketClient:
         )
         result = await request.waits_for
         request.first = request.last = loop.time()
-        there = version_of_answer(result.meta, version, versions=self.options.versions)
-        if version is not None and (difference := version.find_difference(there)) is not None:
+        found = version_of_answer(result.meta, version, versions=self.options.versions)
+        difference = None if version is None else version.find_difference(found)
+        if difference is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
         if start < 0:
-            start = max(0, there.size + start)
-            stop = there.size
+            start = max(0, found.size + start)
+            stop = found.size
         parts = await _take_body(request, result)
-        if not there.etag and not self._said_weak:
-            self._say_weak()
+        if not found.etag and not self._warned_of_etags:
+            self._warn_of_etags()
         if begin != start or sum(map(len, parts)) != end - begin:
             return _explain_length(result)
-        if end != stop and end != there.size:
+        if end != stop and end != found.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
-        self.counts.bytes += end - begin - wanted.size  # shorter where the object is
+        # `wanted.size` was counted when it was sent; the object may be shorter
+        self.counts.bytes += end - begin - wanted.size
         self._note(request, stop - start)
-        return RangeResponse(parts, there)
+        return RangeResponse(parts, found)
 
-    def _say_weak(self) -> None:
-        self._said_weak = True
+    def _warn_of_etags(self) -> None:
+        self._warned_of_etags = True
         LOG.warning(
             "%s: the server sends no strong etags, so only the size or modification time (in seconds) of an object "
             "shows that it was replaced",
@@ -269,7 +272,7 @@ class BucketClient:
 
 
 async def _take_body(request: Request, result: Any) -> list[Any]:
-    """The body of an answer; a large one in parts."""
+    """Receive the body of an answer; a large one comes in parts."""
     if not request.is_large:
         request.waits_for = body = result.bytes_async()
         return [await body]
@@ -292,13 +295,13 @@ def _explain_length(result: Any) -> Failure:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled, not just what it waited for;
-    not known before Python 3.11."""
+    """Whether this task itself was cancelled, not just what it waited for; False before Python
+    3.11, which does not tell."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
 def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
-    """The second request of a late one is done."""
+    """Take the answer of the second request for a late one, which is done."""
     if not second.cancelled() and isinstance(found := second.result(), RangeResponse):
         request.hedge_answer = found
         request.interrupt()
@@ -307,7 +310,7 @@ def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure])
 def _error_of(
     location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int
 ) -> DataError:
-    """What to say of a request that failed for good."""
+    """The error for a request that failed for good."""
     if failure.kind is Kind.MISSING:
         if version is None:
             return MissingFileError(location, "no such object")

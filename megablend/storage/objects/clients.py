@@ -24,17 +24,20 @@ from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
+"""Time-out of a page of a listing, at least."""
 _LIST_SILENCE = 3
-"""Times `read_timeout` after which a listing that sends nothing is asked for again: a store may
+"""A listing that sends nothing for `read_timeout` multiplied by this is requested again: a store may
 search long for a page."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
+"""Environment variables with an endpoint, by scheme; the first that is set counts."""
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client writes as they are."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+"""Environment variables with a region."""
 _lock = threading.Lock()
 _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
@@ -64,7 +67,7 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def divide_limits(processes: int) -> None:
-    """Share the limits of all sources with so many processes of the job from now on."""
+    """From now on, divide the limits of all sources between `processes` processes of the job."""
     os.environ[JOB_SIZES[0]] = str(processes)
     with _lock:
         for client in _clients.values():
@@ -83,8 +86,8 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """obstore's store for an endpoint that is used as a web server,
-    reached as its options say. Raises: ConfigError."""
+    """obstore's store that takes an endpoint for a web server, reached by the endpoint's options.
+    Raises: ConfigError."""
     scheme, _, server = endpoint.partition("://")
     return _make_store(
         Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
@@ -94,7 +97,7 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     """The endpoint that is set, by the config or by the environment.
     Raises: ConfigError if it is not a URL."""
-    return options.endpoint or _find_endpoint(address.scheme)
+    return options.endpoint or _read_endpoint(address.scheme)
 
 
 def count_requests() -> Counted:
@@ -105,8 +108,8 @@ def count_requests() -> Counted:
 
 
 def forget_clients() -> None:
-    """Make clients anew on their next use, since the environment has changed;
-    not while requests are in flight."""
+    """Forget all clients, since the environment has changed: they are made again on their next use.
+    Not for use while requests are in flight."""
     with _lock:
         _clients.clear()
         _listers.clear()
@@ -115,14 +118,10 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """What reads ranges without the client, if its URLs are known or can be signed for
-    everything that options ask for."""
-    if (
-        options.versions
-        or options.proxy
-        or options.anonymous
-        or address.scheme not in ("s3", *WEB_SCHEMES)
-    ):
+    """What reads ranges without the client; None if the options ask for more than a URL, signed or
+    plain, can express."""
+    has_urls = address.scheme in ("s3", *WEB_SCHEMES)
+    if not has_urls or options.versions or options.proxy or options.anonymous:
         return None
 
     async def find_url(key: str) -> str:
@@ -149,9 +148,9 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    given = find_endpoint(address, options)
+    endpoint = find_endpoint(address, options)
     common: dict[str, Any] = {
-        "client_options": _client_options(address, options, given, is_for_lists=is_for_lists),
+        "client_options": _client_options(address, options, endpoint, is_for_lists=is_for_lists),
         "retry_config": {
             "max_retries": 4 if is_for_lists else 0,
             "retry_timeout": timedelta(seconds=_LIST_SECONDS),
@@ -165,12 +164,11 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
         if options.anonymous:
             common["skip_signature"] = True
         if address.scheme == "gs":
-            return GCSStore(address.bucket, **common, **_drop_none(base_url=given))
+            return GCSStore(address.bucket, **common, **_drop_none(base_url=endpoint))
         if address.scheme == "az":
-            return AzureStore(
-                address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given)
-            )
-        return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
+            settings = _drop_none(account_name=options.account, endpoint=endpoint)
+            return AzureStore(address.bucket, **common, **settings)
+        return S3Store(address.bucket, **common, **_s3_settings(address, options, endpoint))
     except ConfigError:
         raise
     except (BaseError, ValueError) as error:
@@ -188,8 +186,8 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _find_endpoint(scheme: str) -> str | None:
-    """The endpoint that the environment gives. Raises: ConfigError if it is not a URL; the
+def _read_endpoint(scheme: str) -> str | None:
+    """The endpoint that the environment gives. Raises: ConfigError if it is not a URL, at which the
     client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
         if found := os.environ.get(name):
@@ -249,7 +247,8 @@ def _client_options(
         }
     if ca_file := _find_ca_file(address, options):
         try:
-            settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
+            data = Path(ca_file).expanduser().read_bytes()
+            settings["root_certificate"] = data
             if not data:
                 raise ConfigError(
                     f"{address.root}: ca_file {ca_file} is empty; expected certificates in PEM format"
@@ -269,8 +268,8 @@ def _client_options(
 
 
 def _unlock() -> None:
-    """After a fork the lock may be held by a thread that the child does not have; stores cannot be
-    used, nor safely dropped."""
+    """Replace the lock after a fork: a thread that the child does not have may hold it. Stores are
+    kept, since they can neither be used nor safely dropped."""
     global _lock
     _lock = threading.Lock()
 

@@ -23,15 +23,15 @@ _FOUND_BY_OBSTORE = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-_ASK_AGAIN = timedelta(minutes=6)
-"""obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory
-until they expire."""
+_ASSUMED_LIFETIME = timedelta(minutes=6)
+"""What obstore is told, which asks for new credentials 5 minutes before the end, so once a minute;
+botocore answers from memory until they really expire."""
 _REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """The object that asks botocore for credentials; None if obstore's own chain is to be used.
+    """A function that asks botocore for credentials; None if obstore's own chain is to be used.
 
     Raises: ConfigError if a profile is asked for that cannot be read.
     """
@@ -71,7 +71,7 @@ def find_provider(profile: str | None) -> Provider | None:
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": datetime.now(timezone.utc) + _ASK_AGAIN,
+            "expires_at": datetime.now(timezone.utc) + _ASSUMED_LIFETIME,
         }
 
     return provide

@@ -18,9 +18,10 @@ class Kind(Enum):
     AGAIN = "again"
     """It is tried again: the source is busy, or a connection broke."""
     BUSY = "busy"
-    """The same, and fewer requests are sent."""
+    """It is tried again, and fewer requests are sent."""
     CONNECT = "connect"
-    """No connection: it is tried again where the source has answered before."""
+    """There is no connection: it is tried again, but not for long if the source has never
+    answered."""
     EXPIRED = "expired"
     """Credentials have expired: new ones may come."""
     CHANGED = "changed"
@@ -30,14 +31,14 @@ class Kind(Enum):
     EMPTY = "empty"
     """The object has none of the requested bytes."""
     NO_RANGES = "no ranges"
-    """The server answers with a whole object, also where it is empty."""
+    """The server answers with the whole object, which may be empty, in place of a range."""
     UNUSABLE = "unusable"
     """The server's answers cannot be used: it is tried a few times, since a proxy may have sent
     this one."""
     REFUSED = "refused"
     """It will not be answered, however often it is tried."""
     BAD_KEY = "bad key"
-    """The same, because the client cannot request an object of this name."""
+    """It will not be answered, because the client cannot request an object of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ class Failure:
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
-"""An answer of no bytes, as if an empty object had a range."""
+"""The header of an answer without bytes to a request for a range of an empty object."""
 _BAD_TIME = "source: InvalidLastModified {"
-"""Of the client's description of an answer whose Last-Modified header is not a time."""
+"""What the client says of an answer whose Last-Modified header is not a time."""
 _COPY = "use a server that does, or copy the file"
-_ANSWERS = (
+_UNUSABLE_ANSWERS = (
     (
         "TooManyRedirects",
         "the server redirects in a loop",
@@ -92,6 +93,7 @@ _METADATA = re.compile(
 )
 """Addresses at which machines of a cloud get their credentials."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
+"""Statuses of HTTP."""
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials in the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
@@ -131,6 +133,7 @@ _CODES = {
         "restore it from the archive first",
     ),
 }
+"""By the code in a store's answer: kind, cause and remedy."""
 _STATUSES = {
     "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
     "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
@@ -140,6 +143,7 @@ _STATUSES = {
     "412": (Kind.CHANGED, "was replaced", ""),
     "416": (Kind.EMPTY, "the object ends before", ""),
 }
+"""By the status of HTTP: kind, cause and remedy."""
 _NO_CREDENTIALS = Failure(
     Kind.CONNECT,
     "no credentials were found",
@@ -166,7 +170,8 @@ def _read_failure(error: BaseException) -> Failure:
     if _METADATA.search(text):  # whatever a cloud's own address for credentials has answered
         return _NO_CREDENTIALS
     if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):
-        return Failure(known[0], f"{known[1]} ({code[1]})", known[2])
+        kind, cause, remedy = known
+        return Failure(kind, f"{cause} ({code[1]})", remedy)
     if status := _STATUS.search(text):
         return _of_status(status[1], code[1] if code else "", text)
     if isinstance(error, FileNotFoundError):
@@ -184,9 +189,10 @@ def _read_failure(error: BaseException) -> Failure:
             _COPY,
         )
     if (key := find_bad_key(error)) is not None:
-        cause = f"the object {key} has an empty part, `.` or `..` between slashes"
         return Failure(
-            Kind.BAD_KEY, cause, "remove it; if it is needed, copy it to another key first"
+            Kind.BAD_KEY,
+            f"the object {key} has an empty part, `.` or `..` between slashes",
+            "remove it; if it is needed, copy it to another key first",
         )
     if _BAD_TIME in text:
         return Failure(
@@ -197,7 +203,7 @@ def _read_failure(error: BaseException) -> Failure:
     if _NO_BYTES.search(text):
         return Failure(*_STATUSES["416"])
     description = _NAMES.sub("", text)
-    for word, cause, remedy in _ANSWERS:
+    for word, cause, remedy in _UNUSABLE_ANSWERS:
         if word in description:
             return Failure(Kind.UNUSABLE, cause, remedy)
     return _of_connection(text, name)
@@ -231,8 +237,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
-    low = _NAMES.sub("", text).lower()
-    if "causedasendentity" in low:
+    description = _NAMES.sub("", text).lower()
+    if "causedasendentity" in description:
         remedy = (
             "give the server a certificate of its own, signed by that authority, and set `ca_file` to the "
             "authority's PEM file"
@@ -240,39 +246,43 @@ def _of_connection(text: str, name: str) -> Failure:
         return Failure(
             Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy
         )
-    if "certificate" in low or "invalidcertificate" in low or "unknownissuer" in low:
+    if (
+        "certificate" in description
+        or "invalidcertificate" in description
+        or "unknownissuer" in description
+    ):
         remedy = (
             "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
         )
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
-    if "dns error" in low:
+    if "dns error" in description:
         return Failure(
             Kind.CONNECT,
             "the server's name cannot be resolved",
             "check the name in the location, `endpoint` and `region`",
         )
-    if "invalidmessage" in low or "corrupt message" in low:
+    if "invalidmessage" in description or "corrupt message" in description:
         return Failure(
             Kind.CONNECT,
             "the server does not speak TLS at this port",
             "check `http` or `https` in `endpoint`",
         )
-    if "tunnel" in low or "proxy" in low:
+    if "tunnel" in description or "proxy" in description:
         return Failure(
             Kind.CONNECT,
             "the proxy does not connect",
             "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
         )
-    if "aws sso login" in low or "sso token" in low:
+    if "aws sso login" in description or "sso token" in description:
         return Failure(
             Kind.EXPIRED, "the profile is not signed in", "run `aws sso login` with that profile"
         )
-    if "builder error" in low or "url scheme is not allowed" in low:
+    if "builder error" in description or "url scheme is not allowed" in description:
         cause = "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
         return Failure(Kind.REFUSED, cause, "check the location and `endpoint`")
-    if "credential" in low or name == "UnauthenticatedError":
+    if "credential" in description or name == "UnauthenticatedError":
         return _NO_CREDENTIALS
-    if "kind: connect" in low or "tcp connect error" in low:
+    if "kind: connect" in description or "tcp connect error" in description:
         return Failure(
             Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network"
         )

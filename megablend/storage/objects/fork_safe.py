@@ -28,7 +28,7 @@ class ForkSafeStorage(WrapperStorage):
 
     Args:
         inner: reads everything else; picklable.
-        checking: `inner` is for checking, which meets new versions of files.
+        checking: whether `inner` is for checking, which meets new versions of files.
     """
 
     def __init__(self, inner: Storage, *, checking: bool = False) -> None:
@@ -41,7 +41,7 @@ class ForkSafeStorage(WrapperStorage):
 
     def route(self, location: str) -> Storage:
         """See RoutingStorage.route."""
-        if self.inner.limits(location).max_files == 1:
+        if self.inner.limits(location).max_files == 1:  # no object store
             return self.inner
         if not (is_loader_worker() or loop.is_used()):
             return self._helper
@@ -57,7 +57,8 @@ class ForkSafeStorage(WrapperStorage):
         return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: each rank of a job has its own helper, which requests them."""
+        """See Storage.known_files: nothing, since each rank of a job has a helper, which requests
+        what it needs."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -75,7 +76,7 @@ class _HelperStorage(WrapperStorage):
         self._ends = KeptHeadsAndTails()
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find: the versions that it finds take the place of those that were known."""
+        """See Storage.find: the versions that it finds replace those that were known."""
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
         for scheme, files in known.items():
             of_scheme = self._known.setdefault(scheme, {})

@@ -29,6 +29,7 @@ from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.object_options import carrying_queries
 
 _THREADS = 64
+"""Calls that a helper answers at a time."""
 _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
 
 
@@ -84,7 +85,7 @@ class Helper:
         self._connection.close()
 
     def forget(self) -> None:
-        """In a forked child: leave the process to the parent."""
+        """Leave the process to the parent, in a forked child."""
         self._connection.close()
 
     def _receive(self) -> None:

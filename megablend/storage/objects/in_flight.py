@@ -18,6 +18,7 @@ from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
+"""Longest time between two checks of all requests."""
 
 
 @dataclass(slots=True)
@@ -26,12 +27,12 @@ class RangeRequest:
 
     key: str
     start: int
-    """Negative: so many bytes before the end, and `stop` is 0."""
+    """The first byte. If negative, the last `-start` bytes are requested, and `stop` is 0."""
     stop: int
     version: ObjectVersion | None
-    """The version; None for any."""
+    """The version that the bytes must be of; None for any."""
     timeout_factor: float = 1.0
-    """Times the usual time that a request may take."""
+    """What the usual time-out is multiplied by."""
     into: memoryview | None = None
     """Memory for the bytes, if they may be written there before all have come."""
 
@@ -63,18 +64,21 @@ class Request:
     ) -> None:
         self.wanted = wanted
         self.num_answers = num_answers
-        """The source's answers when it was sent."""
-        self.began = self.last = now
-        """When something of its answer last arrived."""
+        """How many answers the source had given when it was sent."""
+        self.began = now
+        """When it was sent."""
+        self.last = now
+        """When something of its answer last arrived; at first, when it was sent."""
         self.check_at = 0.0
-        """Earlier it is not looked at whether it has stalled: how long others take is known better
-        by then."""
+        """When it is next checked whether it has stalled: how long others take is known better by
+        then."""
         self.first: float | None = None
         """When its answer began."""
         self.waits_for: asyncio.Future[Any] | None = None
+        """What its coroutine waits for."""
         self.is_stalled = False
         self.late_at = late_at
-        """When it is sent a second time, by what was known when it was sent first."""
+        """When it is sent a second time, as decided when it was sent first."""
         self.hedge: asyncio.Task[Any] | None = None
         """The second request."""
         self.hedge_answer: Any = None
@@ -112,14 +116,14 @@ class InFlightMonitor:
         self._is_running = False
 
     def add(self, request: Request) -> None:
-        """InFlightMonitor a request."""
+        """Watch a request from now on."""
         self._requests.add(request)
         if not self._is_running:
             self._is_running = True
             self._schedule()
 
     def remove(self, request: Request) -> None:
-        """It is done."""
+        """Watch a request no longer, which is done."""
         self._requests.discard(request)
 
     def _schedule(self) -> None:
@@ -134,9 +138,9 @@ class InFlightMonitor:
         for request in list(self._requests):
             if request.hedge_answer is not None:
                 request.interrupt()
-            elif now >= max(
-                request.check_at, request.last + self._read_timeout
-            ) and self._has_stalled(request, now):
+                continue
+            is_due = now >= max(request.check_at, request.last + self._read_timeout)
+            if is_due and self._has_stalled(request, now):
                 request.is_stalled = True
                 request.interrupt()
             elif now >= request.late_at:
@@ -145,6 +149,7 @@ class InFlightMonitor:
         self._schedule()
 
     def _has_stalled(self, request: Request, now: float) -> bool:
+        """Whether a request has stalled; if not, when to check it again is noted."""
         end = request.last + self._allow(request)
         request.check_at = min(end, now + self._read_timeout)
         return now >= end

@@ -24,6 +24,7 @@ class KnownObjects:
         self._versions = dict[str, ObjectVersion]()
         self._ends = KeptHeadsAndTails()
         self._new = set[str]()
+        """Locations of what `take_new` returns next."""
 
     @property
     def tail_bytes(self) -> int:

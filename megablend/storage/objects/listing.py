@@ -62,7 +62,7 @@ Object: TypeAlias = Mapping[str, Any]
 
 
 class Listed(NamedTuple):
-    """What a folder of a bucket holds."""
+    """What is in a folder of a bucket, or what a pattern matches."""
 
     folders: Sequence[str]
     """Keys without a trailing slash."""
@@ -70,14 +70,13 @@ class Listed(NamedTuple):
 
 
 ListFolder = Callable[[str], Awaitable[Listed]]
-"""Objects and folders directly in a folder, by its key; "" for the bucket."""
+"""Lists what is directly in a folder, given its key; "" for the bucket."""
 ListAll = Callable[[str], Awaitable[Sequence[Object]]]
-"""Objects anywhere below a folder."""
+"""Lists the objects anywhere below a folder, given its key."""
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Objects whose key matches `pattern`, sorted by key,
-    and folders that it matches as it does objects.
+    """Objects whose key matches `pattern`, sorted by key, and folders whose own key does.
 
     The pattern has a wildcard. Raises as the two callbacks do.
     """
@@ -101,21 +100,18 @@ def is_wild(part: str) -> bool:
 async def _search(
     folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
 ) -> Listed:
-    """Objects, and folders, below a folder that match the parts of a pattern."""
-    if ANY_FOLDERS in parts:
-        plain = next(i for i, part in enumerate(parts) if is_wild(part))
-        if parts[plain] == ANY_FOLDERS:
-            below = _join(folder, parts[:plain])
-            skip = len(below) + 1 if below else 0
-            objects = await list_all(below)
-            wanted = tuple(parts[plain:])
-            return Listed(
-                [],
-                [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)],
-            )
-    plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
-    folder = _join(folder, parts[:plain])
-    parts = parts[plain:]
+    """Objects and folders below a folder that match the parts of a pattern."""
+    first_wild = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
+    folder = _join(folder, parts[:first_wild])
+    parts = parts[first_wild:]
+    if parts[0] == ANY_FOLDERS:
+        skip = len(folder) + 1 if folder else 0
+        objects = await list_all(folder)
+        wanted = tuple(parts)
+        return Listed(
+            [],
+            [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)],
+        )
     listed = await list_folder(folder)
     folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     if len(parts) == 1:

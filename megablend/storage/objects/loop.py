@@ -27,6 +27,7 @@ FORK_REMEDY = (
 
 
 _CLOSE_SECONDS = 2.0
+"""Longest time for cancelling what is in flight when the process ends."""
 
 
 class _Loop:

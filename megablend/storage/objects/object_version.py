@@ -18,13 +18,13 @@ class ObjectVersion:
     size: int
     """Bytes."""
     etag: str
-    """Without quotes; empty where the store gives none, or a weak one, which two versions may
+    """Without quotes; empty if the store gives none, or a weak one, which two versions may
     share."""
     modified: int
-    """Seconds since 1970; 0 where it is not known."""
+    """Seconds since 1970; 0 if it is not known."""
     version_id: str | None = None
-    """The store's name of it, by which it is read on after another has come; None where versions
-    are not asked for."""
+    """The store's id of the version, by which it can still be read after it was replaced; None
+    unless the store's option `versions` is set."""
 
     @property
     def stat(self) -> FileStat:
@@ -47,14 +47,10 @@ class ObjectVersion:
         """How the version in a response differs from this one; None if it is the same."""
         if other.size != self.size:
             return f"it has {other.size} bytes, but had {self.size}"
-        if self.etag and other.etag and other.etag != self.etag:
-            return f"its etag is {other.etag}, but was {self.etag}"
-        if (
-            not (self.etag and other.etag)
-            and self.modified
-            and other.modified
-            and other.modified != self.modified
-        ):
+        if self.etag and other.etag:
+            if other.etag != self.etag:
+                return f"its etag is {other.etag}, but was {self.etag}"
+        elif self.modified and other.modified and other.modified != self.modified:
             return f"it was last modified at {_show(other.modified)}, but before at {_show(self.modified)}"
         return None
 
@@ -62,8 +58,8 @@ class ObjectVersion:
 def version_of_answer(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """The version that an answer belongs to; `expected` itself if it is
-    that one, as with most answers."""
+    """The version that an answer belongs to: `expected` itself, if the answer has its etag and
+    size."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -71,8 +67,8 @@ def version_of_answer(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """The version that obstore's metadata of an object describe; `versions`:
-    keep the store's name for it."""
+    """The version that obstore's metadata of an object describes, with the store's id of it if
+    `versions` is True."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),

@@ -22,9 +22,11 @@ T = TypeVar("T")
 PART_BYTES = 8 << 20
 """Larger objects are written and read in parts."""
 _MAX_REQUESTS = 32
-"""Requests of one call that are in flight."""
+"""Requests of one call that are in flight at a time."""
 _MIN_BYTES_PER_SECOND = 100_000
+"""An attempt that transfers its bytes more slowly has failed."""
 _PUT_SECONDS = 30.0
+"""What an attempt may take in addition."""
 _WRITE_ACCESS = "get permission to read, write, list and delete objects there"
 
 
@@ -53,7 +55,8 @@ class ObjectPrefix:
     Args:
         location: such as s3://bucket/caches/x.
         options: how the bucket is accessed.
-        seconds: after which a request has failed; None: as the options say.
+        seconds: after which a request, with all its attempts, has failed; None for no limit but
+            `give_up_after` of the options.
     """
 
     def __init__(
@@ -273,7 +276,7 @@ async def _read(store: Any, key: str) -> bytes | None:
 
 
 async def _read_range(store: Any, key: str, start: int, stop: int) -> bytes | None:
-    """None if there is no such object, or it ends before."""
+    """Read a range of an object; None if there is no such object, or it ends before `stop`."""
     import obstore
 
     try:

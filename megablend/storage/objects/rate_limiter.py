@@ -11,17 +11,18 @@ from collections import deque
 from typing import Any
 
 FIRST_REQUESTS = 256
-"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about
-500 MB/s. Latency alone does not make them fewer: a client and a server that are busy take less CPU
-time for each of many requests."""
+"""Requests of a process in flight at a time, before anything was measured: at 30 ms and 64 KB each,
+about 500 MB/s. Latency alone does not make them fewer: a client and a server that are busy take less
+CPU time for each of many requests."""
 MAX_REQUESTS = 1024
+"""Most requests of a process in flight at a time, however short the latency."""
 MAX_BYTES = 256 << 20
-"""Asked for at a time by a process."""
+"""Most bytes that a process has requested and not yet received."""
 _MIN_REQUESTS = 4
-_IS_SHORT = 1.5
-_IS_LONG = 3.0
-"""Times the shortest latency: below the first more requests make more throughput, above the second
-they only wait in line."""
+_SHORT_RATIO = 1.5
+"""Below this ratio of the latency to the shortest one, more requests make more throughput."""
+_LONG_RATIO = 3.0
+"""Above this ratio of the latency to the shortest one, further requests only wait in line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
 _LATENCY_SECONDS = 10.0
@@ -52,16 +53,16 @@ def _find_worker() -> Any:
 class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
-    How many are admitted follows from latency and bandwidth: while answers begin as soon as they do
-    at best, the network has room, and more requests are admitted; when answers take several times as
-    long, requests wait for one another, and fewer are admitted, but at least FIRST_REQUESTS. Only a
-    source that says it is busy gets fewer than those, and then one more after each round of
-    successes.
+    How many are admitted follows from the latency, the time until an answer begins. While it is
+    close to the shortest one that was measured, the network has room, and more requests are
+    admitted. When it is several times as long, requests wait for one another, and fewer are
+    admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than those,
+    and then one more after each round of successes.
 
     Args:
-        max_requests: of the whole job.
-        max_rate: bytes a second of the whole job; None for no limit.
-        processes: between which these are shared.
+        max_requests: limit of the whole job.
+        max_rate: limit of the whole job, in bytes per second; None for no limit.
+        processes: how many processes share these limits.
     """
 
     def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
@@ -70,25 +71,32 @@ class RateLimiter:
         self.limit: float = MAX_REQUESTS
         """Requests that may be in flight now."""
         self._aim: float = self.limit
-        """As `limit`, had the source never said that it is busy."""
+        """What `limit` would be if the source had never said that it is busy."""
         self.divide(processes)
         self._until_adjusted: float = self.limit
         """Answers until `_aim` is adjusted."""
         self._latency = 0.0
-        """Seconds, a moving average."""
+        """Moving average of the latency, in seconds."""
         # The shortest latency of this period of _LATENCY_SECONDS, of the one before, and its end
         self._shortest_now = math.inf
         self._shortest_before = math.inf
         self._period_end = 0.0
-        self.requests = self.bytes = 0
+        self.requests = 0
+        """Requests in flight."""
+        self.bytes = 0
+        """Bytes that these ask for."""
         self.backlog = 0
-        """Requests that follow as soon as others are done: `call_each` counts those of which it has
-        not called yet."""
+        """Items that a `call_each` has yet to call: requests that follow as soon as others are
+        done."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._paid_until = self._slowed_at = 0.0
+        """Requests that are not admitted yet: their bytes, and what is done when they are."""
+        self._paid_until = 0.0
+        """When all bytes so far will have been within the rate."""
+        self._slowed_at = 0.0
+        """When the source last said that it is busy."""
 
     def divide(self, processes: int) -> None:
-        """Share what the whole job may do with so many processes from now on."""
+        """From now on, divide the limits of the whole job between `processes` processes."""
         is_slowed = self.is_slowed
         self.max_requests = max(_MIN_REQUESTS, min(MAX_REQUESTS, self._job_requests // processes))
         self._aim = min(FIRST_REQUESTS, self.max_requests)
@@ -129,7 +137,7 @@ class RateLimiter:
         return self.limit < self._aim
 
     def speed_up(self) -> None:
-        """A request succeeded."""
+        """Admit more requests again, since one has succeeded."""
         if self.limit < self._aim:
             self.limit = min(self._aim, self.limit + 1 / self.limit)
 
@@ -146,13 +154,13 @@ class RateLimiter:
             self._until_adjusted = self._aim
             self._adjust(self._latency / max(1e-6, min(self._shortest_before, self._shortest_now)))
 
-    def _adjust(self, times: float) -> None:
-        """Aim at more requests, or at fewer: the present latency is so many times the shortest."""
+    def _adjust(self, latency_ratio: float) -> None:
+        """Aim at more requests, or at fewer, by the ratio of the latency to the shortest one."""
         is_slowed = self.is_slowed
         aim = self._aim
-        if times < _IS_SHORT and (self._waiting or self.backlog):
+        if latency_ratio < _SHORT_RATIO and (self._waiting or self.backlog):
             aim = min(self.max_requests, aim * _GROWTH)
-        elif times > _IS_LONG:
+        elif latency_ratio > _LONG_RATIO:
             aim = max(min(FIRST_REQUESTS, self.max_requests), aim * _SHRINKING)
         self._aim = aim
         self.limit = min(self.limit, aim) if is_slowed else aim
@@ -174,7 +182,7 @@ class RateLimiter:
                 turn.set_result(None)
 
     async def _pay(self, size: int) -> None:
-        """Wait for the rate: a second's worth may go at once."""
+        """Wait until `size` bytes are within the rate; a second's worth may go at once."""
         assert self._rate is not None
         now = asyncio.get_running_loop().time()
         self._paid_until = max(self._paid_until, now - 1) + size / self._rate

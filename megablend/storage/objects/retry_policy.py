@@ -18,19 +18,21 @@ from megablend.system.log import LOG
 T = TypeVar("T")
 _LOG_SECONDS = 60.0
 _QUIET_ATTEMPTS = 3
-"""Before anything is logged about a request: single failures are ordinary."""
+"""Attempts at a request before its failures are logged: single ones are ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
 """A source that has never answered is given up sooner: its name, port or certificate is probably
 wrong."""
-_FEW_ATTEMPTS = 3
-"""Where trying again rarely helps."""
+_MAX_DOUBTFUL_ATTEMPTS = 3
+"""Most attempts at a request after a failure of a kind for which trying again rarely helps."""
 _RANDOM = random.SystemRandom()
 """Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked
 workers differ."""
 _MAX_SECONDS = 10.0
+"""Longest pause between two attempts."""
 _PAGE_KEYS = 1000
+"""Keys on a page of a listing."""
 _LISTED_BYTES = 250
-"""Keys on a page of a listing, and about what one takes besides its name."""
+"""About what an object takes in a listing besides its key."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 
 
@@ -40,9 +42,10 @@ class Counts:
 
     requests: int = 0
     bytes: int = 0
-    """Requested, including those that were requested again."""
+    """Bytes requested, counted again for each further attempt."""
     failures: int = 0
     hedges: int = 0
+    """Requests that were sent a second time because they were late."""
 
     def add_listing(self, keys: Sequence[str]) -> None:
         """Add a listing, which comes in pages."""
@@ -67,9 +70,10 @@ class RetryPolicy:
         self._has_answered = False
         self._logged_at = -_LOG_SECONDS
         self._failing = 0
+        """Requests that are being tried again."""
 
     def note_success(self) -> None:
-        """A request was answered."""
+        """Note that a request was answered."""
         self._has_answered = True
         self._limiter.speed_up()
 
@@ -82,12 +86,11 @@ class RetryPolicy:
         """Call `attempt` until it succeeds, or fails in a way that another try would not change.
 
         Args:
-            first: what an attempt before has failed with.
+            first: the failure of an earlier attempt, if there was one.
 
         Raises: DataError if it was tried for `give_up_after`.
         """
         now = asyncio.get_running_loop().time
-        failed_at = 0.0
         found: T | Failure = first if first is not None else await attempt()
         if not isinstance(found, Failure):
             self.note_success()
@@ -98,7 +101,8 @@ class RetryPolicy:
             failed_at = now()
             while True:
                 self._check_time(location, found, attempts, now() - failed_at)
-                if self._is_final(found, attempts):
+                self._note_failure(found)
+                if _is_final(found, attempts):
                     return found
                 await self._pause(found, attempts, now())
                 found = await attempt()
@@ -110,37 +114,36 @@ class RetryPolicy:
             self._failing -= 1
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
-        """Wait before the next attempt: longer after each, and not as long as others wait."""
+        """Wait before the next attempt: longer after each, and by chance, so that requests which
+        failed together do not come back together."""
         if failure.kind is Kind.BUSY:
             self._limiter.slow_down(now)
         if attempts > _QUIET_ATTEMPTS:
             self._log(failure, now)
         count("retries")
         longest = min(_MAX_SECONDS, 0.1 * 2 ** min(attempts, 20))
-        await asyncio.sleep(
-            longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5
-        )
+        pause = longest * _RANDOM.uniform(0.5, 1)
+        if failure.kind is Kind.EXPIRED:
+            pause += 0.5
+        await asyncio.sleep(pause)
 
-    def _is_final(self, failure: Failure, attempts: int) -> bool:
-        """Whether trying again changes nothing."""
+    def _note_failure(self, failure: Failure) -> None:
         self.counts.failures += 1
         self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
-        if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
-            return attempts >= _FEW_ATTEMPTS
-        return failure.kind not in _TRIED_AGAIN
 
     def _check_time(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
+        """Raises: DataError if a request has failed for too long, `seconds`."""
         if failure.kind not in _TRIED_AGAIN:
             return
-        most_seconds = self._give_up_after
+        max_seconds = self._give_up_after
         remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
         if failure.kind is Kind.CONNECT and not self._has_answered:
-            most_seconds = min(most_seconds, _FIRST_CONTACT_SECONDS)
+            max_seconds = min(max_seconds, _FIRST_CONTACT_SECONDS)
             remedy = (
                 failure.remedy
                 or "the server has never answered: check the location, `endpoint`, `proxy` and the network"
             )
-        if seconds >= most_seconds:
+        if seconds >= max_seconds:
             raise DataError(
                 location,
                 f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}",
@@ -158,3 +161,10 @@ class RetryPolicy:
                 self.counts.failures,
                 self.counts.requests,
             )
+
+
+def _is_final(failure: Failure, attempts: int) -> bool:
+    """Whether a request that has failed is not tried again, however soon."""
+    if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
+        return attempts >= _MAX_DOUBTFUL_ATTEMPTS
+    return failure.kind not in _TRIED_AGAIN

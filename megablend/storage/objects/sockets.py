@@ -27,6 +27,7 @@ T = TypeVar("T")
 SIGNED_SECONDS = 900
 """For how long a URL is signed; it is used for a third of this."""
 _MAX_TARGETS = 4096
+"""Objects whose URLs are kept."""
 _HEAD_BYTES = 8 << 10
 """The longest head of an answer that is taken."""
 _IDLE_SECONDS = 45.0
@@ -38,7 +39,7 @@ is asked."""
 
 
 class UnexpectedAnswerError(Exception):
-    """What the client is to be asked for."""
+    """An answer is not as expected, so that the client has to be asked."""
 
 
 class _Target(NamedTuple):
@@ -48,7 +49,7 @@ class _Target(NamedTuple):
     port: int
     tls: ssl.SSLContext | None
     head: bytes
-    """Of requests, up to the headers that differ."""
+    """What requests for the object begin with, up to the headers that differ."""
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -61,7 +62,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._head = bytearray(_HEAD_BYTES)
         self._view = memoryview(self._head)
         self._got = 0
-        """Bytes of the head, and what came along with it."""
+        """Bytes that were received into `_head`: the head, and what came along with it."""
         self._room: memoryview | None = None
         """Where the rest of the body goes; None until the head is there."""
         self._status = 0
@@ -115,45 +116,43 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self._got += nbytes
             end = self._head.find(b"\r\n\r\n", 0, self._got)
-            if end >= 0:
-                self._room = self._begin_body(request, end)
+            if end < 0 and self._got < _HEAD_BYTES:
+                return
+            self._room = self._begin_body(request, end) if end >= 0 else None
             if self._room is None:
-                if end >= 0 or self._got == _HEAD_BYTES:
-                    self._end(UnexpectedAnswerError)
+                self._end(UnexpectedAnswerError)
                 return
         if not self._room:
             self._end(None)
 
     def _begin_body(self, request: Request, end: int) -> memoryview | None:
-        """The head, which ends at byte `end`, is there. Returns: where the rest of the body goes;
-        None if it is not taken."""
+        """Parse the head, which ends at byte `end`, and store what came of the body. Returns: where
+        the rest of the body goes; None if the answer is not as expected."""
         head = self._head[:end].decode("latin-1")
         lower = head.lower()  # names of headers may be written in any case
 
-        def find(name: str) -> str:
+        def find_header(name: str) -> str:
             start = lower.find(f"\r\n{name}:")
             return head[start + len(name) + 3 :].partition("\r\n")[0].strip() if start >= 0 else ""
 
         protocol = head[:9]
         status = head[9:12]
-        length = find("content-length")
-        if not (status.isdigit() and length.isdigit()) or find("transfer-encoding"):
+        length = find_header("content-length")
+        if not (status.isdigit() and length.isdigit()) or find_header("transfer-encoding"):
             return None
         self._status = int(status)
-        self._is_kept = protocol == "HTTP/1.1 " and find("connection").lower() != "close"
+        self._is_kept = protocol == "HTTP/1.1 " and find_header("connection").lower() != "close"
         wanted = request.wanted
         body = self._view[end + 4 : self._got]
         if self._status == 206:
             assert wanted.into is not None
             assert wanted.version is not None
-            place = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.version.size}"
-            if (
-                find("content-range") != place
-                or int(length) != wanted.size
-                or find("content-encoding")
-            ):
+            content_range = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.version.size}"
+            if find_header("content-range") != content_range or int(length) != wanted.size:
                 return None
-            if normalise_etag(find("etag")) != wanted.version.etag:
+            if find_header("content-encoding"):
+                return None
+            if normalise_etag(find_header("etag")) != wanted.version.etag:
                 return None
             room = wanted.into
             request.first = request.last
@@ -167,7 +166,7 @@ class _Connection(asyncio.BufferedProtocol):
         return room[len(body) :]
 
     def _end(self, error: Exception | type[Exception] | None) -> None:
-        """The answer is complete, or will not be."""
+        """End the request: its answer is complete, or will not be because of `error`."""
         done = self._done
         self._done = None
         self._request = self._room = None
@@ -203,9 +202,10 @@ class SocketReader:
         self._targets = LRUCache[asyncio.Task[_Target]](_MAX_TARGETS)
         self._idle = deque[_Connection]()
         self._unexpected = 0
+        """See _MAX_UNEXPECTED."""
         self._generation = 0
-        """Of signed URLs: new ones are made where an answer was not as expected, since credentials
-        may have expired."""
+        """The number of the present signed URLs: new ones are made when an answer is not as
+        expected, since credentials may have expired."""
 
     @property
     def is_usable(self) -> bool:
@@ -217,14 +217,14 @@ class SocketReader:
     ) -> T | Failure | None:
         """Read the range that is wanted into its memory, or else ask the client.
 
-        Returns: None when the bytes are in their memory; a failure; the client's answer.
+        Returns: None if the bytes are in their memory; otherwise a failure, or the client's answer.
         """
         generation = self._generation
         try:
             failure = await self._read(request)
         except (UnexpectedAnswerError, OSError):
             found = await ask_client(request)
-            # Once, although many are in flight
+            # Counted once, although many requests with the same URLs may be in flight
             if not isinstance(found, Failure) and generation == self._generation:
                 self._generation += 1
                 self._unexpected += 1
@@ -234,7 +234,11 @@ class SocketReader:
         return failure
 
     async def _read(self, request: Request) -> Failure | None:
-        """Raises: UnexpectedAnswerError; OSError if there is no connection."""
+        """Read the range that is wanted into its memory. Returns: a failure that is worth trying
+        again; None if the bytes are there.
+
+        Raises: UnexpectedAnswerError; OSError if there is no connection.
+        """
         wanted = request.wanted
         assert wanted.version is not None
         target = await self._find_target(request)
@@ -284,7 +288,8 @@ class SocketReader:
             raise UnexpectedAnswerError from error
 
     async def _make_target(self, key: str) -> _Target:
-        """Raises: whatever the client does; UnexpectedAnswerError if a proxy is to be used."""
+        """Where an object is requested. Raises: whatever the client does; UnexpectedAnswerError if a
+        proxy is to be used."""
         url = urlsplit(await self._find_url(key))
         proxies = urllib.request.getproxies()
         assert url.hostname is not None
@@ -307,9 +312,10 @@ class SocketReader:
         )
 
     def _take_idle(self) -> _Connection | None:
-        """The connection that was used last; those that were idle for long are closed."""
-        least = asyncio.get_running_loop().time() - _IDLE_SECONDS
-        while self._idle and self._idle[0].used_at < least:
+        """The connection that was used last, None if there is none; those that were idle for long
+        are closed."""
+        oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
+        while self._idle and self._idle[0].used_at < oldest_use:
             self._idle.popleft().abort()
         while self._idle:
             connection = self._idle.pop()
@@ -318,7 +324,7 @@ class SocketReader:
         return None
 
     async def _connect(self, request: Request, target: _Target) -> _Connection:
-        """Raises: OSError, which TimeoutError is."""
+        """Open a connection. Raises: OSError, such as TimeoutError."""
         loop = asyncio.get_running_loop()
 
         async def connect() -> _Connection:

@@ -56,8 +56,7 @@ class ObjectStorage:
 
     Args:
         options: how object stores are reached and read.
-        checking: ask for the state of an object each time; for those who look whether it has
-            changed.
+        checking: request the state of an object at each call, to see whether it has changed.
     """
 
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
@@ -149,7 +148,7 @@ class ObjectStorage:
         return self._find_version(path).stat
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: a Known by path."""
+        """See Storage.known_files: a Known of each object, by its location."""
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -182,8 +181,8 @@ class ObjectStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """The same without waiting: what `read_ranges` returns
-        or raises is the future's. From any thread."""
+        """See Storage.fetch: returns at once, and the future has what `read_ranges` returns or
+        raises."""
         try:
             bucket, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -219,7 +218,7 @@ class ObjectStorage:
     async def _find_versions(
         self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
-        """Find the present versions of objects whose readers read on in them."""
+        """Request the present versions of objects, which readers will stay with."""
         for path in paths:
             self._known.forget(path)
         await call_each(
@@ -233,7 +232,7 @@ class ObjectStorage:
     ) -> None:
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
-            # The mirror gets the ends, once for all
+            # The mirror reads the ends, once for all processes
             self._known.keep(path, version or await bucket.stat(path, key))
             return
         tail_bytes = 0 if self._checking else self._known.tail_bytes
@@ -260,8 +259,10 @@ class ObjectStorage:
         return Found([Match(0, path, path)], {})
 
     def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
-        """Look at the endpoint that is set, since nothing was found at a location;
-        ask it what it is if `asks`.
+        """Check the endpoint that is set, since nothing was found at a location.
+
+        Args:
+            asks: whether to send it a request, to see whether it answers with a web page.
 
         Raises: ConfigError if it cannot be that of the store.
         """
@@ -270,13 +271,14 @@ class ObjectStorage:
         if endpoint is None:
             return
         found = f"{location}: nothing was found with the endpoint {endpoint}, which"
-        if (
-            better := find_bucket_in(endpoint, address, path_style=options.path_style is not False)
-        ) is not None:
+        has_path_style = options.path_style is not False
+        better = find_bucket_in(endpoint, address, path_style=has_path_style)
+        if better is not None:
             raise ConfigError(f"{found} contains the bucket's name: write {better}")
-        if asks and loop.run(
-            is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)
-        ):
+        if not asks:
+            return
+        server = get_web_server(endpoint, options)
+        if loop.run(is_page(server, address.bucket, options.read_timeout)):
             raise ConfigError(
                 f"{found} answers with a web page: set the address of the store, not that of its console"
             )
@@ -292,15 +294,15 @@ class ObjectStorage:
 
     def _check_ranges(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         version = self._known.get(path)
-        most = (1 << 62) if version is None else version.size
-        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
+        file_size = (1 << 62) if version is None else version.size
+        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > file_size - sizes)):
             offset = int(offsets[i])
             size = int(sizes[i])
             if version is None or offset < 0 or size < 0:
                 raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
             raise CorruptFileError(
                 path,
-                f"truncated: {size} bytes expected here, but the file ends at byte {most}; restore it",
+                f"truncated: {size} bytes expected here, but the file ends at byte {file_size}; restore it",
                 offset=offset,
             )
 
@@ -312,19 +314,18 @@ class ObjectStorage:
     def _bucket(self, location: str, address: Address) -> Bucket:
         loop.check_fork()
         plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
-        kept = self._queries.get(plain, "")
-        if not query and kept is None:
+        known_query = self._queries.get(plain, "")
+        if not query and known_query is None:
             raise ConfigError(
                 f"{plain}: its query, which may be a signature, is not pickled: open the run in "
                 "this process with the config that has the URL"
             )
-        query = query or kept or ""
+        query = query or known_query or ""
         options = self._options.find(plain)
         check_installed(location)
-        source = get_client(address, options, query)
-        return Bucket(
-            source, None if address.scheme in WEB_SCHEMES else get_lister(address, options)
-        )
+        client = get_client(address, options, query)
+        lister = None if address.scheme in WEB_SCHEMES else get_lister(address, options)
+        return Bucket(client, lister)
 
 
 def _is_url_pattern(url: str) -> bool:

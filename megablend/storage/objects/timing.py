@@ -1,5 +1,5 @@
-"""How long a request may take before it is tried again, or sent a second time:
-learned from the answers before.
+"""How long a request may take before it is tried again, or sent a second time: learned from earlier
+answers.
 
 A fixed time-out sends requests again that a slow source would still have answered, which makes it
 slower. So more time is given if answers usually take longer, as they do behind a limited rate.
@@ -16,24 +16,25 @@ LARGE_BYTES = 1 << 20
 _SLOWEST_FACTOR = 3.0
 """An answer may take so many times as long as the slowest one before."""
 _SLOWEST_DECAY = 0.95
-"""What the slowest answer counts for after each further one, so that a bad moment is forgotten."""
+"""The time of the slowest answer is multiplied by this after each further one, so that a bad moment
+is forgotten."""
 _RATE_WEIGHT = 0.1
-"""What the rate of a new answer counts for in the average."""
+"""The weight of a new answer in the average of the rate."""
 _RATED_BYTES = 1024
 """Smaller answers tell nothing of the rate: they take as long as a round trip."""
 _RATE_DIVISOR = 4
-"""An answer may come at this part of the average rate."""
+"""An answer may come as slowly as at the average rate divided by this."""
 _SLOW_RATE = 4096.0
 """Bytes a second of one request that are assumed to be possible before any were measured."""
 _MIN_LATER = 8
 """Fewest later answers by which a request is overtaken, if fewer requests are in flight."""
 _SAME_TIME_DIVISOR = 5
-"""Requests that are sent within this part of the read time-out count as sent at the same time."""
+"""Requests that are sent within the read time-out divided by this count as sent at the same time."""
 _LATE_QUANTILE = 0.99
 _RECENT = 200
 """Answers of which the quantile is taken."""
 _RANK_EVERY = 100
-"""Answers after which it is taken again: sorting costs more than an answer."""
+"""Answers after which the quantile is taken again: sorting costs more than an answer."""
 
 
 class Timing:
@@ -47,13 +48,13 @@ class Timing:
         self._read_timeout = read_timeout
         self.num_answers = 0
         self._slowest = 0.0
-        """Seconds, decayed."""
+        """Seconds that the slowest answer took, which decay with each further one."""
         self._largest = 0
         """Bytes of the largest answer that came at once, whose time `_slowest` covers."""
         self._rate = 0.0
-        """Bytes a second of one request, averaged; 0 before any was measured."""
+        """Average bytes per second of one request; 0 before any was measured."""
         self._began: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
-        """When the last requests that were answered had been sent."""
+        """When the requests that were answered last had been sent."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
         """Seconds of the last answers that came at once."""
         self._until_ranked = _RANK_EVERY
@@ -106,7 +107,6 @@ class Timing:
         return 2 * self._late if self._late else None
 
     def _transfer_seconds(self, size: int) -> float:
-        """The seconds that `size` bytes may take longer than any answer so far did, because they
-        are more."""
+        """The seconds that `size` bytes may take in addition, if no answer so far had as many."""
         more_bytes = max(0, size - self._largest)
         return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)

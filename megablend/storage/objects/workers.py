@@ -29,8 +29,9 @@ async def call_each(
 
 
 class _Calls(Generic[T]):
-    """The calls of one `call_each`. Functions that refer to each other would keep what `call` is of,
-    such as the memory that is read into, until the garbage collector comes."""
+    """The calls of one `call_each`. Nested functions in place of this class would refer to each
+    other, and so keep what `call` refers to, such as the memory that is read into, until the
+    garbage collector runs."""
 
     def __init__(
         self, call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
