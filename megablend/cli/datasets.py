@@ -20,6 +20,9 @@ _WATCH_SECONDS = 2.0
 _VARIABLE = "MEGABLEND_DATASETS"
 """Not VARIABLE, which names the folder that jobs read through: a config is none."""
 _SHOWN_NODES = 20
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST_PATTERNS = 100
+"""Of a list or config, that are remembered one by one."""
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
@@ -43,17 +46,32 @@ def datasets() -> None:
 @datasets.command("add", cls=Command)
 @click.argument("name")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.option("--every", metavar="TIME", help="List it again: 30m, 6h (first: 1h); or never.")
 @of_mirror
 @as_json
-def add_command(name: str, sources: tuple[str, ...], mirror: str | None, as_json: bool) -> None:
+def add_command(
+    name: str, sources: tuple[str, ...], every: str | None, mirror: str | None, as_json: bool
+) -> None:
     """List files as a revision of a dataset; nothing is fetched.
 
     A source is a file, a pattern, a folder with all that is in it, a .urls file, or a config, whose
-    sources are meant. Add a dataset again when its source has changed.
+    sources are meant. While the dataset is wanted it is listed again, and what is there then becomes
+    its latest revision.
     """
-    located = [each for source in sources for each in _locate(source)]
-    said = [_name_source(source) for source in sources]
-    found = _ask(mirror, "add", dataset=name, sources=located, said=said)
+    located = {source: _locate(source) for source in sources}
+    said = [
+        each
+        for source, some in located.items()
+        for each in (some if len(some) <= _MOST_PATTERNS else [_name_source(source)])
+    ]
+    found = _ask(
+        mirror,
+        "add",
+        dataset=name,
+        sources=[each for some in located.values() for each in some],
+        said=said,
+        every=None if every is None else _parse_every(every),
+    )
     finish(found, as_json, _print_added)
 
 
@@ -250,10 +268,20 @@ def _split_nodes(text: str) -> list[str]:
 
 
 def _name_source(source: str) -> str:
-    """A source as it is remembered: what the command was given, with an absolute path."""
+    """A long list as it is remembered: what the command was given, with an absolute path."""
     from megablend.storage.location import find_scheme
 
     return source if find_scheme(source) else str(Path(source).expanduser().absolute())
+
+
+def _parse_every(text: str) -> float:
+    """Seconds; 0 for never. Raises: ConfigError."""
+    if text == "never":
+        return 0.0
+    number = text[:-1]
+    if number.isdecimal() and int(number) and text[-1] in _UNITS:
+        return float(int(number) * _UNITS[text[-1]])
+    raise ConfigError(f"--every: found {text!r}, expected 10m, 6h, 1d, or never\nwrite --every 6h")
 
 
 def _parse_time(text: str) -> float:
@@ -288,16 +316,33 @@ def _print_list(found: dict[str, Any]) -> None:
         "revision": lambda each: f"{each['dataset']}@{each['digest'][:12]}",
         "files": lambda each: each["num_files"],
         "size": lambda each: format_gb(each["num_bytes"]),
-        "added": lambda each: datetime.fromtimestamp(each["added"]).isoformat(" ", "seconds"),
+        "added": lambda each: _format_time(each["added"]),
+        "by": lambda each: "listing again" if each.get("is_found") else "add",
     }
     print_table("datasets", columns, found["revisions"])
     print_lines(found["wants"], "wanted: ")
+    _print_listed(found)
+
+
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def _print_listed(found: dict[str, Any]) -> None:
+    """What was wrong with sources that were listed again."""
+    for name, each in sorted(found.get("listed", {}).items()):
+        if each["trouble"]:
+            by = f" by {each['by']}" if each["by"] else ""
+            print_line(
+                f"{name}: its source, listed {_format_time(each['at'])}{by}: {each['trouble']}"
+            )
 
 
 def _print_status(found: dict[str, Any]) -> None:
     print_line(f"room: {format_gb(found['capacity'])}")
     if found["trouble"]:
         print_line(f"not up to date: {found['trouble']}")
+    _print_listed(found)
     for each in found.get("wants", ()):
         _print_cluster(each, found["away"])
     for each in found["goals"]:

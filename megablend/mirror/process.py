@@ -299,6 +299,7 @@ class Node:
             "peer_bytes": self.engine.peer_bytes,
             "read_bytes": None if self.web is None else self.web.num_bytes,
             "wanted": None if self._datasets is None else self._datasets.holding.count(),
+            "listed": None if self._datasets is None else self._datasets.listings.count(),
             "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
 

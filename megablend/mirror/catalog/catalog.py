@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
 from megablend.mirror.catalog.manifest import DataFile, unpack_manifest
@@ -24,6 +24,8 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 LATEST = "latest"
+EVERY = 3600.0
+"""Seconds after which a source is listed again, where nothing else is said."""
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MOST_MANIFESTS = 4
@@ -43,6 +45,12 @@ class Revision:
     sources: tuple[str, ...]
     by: str = ""
     """The node that listed it, in a cluster with etcd."""
+    every: float = EVERY
+    """Seconds until the source is listed again; 0: it is not."""
+    is_plain: bool = False
+    """Its `sources` are what was listed; else they name it, and its files are asked for one by one."""
+    is_found: bool = False
+    """By listing a source again."""
 
     @property
     def name(self) -> str:
@@ -89,6 +97,15 @@ class Want:
     def is_past(self) -> bool:
         """Whether it has ended."""
         return self.until is not None and self.until <= time.time()
+
+
+class Listed(NamedTuple):
+    """When this node has listed a dataset's source last."""
+
+    at: float
+    """Seconds of the machine's clock."""
+    trouble: str
+    """Why that changed nothing; empty if there was nothing to change, or it was changed."""
 
 
 def pack_entry(entry: Revision | Want) -> bytes:
@@ -138,6 +155,10 @@ class Catalog:
         self.wants = {
             name: unpack_want(value) for name, value in self._database.get_all("want").items()
         }
+        self.listed = {
+            name: Listed(*parse_json(value))
+            for name, value in self._database.get_all("listed").items()
+        }
         self.read_files = lru_cache(_MOST_MANIFESTS)(self._read_files)
 
     def date(self, revision: Revision) -> Revision:
@@ -177,6 +198,15 @@ class Catalog:
         """Forget a want."""
         self._database.delete("want", [want.name])
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
+
+    def put_listed(self, dataset: str, listed: Listed) -> None:
+        """Remember how a source was listed, of those datasets that there are."""
+        known = {each.dataset for each in self.revisions.values()}
+        self._database.delete("listed", self.listed.keys() - known)
+        self._database.put("listed", {dataset: json.dumps(listed).encode()})
+        self.listed = {name: each for name, each in self.listed.items() if name in known} | {
+            dataset: listed
+        }
 
     def remove_revision(self, revision: Revision) -> None:
         """Forget a revision, and its manifest if no other dataset has the same files."""

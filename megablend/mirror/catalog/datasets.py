@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, size_of
-from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
+from megablend.mirror.catalog.listings import Listings
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_pages, pages_of_file, split_portions
 from megablend.mirror.disk.room import Need
@@ -20,17 +22,11 @@ from megablend.mirror.node import engine
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
-from megablend.storage.base import Storage
-from megablend.storage.location import find_scheme
-from megablend.storage.objects.urls import split_query
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.mates import Mates
     from megablend.mirror.catalog.shared import SharedCatalog
 
-_MOST_SOURCES = 10
-_MOST_SOURCE_LETTERS = 1000
-"""Of a revision, which is one value in etcd."""
 _MEETING_SECONDS = 10.0
 
 
@@ -40,7 +36,7 @@ class Datasets:
 
     Args:
         pages: the engine that gets pages.
-        source: is listed.
+        source: is listed, at once and again.
         catalog: what there is.
         holding: holds what is wanted.
         mates: the nodes of a cluster with etcd, which share the catalog.
@@ -59,13 +55,14 @@ class Datasets:
         self._catalog = catalog
         self.holding = holding
         self._mates = mates
+        self.listings = Listings(pages, source, catalog, self._put_listed, mates)
         self.shared: SharedCatalog | None = None
         if mates is not None:
             # It needs aiohttp
             from megablend.mirror.catalog.shared import SharedCatalog
 
             self.shared = SharedCatalog(
-                mates, catalog, pages.call, holding, self._forget, self._note_files
+                mates, catalog, pages.call, holding, self._forget, self.listings
             )
         self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "add": self.add,
@@ -101,10 +98,8 @@ class Datasets:
 
     async def run(self) -> None:
         """Hold what is wanted, until cancelled."""
-        if self.shared is None:
-            await self.holding.run()
-        else:
-            await asyncio.gather(self.holding.run(), self.shared.run())
+        parts = (self.holding, self.listings, self.shared)
+        await asyncio.gather(*(each.run() for each in parts if each is not None))
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a command asks for. Raises: as verbs do."""
@@ -126,53 +121,35 @@ class Datasets:
         return await verb(**request)
 
     async def add(
-        self, dataset: str, sources: list[str], said: Sequence[str] = ()
+        self,
+        dataset: str,
+        sources: list[str],
+        said: Sequence[str] = (),
+        every: float | None = None,
     ) -> dict[str, Any]:
-        """List sources as the latest revision of a dataset. Raises: as `list_files` does.
+        """List sources as the latest revision of a dataset. Raises: as `Listings.add` does."""
+        known = self._catalog.revisions
+        revision = await self.listings.add(dataset, sources, said, every)
+        return asdict(revision) | {"is_new": revision.name not in known}
 
-        Args:
-            said: how a user named them, to be remembered: a text file of a million URLs, once.
-        """
-        check_name(dataset)
+    async def _put_listed(self, revision: Revision, earlier: Revision | None) -> None:
+        def is_due() -> bool:
+            # It may have been removed, or listed anew, meanwhile
+            known = self._catalog.list_revisions(revision.dataset)
+            return earlier is None or known[-1:] == [earlier]
 
-        def list_and_pack(storage: Storage) -> tuple[list[DataFile], str, bytes]:
-            files = list_files(storage, sources, self._source.check_allowed)
-            return files, *pack_manifest(files)
-
-        files, digest, data = await self._source.ask(list_and_pack)
-        # Queries of URLs may be signatures: they are kept in memory only
-        self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
-        revision = Revision(
-            dataset=dataset,
-            digest=digest,
-            num_files=len(files),
-            num_bytes=sum(file.key.size for file in files),
-            added=time.time(),
-            sources=tuple(
-                split_query(each)[0][:_MOST_SOURCE_LETTERS]
-                for each in (said or sources)[:_MOST_SOURCES]
-            ),
-            by=self._catalog.own,
-        )
-        is_new = revision.name not in self._catalog.revisions
-        revision = self._catalog.date(revision)
-        await self._pages.call(self._catalog.put_manifest, digest, data)
-        await self._pages.call(self._note_files, revision)
-        await self._change([revision])
-        return asdict(revision) | {"is_new": is_new}
-
-    def _note_files(self, revision: Revision) -> None:
-        """Who opens a revision's files asks no source for their state. In the store's thread."""
-        # A mounted file has a longer etag where it is opened
-        files = self._catalog.read_files(revision.digest)
-        states = [file.key for file in files if find_scheme(file.key.location)]
-        self._pages.store.put_states(states, time.time())
+        await self._change([revision], is_due=is_due)
 
     async def _change(
-        self, puts: Sequence[Revision | Want] = (), deletes: Sequence[Want] = ()
+        self,
+        puts: Sequence[Revision | Want] = (),
+        deletes: Sequence[Want] = (),
+        is_due: Callable[[], bool] = lambda: True,
     ) -> None:
         if self.shared is not None:
-            await self.shared.change(puts, deletes)
+            await self.shared.change(puts, deletes, is_due)
+        elif not is_due():
+            return
         for each in puts if self.shared is None else ():
             is_want = isinstance(each, Want)
             put = self._catalog.put_want if is_want else self._catalog.put_revision
@@ -318,7 +295,16 @@ class Datasets:
         return {
             "revisions": [asdict(each) for each in ordered],
             "wants": [each.target for each in self._catalog.wants.values() if not each.is_past],
+            "listed": await self._find_listed(),
         }
+
+    async def _find_listed(self) -> dict[str, Any]:
+        """When sources were listed, and what was wrong: of this node, and of those that etcd tells of."""
+        told: dict[str, Any] = {}
+        if self.shared is not None:
+            with contextlib.suppress(ResourceError):
+                told = await self.shared.read_listed()
+        return told | self.listings.describe()
 
     async def get_status(self) -> dict[str, Any]:
         """What is wanted, and how it stands: here, and on all nodes that share a catalog."""
@@ -326,6 +312,7 @@ class Datasets:
             "capacity": await self._pages.call(self._pages.store.find_capacity),
             "trouble": self.holding.trouble,
             "goals": [each.as_json() for each in self.holding.states if not each.goal.want.is_past],
+            "listed": await self._find_listed(),
         }
         if self.shared is not None and self._mates is not None:
             found["trouble"] = self.shared.trouble or found["trouble"]

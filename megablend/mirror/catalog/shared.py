@@ -5,7 +5,8 @@ Below the prefix:
     shared/wants/<dataset>@<revision>       a want
     shared/catalog                          [a name, drawn when the first of these was put; how often
                                             they were changed]
-    held/<node>                             what of its wants a node lacks; with the node's lease
+    held/<node>                             what of its wants a node lacks, and what sources it has
+                                            listed; with the node's lease
 
 What etcd has is right, and a node does as it says, also when it was away: but not where its copy is
 of a catalog of another name, or one that was changed more often, as when etcd has lost its data or
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import time
@@ -37,6 +37,7 @@ from megablend.mirror.catalog.catalog import (
     unpack_want,
 )
 from megablend.mirror.catalog.holding import Holding
+from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import unpack_manifest
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.members.etcd import EtcdAwayError, Value
@@ -89,7 +90,7 @@ class SharedCatalog:
         call: runs a function in the store's thread.
         holding: is told of changes, and tells what is held.
         forget: deletes what only some revisions had, and them. In the store's thread.
-        note_files: is told of a revision whose manifest has come. In the store's thread.
+        listings: are told of a revision whose manifest has come, and tell what they have listed.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class SharedCatalog:
         call: Callable[..., Awaitable[Any]],
         holding: Holding,
         forget: Callable[[Sequence[Revision]], dict[str, Any]],
-        note_files: Callable[[Revision], None],
+        listings: Listings,
     ) -> None:
         self._nodes = mates.nodes
         self._keys = mates.keys
@@ -107,7 +108,7 @@ class SharedCatalog:
         self._call = call
         self._holding = holding
         self._forget = forget
-        self._note_files = note_files
+        self._listings = listings
         self._shared = f"{mates.keys.prefix}shared/"
         self._marker = f"{self._shared}catalog"
         self.revision = 0
@@ -136,9 +137,14 @@ class SharedCatalog:
             for each in tasks:
                 each.cancel()
 
-    async def change(self, puts: Iterable[Entry] = (), deletes: Iterable[Entry] = ()) -> None:
-        """Change the catalog of all nodes. It is done when this node has heard of it.
-        Raises: EtcdAwayError; ResourceError if it has not heard of it."""
+    async def change(
+        self,
+        puts: Iterable[Entry] = (),
+        deletes: Iterable[Entry] = (),
+        is_due: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Change the catalog of all nodes, as long as that is due. It is done when this node has heard
+        of it. Raises: EtcdAwayError; ResourceError if it has not heard of it."""
         changes = [
             *[(self._key_of(each), pack_entry(each)) for each in puts],
             *[(self._key_of(each), None) for each in deletes],
@@ -146,10 +152,13 @@ class SharedCatalog:
         await self._wait_for(partial(self._is_copied, 1))
         for begin in range(0, len(changes), _MOST_CHANGES):
             after = self._num_copies + 1
-            while (revision := await self._write(changes[begin : begin + _MOST_CHANGES])) is None:
+            while is_due():
+                revision = await self._write(changes[begin : begin + _MOST_CHANGES])
+                if revision is not None:
+                    await self._wait_for(partial(self._is_as_of, revision))
+                    break
                 await self._wait_for(partial(self._is_copied, after))
                 after = self._num_copies + 1
-            await self._wait_for(partial(self._is_as_of, revision))
 
     async def catch_up(self) -> None:
         """Hear of what other nodes have changed before now, if etcd answers."""
@@ -346,7 +355,7 @@ class SharedCatalog:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, unpack_manifest, revision.digest, data)
                     await self._call(self._catalog.put_manifest, revision.digest, data)
-                    await self._call(self._note_files, revision)
+                    await self._call(self._listings.note_files, revision)
                     self._holding.change()
                     return
             except (AwayError, MegablendError, ValueError) as error:
@@ -370,24 +379,33 @@ class SharedCatalog:
                 if state.missing
             }
             lease = self._keys.lease
-            now = (lease, revision, owed)
+            told = {"revision": revision, "owed": owed, "listed": self._listings.describe()}
+            now = (lease, told)
             is_due = not owed or time.monotonic() - told_at >= _HELD_SECONDS
             if lease and revision and now != last and is_due:
-                data = json.dumps({"revision": revision, "owed": owed}).encode()
                 key = f"{self._keys.prefix}held/{self._nodes.own}"
                 try:
-                    await self._keys.etcd.change({}, {key: data}, lease=lease)
+                    await self._keys.etcd.change({}, {key: pack_json(told)}, lease=lease)
                     last = now
                     told_at = time.monotonic()
                 except (EtcdAwayError, ConfigError):
                     pass  # the lease has ended, perhaps: there will be another
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def read_held(self) -> list[dict[str, Any]]:
-        """How wants stand on all nodes. Raises: EtcdAwayError."""
+    async def _read_told(self) -> dict[str, dict[str, Any]]:
+        """What `_tell_held` has told, by node. Raises: EtcdAwayError."""
         prefix = f"{self._keys.prefix}held/"
         values, _ = await self._keys.etcd.get(prefix)
-        held = {key.removeprefix(prefix): parse_json(each.data) for key, each in values.items()}
+        return {key.removeprefix(prefix): parse_json(each.data) for key, each in values.items()}
+
+    async def read_listed(self) -> dict[str, Any]:
+        """What all nodes have listed, by dataset: see `Listings.describe`. Raises: EtcdAwayError."""
+        told = (await self._read_told()).values()
+        return {name: each for some in told for name, each in some.get("listed", {}).items()}
+
+    async def read_held(self) -> list[dict[str, Any]]:
+        """How wants stand on all nodes. Raises: EtcdAwayError."""
+        held = await self._read_told()
         since: dict[str, int] = {}
         """By dataset, when its wants and revisions last changed: what was told before says nothing."""
         for key, value in self._keys.shared.values.items():

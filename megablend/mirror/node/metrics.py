@@ -16,6 +16,7 @@ def format_metrics(status: Mapping[str, Any]) -> str:
     counters, which begin at 0 when the process starts."""
     cluster = status["cluster"] or {}
     wanted = status["wanted"] or {}
+    listed = status["listed"] or {}
     sent = {"nodes": cluster.get("sent_bytes"), "readers": status["read_bytes"]}
     families: dict[str, tuple[str, tuple[str, ...], Any]] = {
         "build_info": ("The version that runs.", ("version",), {status["version"]: 1}),
@@ -46,6 +47,16 @@ def format_metrics(status: Mapping[str, Any]) -> str:
         "wanted_bytes": ("Of datasets, this node's to hold.", (), wanted.get("bytes")),
         "wanted_missing_bytes": ("Of these, not held.", (), wanted.get("missing")),
         "wanted_short_bytes": ("Of these, without room.", (), wanted.get("short")),
+        "listings_total": (
+            "Sources that were listed again: as before, a new revision, or nothing changed for a reason.",
+            ("result",),
+            listed.get("listings"),
+        ),
+        "sources_failing": (
+            "Of datasets, when last listed by this node.",
+            (),
+            listed.get("failing"),
+        ),
     }
     lines = list[str]()
     for name, (about, labels, value) in families.items():

@@ -46,7 +46,9 @@ def format_page(status: Mapping[str, Any], told: Mapping[str, Any] | None) -> st
         facts["room"] = _gb(told["capacity"])
         if told["trouble"]:
             facts["datasets are not looked after"] = told["trouble"]
-    parts.append(_table(_row([label, escape(text)]) for label, text in facts.items()))
+        bad = {name: each["trouble"] for name, each in told["listed"].items() if each["trouble"]}
+        facts |= {f"source of {name}": bad[name] for name in sorted(bad)[:_MOST_NAMES]}
+    parts.append(_table(_row(map(escape, fact)) for fact in facts.items()))
     if told:
         rows = sorted(_list_rows(told["revisions"], told["goals"]))
         head = _row(["dataset", "files", "size", "added", "held", ""], "th")
@@ -68,7 +70,7 @@ def _list_rows(
         goal = wanted.get((each["dataset"], each["digest"]))
         name = f"{each['dataset']}@{each['digest'][:12]}"
         cells = [f"<code>{escape(name)}</code>", f"{each['num_files']:,}", _gb(each["num_bytes"])]
-        cells.append(_time(each["added"]))
+        cells.append(_time(each["added"]) + ", found by listing again" * each["is_found"])
         if goal is None:
             yield 3, name, _row([*cells, "", "not wanted"])
             continue

@@ -27,6 +27,7 @@ STATUS: dict[str, Any] = {
     "evicted_bytes": 4096,
     "source_requests": {},
     "wanted": None,
+    "listed": None,
     "cluster": None,
 }
 CLUSTER = {"nodes": 3, "away": 1, "formed": False, "sent_bytes": 9, "bad": {}}
@@ -88,7 +89,10 @@ def test_a_cluster_with_datasets() -> None:
     cluster = CLUSTER | {"bytes_to_copy": 17, "copies": 2, "view": 12, "bad": {"node1:7171": 2}}
     requests = {"s3": {"ok": 4, "failed": 1}, "https": {"ok": 1}}
     status = STATUS | {"read_bytes": 6, "source_requests": requests}
-    found = parse_metrics(format_metrics(status | {"wanted": wanted, "cluster": cluster}))
+    listed = {"failing": 1, "listings": {"same": 3, "failed": 2}}
+    status |= {"wanted": wanted, "cluster": cluster, "listed": listed}
+    found = parse_metrics(format_metrics(status))
+    assert (found["sources_failing"], found['listings_total{result="failed"}']) == (1, 2)
     assert found['sent_bytes_total{to="nodes"}'] == 9
     assert found['sent_bytes_total{to="readers"}'] == 6
     assert found['source_requests_total{provider="s3",status="failed"}'] == 1

@@ -75,6 +75,7 @@ def revision(name: str, digest: str, size: int = 2_000_000_000) -> dict[str, Any
         "num_files": 1200,
         "num_bytes": size,
         "added": 1_764_132_000.0,
+        "is_found": False,
     }
 
 
@@ -84,7 +85,13 @@ def goal(name: str, digest: str, missing: int, **more: Any) -> dict[str, Any]:
 
 
 def told(revisions: list[dict[str, Any]], goals: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"revisions": revisions, "goals": goals, "capacity": 4_000_000_000, "trouble": ""}
+    return {
+        "revisions": revisions,
+        "goals": goals,
+        "capacity": 4_000_000_000,
+        "trouble": "",
+        "listed": {},
+    }
 
 
 def test_one_machine_without_datasets() -> None:
@@ -131,6 +138,20 @@ def test_what_is_in_trouble_comes_first() -> None:
     bars = [(bar["value"], bar["max"]) for bar in page.bars]
     assert bars[2] == ("750000000", "1000000000")
     assert bars[4] == ("1", "1")
+
+
+def test_sources_that_changed_nothing_and_revisions_that_were_found() -> None:
+    one = [revision("corpus", "0") | {"is_found": True}]
+    listed = {
+        "corpus": {"by": "node1:7171", "at": 1.0, "trouble": f"2 files are gone, such as {EVIL}"},
+        "well": {"by": "node1:7171", "at": 1.0, "trouble": ""},
+    }
+    page = Page(format_page(STATUS, told(one, []) | {"listed": listed}))
+    facts = page.facts()
+    assert facts["source of corpus"] == f"2 files are gone, such as {EVIL}"
+    assert "source of well" not in facts
+    (row,) = [row for name, row in page.datasets().items() if name.startswith("corpus@")]
+    assert row[2] == "2025-11-26 04:40 UTC, found by listing again"
 
 
 def many(count: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

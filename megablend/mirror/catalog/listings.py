@@ -1,0 +1,256 @@
+"""Lists sources of datasets as revisions: when they are added, and again and again as long as they
+are wanted.
+
+Where the files are others then, that is the dataset's latest revision. Where files are gone, or the
+source cannot be listed, nothing changes, and it is told. In a cluster with etcd one node lists a
+dataset: its home among the nodes of the view that it is wanted on, while that node has its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from megablend.errors import MegablendError
+from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
+from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
+from megablend.mirror.members.homes import Homes
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
+from megablend.storage.objects.urls import split_query
+from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.mirror.catalog.mates import Mates
+
+_MOST_LETTERS = 10_000
+"""Of a revision's sources: it is one value in etcd."""
+_TROUBLE_LETTERS = 500
+_LOOK_SECONDS = 1.0
+_NUM_AT_A_TIME = 4
+Put = Callable[[Revision, Revision | None], Awaitable[None]]
+"""Puts a revision; after another one only while that is the dataset's latest."""
+
+
+class _Files(NamedTuple):
+    """A source, listed."""
+
+    files: list[DataFile]
+    digest: str
+    manifest: bytes
+
+
+class Listings:
+    """Lists sources.
+
+    Args:
+        pages: the engine whose folder remembers states of files.
+        source: is listed.
+        catalog: which datasets there are.
+        put: puts a revision whose manifest is in the catalog.
+        mates: the nodes of a cluster with etcd.
+    """
+
+    def __init__(
+        self, pages: Engine, source: SourceReader, catalog: Catalog, put: Put, mates: Mates | None
+    ) -> None:
+        self._pages = pages
+        self._source = source
+        self._catalog = catalog
+        self._put = put
+        self._mates = mates
+        self._own: tuple[list[object], list[Revision]] = ([], [])
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self.counts = Counter[str]()
+        """How many listings ended how."""
+
+    async def add(
+        self, dataset: str, sources: Sequence[str], said: Sequence[str], every: float | None
+    ) -> Revision:
+        """List sources as the latest revision of a dataset. Raises: as `list_files` does.
+
+        Args:
+            said: how a user named them, to be remembered: a text file of a million URLs, once.
+            every: seconds until they are listed again; None: as before.
+        """
+        check_name(dataset)
+        found = await self._source.ask(lambda storage: self._list(storage, sources))
+        # Queries of URLs may be signatures: they are kept in memory only
+        self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
+        plain = [split_query(each)[0] for each in sources]
+        told = [split_query(each)[0] for each in said or sources]
+        while sum(map(len, told)) > _MOST_LETTERS:
+            told.pop()
+        earlier = self._catalog.list_revisions(dataset)[-1:]
+        usual = earlier[0].every if earlier else EVERY
+        revision = await self._keep(
+            Revision(
+                dataset=dataset,
+                digest=found.digest,
+                num_files=len(found.files),
+                num_bytes=sum(file.key.size for file in found.files),
+                added=time.time(),
+                sources=tuple(told),
+                by=self._catalog.own,
+                every=usual if every is None else every,
+                is_plain=told == plain,
+            ),
+            found,
+        )
+        await self._put(revision, None)
+        await self._note(dataset, "")
+        return revision
+
+    def _list(self, storage: Storage, sources: Sequence[str]) -> _Files:
+        files = list_files(storage, sources, self._source.check_allowed)
+        return _Files(files, *pack_manifest(files))
+
+    async def _keep(self, revision: Revision, found: _Files) -> Revision:
+        """The same, dated, when its manifest is stored."""
+        revision = self._catalog.date(revision)
+        await self._pages.call(self._catalog.put_manifest, revision.digest, found.manifest)
+        await self._pages.call(self.note_files, revision)
+        return revision
+
+    def note_files(self, revision: Revision) -> None:
+        """Who opens a revision's files asks no source for their state. In the store's thread."""
+        # A mounted file has a longer etag where it is opened
+        files = self._catalog.read_files(revision.digest)
+        states = [file.key for file in files if find_scheme(file.key.location)]
+        self._pages.store.put_states(states, time.time())
+
+    async def run(self) -> None:
+        """List again what is due, until cancelled."""
+        try:
+            while True:
+                now = time.time()
+                for latest in self._find_own():
+                    dataset = latest.dataset
+                    listed = self._catalog.listed.get(dataset)
+                    if listed is None:
+                        # Another node may have listed it just now
+                        await self._note(dataset, "")
+                    elif (
+                        not 0 <= now - listed.at < latest.every
+                        and dataset not in self._running
+                        and len(self._running) < _NUM_AT_A_TIME
+                    ):
+                        self._running[dataset] = asyncio.ensure_future(self._list_again(latest))
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            for each in self._running.values():
+                each.cancel()
+
+    def _find_own(self) -> list[Revision]:
+        """The latest revisions of the datasets that this node lists."""
+        names: Sequence[str] = ()
+        if self._mates is not None:
+            names = self._mates.nodes.names
+            is_heard = self._mates.keys.lease and self._mates.keys.etcd.away_since is None
+            if not is_heard or self._catalog.own not in names:
+                return []
+        catalog = self._catalog
+        about: list[object] = [catalog.revisions, catalog.wants, names]
+        # They are replaced when they change
+        if len(self._own[0]) == len(about) and all(map(_is, self._own[0], about)):
+            return self._own[1]
+        wanted: dict[str, set[str]] = {}
+        for want in catalog.wants.values():
+            among = {*want.nodes} & {*names} if want.nodes else {*names}
+            wanted.setdefault(want.dataset, set()).update(among)
+        latest: dict[str, Revision] = {}
+        for each in sorted(catalog.revisions.values(), key=lambda each: each.added):
+            latest[each.dataset] = each
+        own = []
+        find_homes = lru_cache(None)(Homes)
+        for dataset, nodes in wanted.items():
+            known = latest.get(dataset)
+            if known is not None and known.every and self._mates is None:
+                own.append(known)
+            elif known is not None and known.every and nodes:
+                digest = hashlib.blake2b(dataset.encode("utf-8", "surrogateescape")).hexdigest()
+                if find_homes(tuple(sorted(nodes))).order_names(digest, 0, 1) == [catalog.own]:
+                    own.append(known)
+        self._own = (about, own)
+        return own
+
+    async def _list_again(self, latest: Revision) -> None:
+        try:
+            trouble = await self._look(latest)
+        except MegablendError as error:
+            trouble = str(error)
+        except Exception as error:
+            LOG.warning("mirror: this is a bug in megablend", exc_info=True)
+            trouble = repr(error)
+        if trouble:
+            self.counts["failed"] += 1
+            LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
+        await self._note(latest.dataset, trouble)
+        del self._running[latest.dataset]
+
+    async def _look(self, latest: Revision) -> str:
+        """List a dataset again. Returns: why nothing was changed; empty if it is as it was, or a new
+        revision. Raises: as `add` does."""
+
+        def look(storage: Storage) -> tuple[_Files, list[str]]:
+            known = self._catalog.read_files
+            sources = latest.sources
+            if not latest.is_plain:
+                sources = tuple(file.key.location for file in known(latest.digest))
+            found = self._list(storage, sources)
+            if found.digest == latest.digest:
+                return found, []
+            paths = {file.path for file in found.files}
+            return found, [
+                file.key.location for file in known(latest.digest) if file.path not in paths
+            ]
+
+        found, gone = await self._source.ask(look)
+        if gone:
+            return (
+                f"{len(gone):,} files are gone, such as {gone[0]}: {latest} stays the latest revision\n"
+                f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them"
+            )
+        if found.digest == latest.digest:
+            self.counts["same"] += 1
+            return ""
+        revision = replace(
+            latest,
+            digest=found.digest,
+            num_files=len(found.files),
+            num_bytes=sum(file.key.size for file in found.files),
+            added=time.time(),
+            by=self._catalog.own,
+            is_found=True,
+        )
+        await self._put(await self._keep(revision, found), latest)
+        self.counts["new"] += 1
+        LOG.info("mirror: the source of %s has changed: %s", latest, revision)
+        return ""
+
+    async def _note(self, dataset: str, trouble: str) -> None:
+        listed = Listed(time.time(), trouble[:_TROUBLE_LETTERS])
+        await self._pages.call(self._catalog.put_listed, dataset, listed)
+
+    def describe(self) -> dict[str, Any]:
+        """When sources were listed that this node lists, and why that changed nothing, by dataset."""
+        listed = self._catalog.listed
+        own = [each.dataset for each in self._find_own() if each.dataset in listed]
+        return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}
+
+    def count(self) -> dict[str, Any]:
+        """For metrics."""
+        failing = sum(bool(each["trouble"]) for each in self.describe().values())
+        return {"failing": failing, "listings": dict(self.counts)}
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
