@@ -13,7 +13,7 @@ from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_docu
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
-_NO_BLOCK = np.array((0, -1, 0, 0, 0, 0), SLOT_DTYPE)
+_NO_BLOCK = np.array((0, -1, 0, 0, 0), SLOT_DTYPE)
 
 
 class BlockTable:
@@ -30,6 +30,7 @@ class BlockTable:
         self._offsets: list[Int64s | None] = [None] * len(ids)
         # The same as kernels see them
         self._slots = np.full(len(ids), _NO_BLOCK)
+        self._counted_bytes = np.zeros(len(ids), np.int64)
         self._kinds_seen: set[int] = set()
         # For each extra column, the bits of its values as if they were tokens
         self._extra: list[BlockTable] = []
@@ -47,7 +48,7 @@ class BlockTable:
         self._slots["kind"][slots] = blocks.kinds
         self._slots["size"][slots] = blocks.sizes
         self._slots["tokens"][slots] = blocks.addresses
-        self._slots["counted_bytes"][slots] = sizes
+        self._counted_bytes[slots] = sizes
         if blocks.offsets is not None:
             for slot, offsets in zip(slots.tolist(), blocks.offsets, strict=True):
                 self._offsets[slot] = offsets
@@ -65,9 +66,8 @@ class BlockTable:
             self._offsets[slot] = None
         for table in self._extra:
             table.drop(slots)
-        counted: int = sum(self._slots["counted_bytes"][slots].tolist())
         self._slots[slots] = _NO_BLOCK
-        return counted
+        return sum(self._counted_bytes[slots].tolist())
 
     def occupied(self) -> Int64s:
         """Slots of the blocks that are in the table: int64 [...]."""
@@ -83,6 +83,7 @@ class BlockTable:
             table._owners[new] = self._owners[old]
             table._offsets[new] = self._offsets[old]
         table._slots[slots] = self._slots[occupied]
+        table._counted_bytes[slots] = self._counted_bytes[occupied]
         table._kinds_seen = self._kinds_seen
         table._extra = [column.move_to(ids) for column in self._extra]
         return table

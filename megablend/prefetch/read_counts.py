@@ -76,7 +76,7 @@ class ReadMeter:
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
         of_process = get_counts()
-        if self._counts is NOTHING_READ and self._of_process == of_process:
+        if self._counts is NOTHING_READ and self._of_process is of_process:
             return NOTHING_READ
         with self._lock:
             counts = self._counts

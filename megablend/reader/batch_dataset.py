@@ -73,9 +73,10 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
-        assert self._ahead is not None
-        self._taken[0] += 1
-        self._taken[1] = self._ahead.count_steps_ahead()
+        if self._due is not None:
+            assert self._ahead is not None
+            self._taken[0] += 1
+            self._taken[1] = self._ahead.count_steps_ahead()
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:

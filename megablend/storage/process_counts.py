@@ -13,19 +13,20 @@ Counted: TypeAlias = Literal[
 """The name of a counter, which is that of a field of `prefetch.read_counts.ReadCounts`."""
 
 _lock = threading.Lock()
-_counts = Counter[str]()
+_counts = Counter[str]()  # replaced, never changed: asked for with every batch, counted rarely
 
 
 def count(name: Counted, number: int = 1) -> None:
     """Add to a counter."""
+    global _counts
     with _lock:
-        _counts[name] += number
+        _counts = _counts + Counter({name: number})
 
 
 def get_counts() -> Counter[str]:
-    """All counters so far; a forked child goes on from its parent's numbers."""
-    with _lock:
-        return _counts.copy()
+    """All counters so far, the same object until something is counted; a forked child goes on from
+    its parent's numbers."""
+    return _counts
 
 
 def _unlock() -> None:

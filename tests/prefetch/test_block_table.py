@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from megablend.formats.base import DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
+from megablend.kernels.reader.gather import PORTION
 from megablend.order.base import Spans
 from megablend.prefetch.block_table import BlockTable
 from tests.examples import examples
@@ -71,6 +73,20 @@ def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
     table_of(blocks).gather(stretches.blocks, stretches, width, tokens, labels)
     assert tokens.tolist() == [(row + [-1] * length)[:length] for row in rows]
     assert labels.tolist() == [(row[1:] + [-1] * length)[:length] for row in rows]
+
+
+@pytest.mark.parametrize("length", [2 * PORTION - 1, 2 * PORTION, 3 * PORTION + 5])
+def test_samples_that_are_copied_in_portions(length: int) -> None:
+    text = list(range(7, 7 + 4 * (length + 1)))
+    cuts = [0, 1, PORTION, PORTION + 2, 3 * length, len(text)]
+    parts = [text[start:stop] for start, stop in pairwise(cuts)]
+    blocks = [block(part, "int32" if len(part) % 2 else "uint16") for part in parts]
+    stretches = samples_of([(i, 0, len(part)) for i, part in enumerate(parts)], length + 1)
+    tokens, labels = np.full((2, 4, length), -1)
+    table_of(blocks).gather(stretches.blocks, stretches, length + 1, tokens, labels)
+    rows = [text[i : i + length + 1] for i in range(0, len(text), length + 1)]
+    assert tokens.tolist() == [row[:-1] for row in rows]
+    assert labels.tolist() == [row[1:] for row in rows]
 
 
 def test_values_at_the_ends_of_their_types() -> None:

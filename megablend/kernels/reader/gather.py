@@ -22,11 +22,12 @@ SLOT_DTYPE = np.dtype(
         ("tokens", "<i8"),  # their address
         ("offsets", "<i8"),  # address of the offsets of its pieces: int64 [num_offsets]
         ("num_offsets", "<i8"),
-        ("counted_bytes", "<i8"),  # what it counts as in memory
     ]
 )
 """A block that is in memory."""
 Slots = npt.NDArray[np.void]
+PORTION = 256
+"""Tokens that are copied at a time."""
 
 
 @kernel
@@ -68,25 +69,35 @@ def gather_tokens(
             return i
         if filled + size > width or row >= len(tokens):
             return i
+        coming = bytes_at(0, 0)
         if i + 1 < len(places) and 0 <= places[i + 1] < len(slots):
             coming = bytes_at(
                 slots[places[i + 1]]["tokens"] + starts[i + 1] * like.itemsize,
                 (stops[i + 1] - starts[i + 1]) * like.itemsize,
             )
-            for j in range(0, len(coming), 64):
-                prefetch(coming, j)
         if slots[place]["kind"] == kind:
             read = bytes_at(
                 slots[place]["tokens"] + start * like.itemsize, size * like.itemsize
             ).view(like.dtype)
-            # A view, as long as the row goes: its loop is vectorised
-            to = tokens[row, filled : filled + size]
-            for j in range(len(to)):
-                to[j] = read[j]
-            unlabelled = 1 if filled == 0 else 0  # the first token is no label
-            to = labels[row, filled + unlabelled - 1 : filled + size - 1]
-            for j in range(len(to)):
-                to[j] = read[unlabelled + j]
+            requested = 0
+            # In portions: what comes next is requested while tokens are written, and labels read
+            # what is still near
+            for begin in range(0, size, PORTION):
+                end = min(begin + PORTION, size)
+                reach = len(coming) if end == size else min(end * like.itemsize, len(coming))
+                while requested < reach:
+                    prefetch(coming, requested)
+                    requested += 64
+                # Views, as long as the row goes: their loops are vectorised
+                part = read[begin:end]
+                to = tokens[row, filled + begin : filled + end]
+                for j in range(len(to)):
+                    to[j] = part[j]
+                unlabelled = 1 if filled + begin == 0 else 0  # the first token is no label
+                part = read[begin + unlabelled : end]
+                to = labels[row, filled + begin + unlabelled - 1 : filled + end - 1]
+                for j in range(len(to)):
+                    to[j] = part[j]
         filled += size
         if filled == width:
             row = row + 1
