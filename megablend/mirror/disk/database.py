@@ -1,7 +1,8 @@
-"""What the owner of a mirror remembers besides pages: states of source files, uses.
+"""Small tables that the owner of a mirror keeps besides pages: states of source files, and when
+files were last used.
 
-Each row has a checksum: a damaged one is as one that is not there. A database that SQLite refuses
-is made again, empty: what was in it can be found out again.
+Each row has a checksum, and a damaged row counts as missing. A database that SQLite cannot read is
+replaced by an empty one, since its contents can be obtained again (see `is_lasting` for others).
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
 _RESTORE = "; restore it, or remove it and request the datasets again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
+"""Words of SQLite's messages about a disk that fails, rather than a damaged database."""
 
 
 class Database:
-    """Values by kind and name. Raises: DataError if the disk fails.
+    """Values by kind and name, in an SQLite file. Its methods raise DataError if the disk fails.
 
     Args:
-        is_lasting: what is in it cannot be found out again: it is not made again, and a damaged one
-            is an error.
+        is_lasting: whether the contents cannot be obtained again. If so, a damaged database is an
+            error, as is a damaged row in `get_all`, and nothing is replaced.
     """
 
     def __init__(self, path: Path, *, is_lasting: bool = False) -> None:
@@ -42,13 +44,13 @@ class Database:
         self._connection: sqlite3.Connection | None = None
 
     def get(self, kind: str, name: str) -> bytes | None:
-        """A value, or None."""
-        return _check(kind, self._run(_GET, [(kind, _encode(name))])).get(name)
+        """The value of a name; None if there is none."""
+        return _select_sound(kind, self._run(_GET, [(kind, _encode(name))])).get(name)
 
     def get_all(self, kind: str) -> dict[str, bytes]:
         """All values of a kind, by name."""
         rows = self._run(_GET_ALL, [(kind,)])
-        found = _check(kind, rows)
+        found = _select_sound(kind, rows)
         if self._is_lasting and len(found) < len(rows):
             raise DataError(str(self._path), f"a row of {kind} is damaged{_RESTORE}")
         return found
@@ -56,25 +58,26 @@ class Database:
     def put(self, kind: str, values: dict[str, bytes]) -> None:
         """Store values in place of those of the same names: all of them, or none."""
         rows = [(kind, _encode(name), value) for name, value in values.items()]
-        self._run(_PUT, [(*row, _sum(*row)) for row in rows])
+        self._run(_PUT, [(*row, _checksum(*row)) for row in rows])
 
     def delete(self, kind: str, names: Iterable[str]) -> None:
-        """Forget values."""
+        """Delete the values of these names."""
         self._run(_DELETE, [(kind, _encode(name)) for name in names])
 
     def close(self) -> None:
-        """Close it, until it is used again."""
+        """Close the connection; the next use opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def remove(self) -> None:
-        """Delete its files."""
+        """Close the connection, and delete the database's files."""
         self.close()
         for end in ("", "-wal", "-shm", "-journal"):
             Path(f"{self._path}{end}").unlink(missing_ok=True)
 
     def _run(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Execute a statement, after replacing a damaged database. Raises: DataError."""
         try:
             try:
                 return self._try(statement, rows)
@@ -94,6 +97,7 @@ class Database:
             ) from error
 
     def _try(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Open the database if needed, and execute a statement for each of its parameter rows."""
         if self._connection is None:
             self._connection = sqlite3.connect(self._path, check_same_thread=False)
             self._connection.executescript(_OPEN)
@@ -112,16 +116,16 @@ def _encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _sum(kind: str, name: bytes, value: bytes) -> int:
+def _checksum(kind: str, name: bytes, value: bytes) -> int:
     return zlib.crc32(value, zlib.crc32(name + b"\0", zlib.crc32(kind.encode())))
 
 
-def _check(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
-    """Values of rows that are as they were written."""
+def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
+    """Values by name, of the rows whose checksum is right."""
     return {
         name.decode("utf-8", "surrogateescape"): value
         for name, value, checksum in rows
         if isinstance(name, bytes)
         and isinstance(value, bytes)
-        and checksum == _sum(kind, name, value)
+        and checksum == _checksum(kind, name, value)
     }

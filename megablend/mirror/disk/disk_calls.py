@@ -1,4 +1,4 @@
-"""What the owner asks of the disk, in one place, so that tests can let each of it fail."""
+"""System calls by which the owner uses the disk, in one place, so that tests can make each fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from megablend.errors import DataError, MissingFileError
 from megablend.system.failures import cause_of, remedy_of
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of errors that mean a full disk or quota."""
 _KEEP_SIZE_PUNCH_HOLE = 1 | 2
-_KEEPS_ORDER = platform.machine() == "x86_64"
+"""Linux's FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
+_IS_ORDERED = platform.machine() == "x86_64"
+"""Whether the processor keeps the order that `fence` asks for by itself."""
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
@@ -30,11 +33,11 @@ def punch_hole(fd: int, offset: int, size: int) -> None:
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of the data. Raises: OSError."""
+    """Write all of `data` at `offset`, however much one call writes. Raises: OSError."""
     while len(data):
-        done = os.pwrite(fd, data, offset)
-        data = data[done:]
-        offset += done
+        num_written = os.pwrite(fd, data, offset)
+        data = data[num_written:]
+        offset += num_written
 
 
 def count_free(path: Path) -> int:
@@ -44,14 +47,14 @@ def count_free(path: Path) -> int:
 
 
 class DiskCalls(NamedTuple):
-    """Each raises OSError."""
+    """The calls; each raises OSError."""
 
     write: Callable[[int, memoryview, int], None] = write_all
-    """Descriptor, data, offset."""
+    """Arguments: descriptor, data, offset."""
     allocate: Callable[[int, int, int], None] = os.posix_fallocate
-    """Descriptor, offset, size."""
+    """Arguments: descriptor, offset, size."""
     punch: Callable[[int, int, int], None] = punch_hole
-    """Descriptor, offset, size."""
+    """Arguments: descriptor, offset, size."""
     sync: Callable[[int], None] = os.fdatasync
     flush: Callable[[mmap.mmap], object] = mmap.mmap.flush
     free: Callable[[Path], int] = count_free
@@ -69,7 +72,7 @@ def fence() -> None:
     shared one. x86-64 does not reorder loads with loads or stores with stores, and nothing here
     needs a load to be ordered after a store.
     """
-    if _KEEPS_ORDER:
+    if _IS_ORDERED:
         return
     lock = threading.Lock()
     lock.acquire()
@@ -79,6 +82,6 @@ def fence() -> None:
 
 
 def disk_error(path: Path, error: OSError) -> DataError:
-    """The error for a file of the mirror that the disk does not write or read."""
+    """The error for a file of the mirror that could not be written or read."""
     kind = MissingFileError if isinstance(error, FileNotFoundError) else DataError
     return kind(str(path), f"the mirror's disk fails: {cause_of(error)}: {remedy_of(error.errno)}")

@@ -2,7 +2,7 @@
 
 mirror.json                     the marker: format, id, group
 node.lock, node.sock            the owner's lock, with its pid; its socket
-mirror.db                       what else the owner remembers
+mirror.db                       small tables of the owner
 files/<2 hex>/<32 hex>.data     a sparse copy, with the offsets of its source
 files/<2 hex>/<32 hex>.map      which pages of it are held
 datasets.db, manifests/, folders/   datasets that are wanted: see `mirror.catalog`
@@ -37,15 +37,17 @@ _MARKER = "mirror.json"
 _LOCK = "node.lock"
 _LOG = "node.log"
 _FORMAT = 1
-_BEING_WRITTEN = ".mirror-"
+_TEMPORARY_PREFIX = ".mirror-"
 _LEFT_BY_SYSTEM = {"lost+found"}
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
+"""Most bytes of a marker or a lock file that are read."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
+"""Numbers of errors by which a file system refuses what it does not support."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FolderInUseError(ConfigError):
-    """Another process owns the folder."""
+    """Another node process owns the folder."""
 
 
 class FileKey(NamedTuple):
@@ -64,57 +66,57 @@ class FileKey(NamedTuple):
         return hashlib.blake2b(b"1\0" + text, digest_size=16).hexdigest()
 
     def pack(self) -> bytes:
-        """What a copy says of its source: JSON {location, etag, found}."""
+        """Encode all but the size for the file's map or copy: JSON {location, etag, found}."""
         # `found` was a time; earlier versions look for it
         return json.dumps({"location": self.location, "etag": self.etag, "found": 0.0}).encode()
 
     @classmethod
     def unpack(cls, text: bytes, size: int) -> FileKey:
-        """What `pack` has packed, of a file of `size` bytes."""
-        told = parse_json(text)
-        return cls(told["location"], told["etag"], size)
+        """Decode what `pack` has encoded for a file of `size` bytes."""
+        fields = parse_json(text)
+        return cls(fields["location"], fields["etag"], size)
 
 
 def boot_id() -> bytes:
-    """16 bytes that are others after each start of this machine."""
+    """The kernel's boot id: 16 bytes, new at each start of this machine."""
     return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorFolder:
-    """A folder with a marker of ours."""
+    """A folder that holds a mirror, as its marker says."""
 
     path: Path
     id: str
-    """Hex, of its marker: another one means another folder, which was empty at first."""
+    """Random hex digits in the marker. Another id at the same path means that another mirror was
+    made there."""
     group: str | None = None
-    """For the owner: whose members may read it, in addition to its user."""
+    """For the owner: the group whose members may read the mirror, in addition to its user."""
 
     @classmethod
     def create(
         cls, path: Path | str, *, group: str | None = None, calls: DiskCalls | None = None
     ) -> MirrorFolder:
-        """For the owner: a new mirror in an empty folder, which is made if it is missing; or the
-        one that is there.
+        """Open a mirror as its owner. An empty or missing folder becomes a new mirror.
 
         Raises: ConfigError if the folder holds other things, belongs to another user, or its file
             system lacks holes, shared mappings or locks.
         """
         path = Path(path).absolute()
-        with _explained(path):
+        with _as_config_error(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_user(path, path.stat(), None)
-            found = {
+            names = {
                 each.name
                 for each in path.iterdir()
-                if each.name not in _LEFT_BY_SYSTEM and not each.name.startswith(_BEING_WRITTEN)
+                if each.name not in _LEFT_BY_SYSTEM and not each.name.startswith(_TEMPORARY_PREFIX)
             }
-            if found and _MARKER not in found:
+            if names and _MARKER not in names:
                 raise ConfigError(
-                    f"{path}: is not empty, and is not a mirror: it contains {min(found)!r}\n"
+                    f"{path}: is not empty, and is not a mirror: it contains {min(names)!r}\n"
                     "set `folder` of `mirror` to an empty folder, or to one that does not exist yet"
                 )
-            if not found:
+            if not names:
                 _check_file_system(path, calls or DiskCalls())
             with contextlib.suppress(FileExistsError):  # made before, or by a process beside us
                 _write_new(path / _MARKER, {"format": _FORMAT, "id": secrets.token_hex(16)})
@@ -126,10 +128,10 @@ class MirrorFolder:
 
     @classmethod
     def attach(cls, path: Path | str) -> MirrorFolder:
-        """For readers. Raises: ConfigError if it is no mirror, or another user's without a group
-        that this process is in."""
+        """Open an existing mirror as a reader. Raises: ConfigError if the folder is not a mirror,
+        or belongs to another user and to no group that this process is in."""
         path = Path(path).absolute()
-        with _explained(path):
+        with _as_config_error(path):
             state = path.stat()
             _check_user(path, state, state.st_gid if state.st_mode & stat.S_IXGRP else None)
             marker = _read_marker(path)
@@ -137,21 +139,21 @@ class MirrorFolder:
 
     @property
     def socket_path(self) -> Path:
-        """Where the owner listens."""
+        """Path of the unix socket on which the owner listens."""
         return self.path / "node.sock"
 
     @property
     def database_path(self) -> Path:
-        """The owner's small tables."""
+        """Path of the owner's small tables."""
         return self.path / "mirror.db"
 
     @property
     def datasets_path(self) -> Path:
-        """Which datasets are wanted; it is there if some ever were."""
+        """Path of the table of wanted datasets; it exists if any were ever wanted."""
         return self.path / "datasets.db"
 
     def data_path(self, digest: str) -> Path:
-        """The copy of a file."""
+        """Path of the copy of a file."""
         return self.path / "files" / digest[:2] / f"{digest}.data"
 
     def map_path(self, digest: str) -> Path:
@@ -171,7 +173,7 @@ class MirrorFolder:
                 f"{self.path}: there is no group {self.group!r} on this machine\n"
                 "set `group` of `mirror` to one that `getent group` lists"
             ) from None
-        path.chmod(0o2750)  # what is made in it belongs to the group, too
+        path.chmod(0o2750)  # setgid: new files in it belong to the group, too
 
     @property
     def file_mode(self) -> int:
@@ -179,8 +181,8 @@ class MirrorFolder:
         return 0o400 if self.group is None else 0o440
 
     def remove(self) -> None:
-        """Delete the folder, from which all copies are gone, unless there are other things in
-        it."""
+        """Delete the mirror's own files, and the folder if nothing else is in it. All copies have
+        to be removed before."""
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -190,7 +192,8 @@ class MirrorFolder:
             self.path.rmdir()
 
     def check(self) -> None:
-        """Raises: MissingFileError if the folder was removed, or another is in its place."""
+        """Check that this mirror is still at its path. Raises: MissingFileError if the folder was
+        removed or replaced."""
         try:
             if _read_marker(self.path)["id"] == self.id:
                 return
@@ -202,13 +205,13 @@ class MirrorFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the folder until the end of the context, or of this process. Raises: FolderInUseError if
-        another process does; ConfigError if the lock cannot be written."""
+        """Own the folder until the context or this process ends. Raises: FolderInUseError if
+        another process owns it; ConfigError if the lock cannot be written."""
         path = self.path / _LOCK
-        with _explained(path):
+        with _as_config_error(path):
             fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(fd, "r+b") as file:
-            with _explained(path):
+            with _as_config_error(path):
                 os.fchmod(fd, 0o600 if self.group is None else 0o640)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,16 +226,17 @@ class MirrorFolder:
             yield
 
     def read_owner(self) -> dict[str, Any]:
-        """pid of the process that owned the folder last; empty if none did."""
+        """Read {"pid": int} of the last process that owned the folder; empty if there was none."""
         with contextlib.suppress(OSError, ValueError):
-            owner = parse_json(read_regular(self.path / _LOCK, _MOST_BYTES))
+            owner = parse_json(read_regular(self.path / _LOCK, _MAX_BYTES))
             return owner if isinstance(owner, dict) else {}
         return {}
 
     def open_file(self, path: Path, flags: int) -> int:
-        """Open a copy or a map that may have to be made; returns its descriptor.
+        """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, the folder
+        that it is in is made, too.
 
-        Raises: DataError if it is a link or belongs to another user, or for the system's reason.
+        Raises: DataError if it is a link, belongs to another user, or cannot be opened.
         """
         try:
             if flags & os.O_CREAT and not path.parent.exists():
@@ -240,7 +244,7 @@ class MirrorFolder:
                 self.open_to_group(path.parent)
             with contextlib.suppress(FileNotFoundError):
                 if flags & os.O_RDWR and stat.S_ISREG(path.lstat().st_mode):
-                    # Its owner opens it for writing, no one else
+                    # The mode of copies and maps forbids writing; it is restored below
                     path.chmod(self.file_mode | 0o200)
             fd = _open_regular(path, flags, 0o600)
             if flags & os.O_RDWR:
@@ -251,6 +255,7 @@ class MirrorFolder:
 
 
 def _open_regular(path: Path, flags: int, mode: int) -> int:
+    """Open a regular file that belongs to the user of its folder. Raises: OSError."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     state = os.fstat(fd)
     if stat.S_ISREG(state.st_mode) and state.st_uid == path.parent.stat().st_uid:
@@ -260,6 +265,8 @@ def _open_regular(path: Path, flags: int, mode: int) -> int:
 
 
 def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
+    """Check that a path is a folder of this process's user, or of one of its groups. Raises:
+    ConfigError."""
     if not stat.S_ISDIR(state.st_mode):
         raise ConfigError(f"{path}: is not a folder\nset `folder` of `mirror` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
@@ -270,8 +277,9 @@ def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
 
 
 def _read_marker(path: Path) -> dict[str, Any]:
+    """Read the marker of a mirror. Raises: ConfigError if it is missing or not valid; OSError."""
     try:
-        marker = parse_json(read_regular(path / _MARKER, _MOST_BYTES))
+        marker = parse_json(read_regular(path / _MARKER, _MAX_BYTES))
         if isinstance(marker, dict) and marker.get("format") == _FORMAT and marker.get("id"):
             return marker
         found = f"its {_MARKER} says {marker!r}"
@@ -286,8 +294,9 @@ def _read_marker(path: Path) -> dict[str, Any]:
 
 
 def _write_new(path: Path, content: dict[str, Any]) -> None:
-    """Write a file that appears whole. Raises: FileExistsError, OSError."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_BEING_WRITTEN) as file:
+    """Write a new file of JSON, which appears only when it is complete. Raises: FileExistsError if
+    there is one; OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY_PREFIX) as file:
         file.write(json.dumps(content).encode())
         file.flush()
         os.fchmod(file.fileno(), 0o444)
@@ -296,39 +305,40 @@ def _write_new(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_file_system(path: Path, calls: DiskCalls) -> None:
-    """Raises: ConfigError if the file system lacks something; OSError."""
+    """Check that the file system has holes, shared mappings and locks. Raises: ConfigError if one
+    of them is missing; OSError."""
     with tempfile.TemporaryFile(dir=path) as file:
         fd = file.fileno()
-        what = "holes in files"
+        feature = "holes in files"
         try:
             calls.write(fd, memoryview(bytes([1]) * (2 * BLOCK_BYTES)), 0)
             before = os.fstat(fd).st_blocks
             calls.punch(fd, 0, BLOCK_BYTES)
             # Before the mapping is written: some file systems allocate more than a page for that
             has_holes = os.fstat(fd).st_blocks < before
-            what = "shared memory mappings"
+            feature = "shared memory mappings"
             with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
                 mapped[:1] = b"\2"
             is_seen = os.pread(fd, 2, 0) == b"\2\0"
-            what = "locks (flock)"
+            feature = "locks (flock)"
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_seen and has_holes:
                 return
-            what = "holes in files, or no shared memory mappings"
+            feature = "holes in files, or no shared memory mappings"
             problem = "a punched hole, or what a mapping wrote, does not show"
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             problem = cause_of(error)
     raise ConfigError(
-        f"{path}: its file system has no {what} ({problem})\n"
+        f"{path}: its file system has no {feature} ({problem})\n"
         "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
     )
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Raises: ConfigError in place of OSError."""
+def _as_config_error(path: Path) -> Iterator[None]:
+    """Turn an OSError of the context into a ConfigError that names `path`."""
     try:
         yield
     except OSError as error:

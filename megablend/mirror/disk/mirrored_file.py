@@ -30,12 +30,12 @@ _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
-    """Reads what is held of one file. Thread-safe, and usable in a forked child. Closed when nothing
-    refers to it any more.
+    """Reads what is held of one file. Thread-safe, and usable in a forked child. Closed when
+    nothing refers to it any more.
 
     A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
-    counter again. The owner takes pages out of the map, counts, and only then makes holes. So if
-    the counters are equal, no hole was made in between in pages that were held.
+    counter again. The owner takes pages out of the map, increments the counter, and only then makes
+    holes. So if both values are equal, no hole was made in the meantime in pages that were held.
     """
 
     def __init__(self, path: Path, data_fd: int, block_map: BlockMap) -> None:
@@ -46,8 +46,9 @@ class MirroredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
-        """None if no page of it is held yet, as far as a reader can tell. Raises: DataError if the
-        folder's files cannot be opened; MissingFileError if the folder is gone."""
+        """Open a mirrored file. Returns: None if no page of it is held yet, as far as a reader can
+        tell. Raises: DataError if the folder's files cannot be opened; MissingFileError if the
+        folder is gone."""
         digest = key.digest
         if key.size < SMALL_BYTES:
             small = read_small(folder, digest) if key.size else None
@@ -62,7 +63,7 @@ class MirroredFile:
                 block_map = BlockMap.read(map_fd, mmap.ACCESS_READ)
             finally:
                 os.close(map_fd)
-            # After a new start of the machine the owner has to see first what is left.
+            # After a restart of the machine the owner has to find out first which pages are left.
             if block_map is None or block_map.key != key or block_map.boot != boot_id():
                 return None
             return cls(path, folder.open_file(path, os.O_RDONLY), block_map)
@@ -76,8 +77,8 @@ class MirroredFile:
 
     @property
     def is_current(self) -> bool:
-        """False if the owner gave the file up, and may have made another in its place: open it
-        again."""
+        """False if the owner gave the file up: it may have made another in its place, which has to
+        be opened anew."""
         return self._map.punches != RETIRED
 
     @property
@@ -92,12 +93,21 @@ class MirroredFile:
         return self._map.missing(pages)
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """Read ranges of the file: int64 [n] each, of `out` at `begins`. False if a page is absent,
-        or was evicted meanwhile: then nothing in `out` counts. Raises: DataError if the disk fails."""
+        """Read ranges of the file into `out`.
+
+        Args:
+            offsets, sizes: int64 [n], the ranges, in bytes.
+            begins: int64 [n], where in `out` the bytes of each range begin.
+
+        Returns: False if a page is not held, or was evicted meanwhile: nothing in `out` is valid
+            then.
+
+        Raises: DataError if the disk fails.
+        """
         for _ in range(_TRIES):
             punches = self.load_punches()
             fence()
-            if not self._hold(offsets, sizes):
+            if not self._are_held(offsets, sizes):
                 return False
             fence()
             if not self.fill(offsets, sizes, begins, out):
@@ -108,11 +118,12 @@ class MirroredFile:
         return False
 
     def load_punches(self) -> int:
-        """The map's counter now."""
+        """The current value of the map's counter of punches."""
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """Read ranges, held or not; False if the copy ends before. Raises: DataError."""
+        """As `read_into`, but whether the ranges are held or not. Returns: False if the copy ends
+        before they do. Raises: DataError."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])
@@ -127,39 +138,42 @@ class MirroredFile:
         except OSError as error:
             raise disk_error(self.path, error) from error
 
-    def _hold(self, offsets: Int64s, sizes: Int64s) -> bool:
+    def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
         """Whether all pages of some ranges are held: plain Python, since ranges are few."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
                 stop = offset + size
-                at = FIRST_WORD + (offset >> _BLOCK_SHIFT << 1)
-                last = FIRST_WORD + (stop - 1 >> _BLOCK_SHIFT << 1)
-                while at <= last:
-                    pages = words[at]
-                    if (pages ^ words[at + 1]) % PRIME:  # see `mirror.disk.block_map`
+                word = FIRST_WORD + (offset >> _BLOCK_SHIFT << 1)
+                last_word = FIRST_WORD + (stop - 1 >> _BLOCK_SHIFT << 1)
+                while word <= last_word:
+                    pages = words[word]
+                    if (pages ^ words[word + 1]) % PRIME:  # see `mirror.disk.block_map`
                         return False
                     if pages != ALL_PAGES:
-                        begin = (at - FIRST_WORD) * (BLOCK_BYTES // 2)
-                        if not _has(pages, offset - begin, stop - begin):
+                        block_begin = (word - FIRST_WORD) * (BLOCK_BYTES // 2)
+                        if not _contains_bytes(pages, offset - block_begin, stop - block_begin):
                             return False
-                    at += 2
+                    word += 2
         except IndexError:  # beyond the end of the file
             return False
         return True
 
 
-def _has(pages: int, begin: int, stop: int) -> bool:
-    """Whether the bytes of a block in a range that may begin before it and end after it are
-    held."""
-    low = max(begin, 0) // PAGE_BYTES
-    high = -(-min(stop, BLOCK_BYTES) // PAGE_BYTES)
-    needed = (1 << high) - (1 << low)
+def _contains_bytes(pages: int, begin: int, stop: int) -> bool:
+    """Whether the mask of a block contains the pages of a range.
+
+    Args:
+        begin, stop: the range, in bytes from the block's beginning; it may exceed the block.
+    """
+    first_page = max(begin, 0) // PAGE_BYTES
+    stop_page = -(-min(stop, BLOCK_BYTES) // PAGE_BYTES)
+    needed = (1 << stop_page) - (1 << first_page)
     return stop <= begin or pages & needed == needed
 
 
 class _WholeFile(MirroredFile):
-    """A small file, which was read when it was opened: its bytes stay right."""
+    """A file under 64 KiB, whose bytes were read when it was opened, and stay valid."""
 
     is_current = True
     is_complete = True

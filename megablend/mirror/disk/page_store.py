@@ -42,26 +42,26 @@ from megablend.mirror.disk.stored_file import (
 from megablend.system.log import LOG
 
 _NAME = re.compile(r"([0-9a-f]{32})\.(data|map|data\.new)")
-_MOST_OPEN = 256
+_MAX_OPEN_FILES = 256
 _UNSYNCED_BYTES = 64 << 20
 _UNSYNCED_SECONDS = 30.0
 
 
 class ScrubReport(NamedTuple):
-    """What a part of a scrub has seen."""
+    """The result of a part of a scrub."""
 
     num_bytes: int
     wrong: list[tuple[FileKey, Pages]]
-    """What was not as it was written, and is not held any more."""
+    """Pages that were not as they had been written; they are not held any more."""
     is_round_done: bool
-    """Whether all files have been seen since the last time that this was true."""
+    """Whether this part was the last one of a round through all files."""
 
 
 class Usage(NamedTuple):
     """What a mirror holds."""
 
     num_bytes: int
-    """Of pages, 4 KiB each."""
+    """Of held pages, 4 KiB each."""
     num_files: int
 
 
@@ -69,21 +69,21 @@ class Usage(NamedTuple):
 class _Entry:
     key: FileKey
     num_pages: int = 0
-    """Held ones."""
+    """Pages that are held."""
     use: int = 0
 
 
 class PageStore:
-    """Writes, reads and evicts pages, for one thread at a time. What is there is recovered first.
+    """Writes, reads and evicts pages, for one thread at a time; recovers those of earlier owners.
 
     Methods that write or read raise DataError if the disk fails; the pages concerned are not held
     then.
 
     Args:
-        folder: whose lock is held.
+        folder: the caller holds its lock.
         size: bytes of pages that are held at most; None for no limit.
         reserve: bytes of the file system that are left free for others.
-        evicts: whether both are kept from the beginning; otherwise what is pinned is told before.
+        evicts: whether size and reserve are enforced at once, not only after `set_kept`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PageStore:
         self._room = Room(self._list_held, self._find_held)
         self._num_pages = 0
         self.num_evicted = 0
-        """Pages, since its start."""
+        """Pages evicted since the start."""
         self._unsynced = set[str]()
         self._used = set[str]()
         self._num_unsynced = 0
@@ -119,7 +119,7 @@ class PageStore:
             self.evict_to_reserve()
 
     def _recover(self) -> None:
-        """Know what of the files that are there can be believed: the owner before may have been
+        """Find out which pages of existing files can be trusted: the owner before may have been
         killed, or the machine have lost its power. Raises: DataError if the disk fails."""
         digests: dict[str, set[str]] = {}
         for path in (self.folder.path / "files").glob("??/*"):
@@ -148,7 +148,7 @@ class PageStore:
             else:
                 continue
             entry = self._add(key, int(uses.get(digest, 0)))
-            self._count(entry, num_pages)
+            self._add_to_count(entry, num_pages)
             self._use = max(self._use, entry.use)
         if num_lost:
             LOG.warning(
@@ -168,7 +168,7 @@ class PageStore:
         return Usage(self._num_pages * PAGE_BYTES, num_files)
 
     def held(self, key: FileKey) -> Pages:
-        """All pages that are held."""
+        """The held pages of a file."""
         entry = self._entries.get(key.digest)
         if entry is None or not entry.num_pages:
             return NO_PAGES
@@ -177,8 +177,8 @@ class PageStore:
         return self._open(key.digest).map.held()
 
     def missing(self, key: FileKey, pages: Pages) -> Pages:
-        """Those of the pages that are not held; of a file under 64 KiB all of its pages, since it
-        is written as a whole."""
+        """Those of the pages that are not held. If they are of a file under 64 KiB, all pages of
+        the file: it is written as a whole."""
         entry = self._entries.get(key.digest)
         is_small = key.size < SMALL_BYTES
         if entry is None or not entry.num_pages:
@@ -188,14 +188,14 @@ class PageStore:
         return self._open(key.digest).map.missing(pages)
 
     def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
-        """Store pages that are due then, in monotonic seconds, or never. Those that are held
-        already are left as they are.
+        """Store pages of a file, except those that are held already.
 
         Args:
-            pages: of a file under 64 KiB all of its pages.
-            data: the bytes of all of them, one after another.
+            pages: all pages of a file under 64 KiB.
+            data: the bytes of all of `pages`, one after another.
+            due: when they will be read, in monotonic seconds; None if never.
 
-        Returns: False, and nothing is written, if there is no room for what is due then.
+        Returns: False, with nothing written, if too little may be evicted for them.
         """
         digest = key.digest
         entry = self._entries.get(digest) or self._add(key, self._use)
@@ -222,7 +222,7 @@ class PageStore:
             if isinstance(error, DataError):
                 raise
             raise disk_error(self.folder.data_path(digest), error) from error
-        self._count(entry, num_new)
+        self._add_to_count(entry, num_new)
         self._use += 1
         entry.use = self._use
         self._used.add(digest)
@@ -231,17 +231,16 @@ class PageStore:
         self._sync_in_time()
         return True
 
-    def make_room(self, key: FileKey, pages: Pages, due: float | None, more: int = 0) -> bool:
-        """Evict what must go for pages that are due then, and `more` bytes that are on their way:
-        to be asked before they are fetched. False, and nothing is evicted, if there is no room for
-        what is due then."""
+    def make_room(self, key: FileKey, pages: Pages, due: float | None, in_flight: int = 0) -> bool:
+        """Evict what must go before pages that are due at `due` are fetched, and beside them
+        `in_flight` bytes of others. Returns: False, with nothing evicted, if too little may go."""
         num_new = count_pages(self.missing(key, pages).masks)
-        return self._make_room(num_new * PAGE_BYTES + more, due)
+        return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
         """The bytes of pages, one after another; None if not all of them are held.
 
-        Blocks whose checksum is wrong are not held any more then.
+        If the checksum of a block is wrong, its pages are not held any more.
         """
         if len(self.missing(key, pages).blocks):
             return None
@@ -263,7 +262,7 @@ class PageStore:
         return None
 
     def drop(self, key: FileKey, pages: Pages) -> None:
-        """Pages are not believed any more."""
+        """Remove pages that were found to be wrong, and with them all of a damaged block."""
         digest = key.digest
         held = subtract(pages, self.missing(key, pages))
         if not len(held.blocks):
@@ -273,7 +272,7 @@ class PageStore:
         self._remove(digest, held)
 
     def touch(self, key: FileKey, pages: Pages) -> None:
-        """Pages are used now."""
+        """Record that pages are used now."""
         if entry := self._entries.get(key.digest):
             self._use += 1
             entry.use = self._use
@@ -281,44 +280,44 @@ class PageStore:
             self._room.touch(key.digest, pages, self._use)
 
     def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
-        """When pages are due, held or not: instead of all that was set or written before. See
-        Room.set_due."""
+        """Replace all due times, also those given to `write`; see Room.set_due. Pages that are not
+        held may have one."""
         self._room.set_due(needs, grace)
 
     def is_complete(self, key: FileKey) -> bool:
-        """Whether all pages are held, as far as is known without its map."""
+        """Whether all pages of a file are held, by their count in memory; its map is not read."""
         entry = self._entries.get(key.digest)
         return (entry.num_pages if entry else 0) == -(-key.size // PAGE_BYTES)
 
     def set_kept(self, begins: Mapping[str, Int64s]) -> None:
-        """What is wanted or pinned. See Room.set_kept."""
+        """Replace what is wanted or pinned; see Room.set_kept."""
         self._room.set_kept(begins)
 
     def find_capacity(self) -> int:
-        """Bytes that may be held in all, as much as others leave of the file system now."""
-        return self._num_pages * PAGE_BYTES - self._find_short(0)
+        """Bytes that may be held in all, given what others leave of the file system now."""
+        return self._num_pages * PAGE_BYTES - self._find_shortage(0)
 
     def remove_file(self, key: FileKey) -> int:
-        """Give a file up as a whole, so that who has mapped its copy keeps it. Returns: bytes of the
-        pages that were held."""
+        """Give up a whole file. Programs that have mapped its copy keep its bytes. Returns: bytes
+        of the pages that were held."""
         entry = self._entries.get(key.digest)
         num_pages = 0 if entry is None else entry.num_pages
         if entry is not None and num_pages:
-            self._count(entry, -num_pages)
+            self._add_to_count(entry, -num_pages)
             self._discard(key.digest)
         return num_pages * PAGE_BYTES
 
     def evict_to_reserve(self) -> None:
-        """Evict until size and reserve are kept, whatever is due; and sync, if that is due. To be
-        called each second. Raises: MissingFileError if the folder was removed."""
+        """Evict until size and reserve are respected, whatever is due, and sync if it is time. To
+        be called each second. Raises: MissingFileError if the folder was removed."""
         self.folder.check()
-        short = self._find_short(0)
+        short = self._find_shortage(0)
         if short > 0:
             self._evict(self._room.choose(short, None, any_due=True) or {})
         self._sync_in_time()
 
     def sync(self) -> None:
-        """Make all that is held durable. What the disk fails to keep is not held any more."""
+        """Make all held pages durable. Those that the disk fails to sync are not held any more."""
         self._num_unsynced = 0
         self._synced_at = time.monotonic()
         failure = None
@@ -330,7 +329,7 @@ class PageStore:
                     stored.sync()
                 except DataError as error:
                     failure = error
-                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
             self._unsynced.discard(digest)
         used = [self._entries[digest] for digest in self._used]
         values = {each.key.digest: b"%d" % each.use for each in used}
@@ -340,8 +339,8 @@ class PageStore:
             raise failure
 
     def scrub(self, max_bytes: int, is_first: bool = False) -> ScrubReport:
-        """Compare the next blocks, or the first ones, with their checksums, as they are on the disk;
-        what is wrong is not held any more."""
+        """Read the next blocks, or the first ones, from the disk, and compare them with their
+        checksums. Blocks that differ are not held any more."""
         if is_first:
             self._to_scrub = self._list_for_scrub()
         num_bytes = 0
@@ -356,15 +355,15 @@ class PageStore:
         return ScrubReport(num_bytes, wrong, True)
 
     def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
-        """Held blocks, to be read from the disk, after the map of their file was repaired."""
+        """Held blocks, whose next read comes from the disk; maps of files are repaired before."""
         for digest, entry in list(self._entries.items()):
             is_small = entry.key.size < SMALL_BYTES
             if entry.num_pages and not is_small:
                 stored = self._open(digest)
                 stored.repair()
-                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
             for pages in by_block(self.held(entry.key)):
-                # Others may be gone when this block's turn has come
+                # Some pages may have been evicted before the turn of this block
                 left = subtract(pages, self.missing(entry.key, pages))
                 if len(left.blocks) and not is_small:
                     self._open(digest).forget_cached(int(left.blocks[0]))
@@ -379,7 +378,7 @@ class PageStore:
         self.folder.remove()
 
     def get_state(self, location: str) -> tuple[int, str, float] | None:
-        """The last known size, etag and time of the check of a source file."""
+        """The size, etag and time of the last check of a source file; None if it is unknown."""
         value = self._database.get("state", location)
         return None if value is None else tuple(json.loads(value))
 
@@ -388,7 +387,7 @@ class PageStore:
         self.put_states([(location, etag, size)], checked_at)
 
     def put_states(self, states: Iterable[tuple[str, str, int]], checked_at: float) -> None:
-        """As `put_state`: the location, etag and size of each."""
+        """As `put_state`, for several files: the location, etag and size of each."""
         values = {
             location: json.dumps([size, etag, checked_at]).encode()
             for location, etag, size in states
@@ -402,7 +401,7 @@ class PageStore:
         self._open_files.clear()
 
     def _add(self, key: FileKey, use: int) -> _Entry:
-        """Know a file that was last used at count `use`."""
+        """Register a file that was last used at count `use`."""
         entry = _Entry(key, use=use)
         self._entries[key.digest] = entry
         num_blocks = -(-key.size // BLOCK_BYTES)
@@ -410,18 +409,17 @@ class PageStore:
         return entry
 
     def _open(self, digest: str) -> StoredFile:
-        """A file of at least 64 KiB; a new one if no page of it is held, or its map is
-        damaged."""
+        """Open a file of at least 64 KiB; a new one if no page is held, or its map is damaged."""
         stored = self._open_files.pop(digest, None)
         if stored is None:
             entry = self._entries[digest]
             if entry.num_pages:
                 stored = StoredFile.open(self.folder, digest, self._calls)
             if stored is None:
-                self._count(entry, -entry.num_pages)
+                self._add_to_count(entry, -entry.num_pages)
                 stored = StoredFile.create(self.folder, entry.key, self._boot, self._calls)
         self._open_files[digest] = stored
-        if len(self._open_files) > _MOST_OPEN:
+        if len(self._open_files) > _MAX_OPEN_FILES:
             self._open_files.popitem(last=False)
         return stored
 
@@ -429,23 +427,23 @@ class PageStore:
         self._open_files.pop(digest, None)
         discard(self.folder, digest)
 
-    def _count(self, entry: _Entry, num_more: int) -> None:
+    def _add_to_count(self, entry: _Entry, num_more: int) -> None:
         entry.num_pages += num_more
         self._num_pages += num_more
 
     def _remove(self, digest: str, pages: Pages) -> None:
         """Give up pages. Raises: DataError if the disk fails; they are not held then, either."""
         entry = self._entries[digest]
-        # Programs map what is in a folder of a dataset, too: no holes are made in it
+        # Programs may have mapped a copy that a dataset's folder links to: no holes are made in it
         if entry.key.size < SMALL_BYTES or _is_linked(self.folder.data_path(digest)):
-            self._count(entry, -entry.num_pages)
+            self._add_to_count(entry, -entry.num_pages)
         else:
             stored = self._open(digest)
             missing = count_pages(stored.map.missing(pages).masks)
             try:
                 stored.remove(pages)
             finally:
-                self._count(entry, missing - count_pages(stored.map.missing(pages).masks))
+                self._add_to_count(entry, missing - count_pages(stored.map.missing(pages).masks))
         if not entry.num_pages:
             self._discard(digest)
 
@@ -456,8 +454,8 @@ class PageStore:
         self.num_evicted += before - self._num_pages
 
     def _make_room(self, needed: int, due: float | None) -> bool:
-        """Evict what must go for `needed` bytes that are due then; False if too little may."""
-        short = self._find_short(needed)
+        """Evict what must go for `needed` bytes that are due at `due`; False if too little may."""
+        short = self._find_shortage(needed)
         if short <= 0:
             return True
         chosen = self._room.choose(short, due)
@@ -466,8 +464,8 @@ class PageStore:
         self._evict(chosen)
         return True
 
-    def _find_short(self, needed: int) -> int:
-        """Bytes that must go so that `needed` ones can come."""
+    def _find_shortage(self, needed: int) -> int:
+        """Bytes that have to be evicted before `needed` more are written; not above 0 if none."""
         try:
             short = needed + self._reserve - self._calls.free(self.folder.path)
         except OSError as error:

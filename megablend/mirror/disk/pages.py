@@ -1,4 +1,5 @@
-"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB: pure arithmetic."""
+"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB: pure
+arithmetic."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
 PORTION_BLOCKS = 4
-"""1 MiB is requested at a time: what is in flight when a process is killed is lost."""
+"""Blocks of a portion, which is requested at a time: 1 MiB, since what is in flight when a process
+is killed is lost."""
 PIECE_BLOCKS = 32
-"""8 MiB of a file have the same homes."""
+"""Blocks of a piece, 8 MiB of a file that have the same homes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held whole."""
-_TOP = np.uint64(PAGES_PER_BLOCK - 1)
+_LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
 _ONE = np.uint64(1)
-_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
-"""How many bits of a byte are set; `np.bitwise_count` needs NumPy 2."""
+_BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
+"""uint8 [256], how many bits of each byte are set; `np.bitwise_count` needs NumPy 2."""
 
 
 class Pages(NamedTuple):
@@ -30,41 +32,46 @@ class Pages(NamedTuple):
     blocks: Uint32s
     """uint32 [n], ascending, each once."""
     masks: Uint64s
-    """uint64 [n], bit i: page i of the block; none is 0."""
+    """uint64 [n], bit i stands for page i of the block; no mask is 0."""
 
 
 NO_PAGES = Pages(np.empty(0, np.uint32), np.empty(0, np.uint64))
 
 
 def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
-    """The pages that contain ranges of bytes: int64 [n] each, in any order, perhaps
-    overlapping."""
+    """The pages that contain ranges of bytes.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes; ranges may be in any order and overlap.
+    """
     _, rows = rows_of_ranges(offsets, sizes)
-    return _join(*rows)
+    return _merge_blocks(*rows)
 
 
 def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
-    """The pages of each of some ranges: a row for each block that it is in, so that blocks may
-    repeat. Empty ranges have none.
+    """The pages of each range: one row for each block that the range touches, so that blocks may
+    repeat. Empty ranges have no rows.
 
     Args:
         offsets, sizes: int64 [n], in bytes.
 
-    Returns: the range of each row, int64 [m]; the rows.
+    Returns: the index of the range of each row, int64 [m]; the rows.
     """
-    some = np.flatnonzero(sizes > 0)
-    first = offsets[some] // PAGE_BYTES
-    last = (offsets[some] + sizes[some] - 1) // PAGE_BYTES
+    nonempty = np.flatnonzero(sizes > 0)
+    first = offsets[nonempty] // PAGE_BYTES
+    last = (offsets[nonempty] + sizes[nonempty] - 1) // PAGE_BYTES
     counts = last // PAGES_PER_BLOCK - first // PAGES_PER_BLOCK + 1
-    at = np.repeat(np.arange(len(some)), counts)
-    number = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-    blocks = first[at] // PAGES_PER_BLOCK + number
-    low = np.maximum(first[at] - blocks * PAGES_PER_BLOCK, 0).astype(np.uint64)
-    high = np.minimum(last[at] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1).astype(np.uint64)
+    of_row = np.repeat(np.arange(len(nonempty)), counts)
+    ordinal = np.arange(len(of_row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    blocks = first[of_row] // PAGES_PER_BLOCK + ordinal
+    low = np.maximum(first[of_row] - blocks * PAGES_PER_BLOCK, 0).astype(np.uint64)
+    high = np.minimum(last[of_row] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1).astype(
+        np.uint64
+    )
     # Bits `low` to `high`
     every = np.uint64(ALL_PAGES)
-    masks = (every << low) & (every >> (_TOP - high))
-    return some[at], Pages(blocks.astype(np.uint32), masks)
+    masks = (every << low) & (every >> (_LAST_BIT - high))
+    return nonempty[of_row], Pages(blocks.astype(np.uint32), masks)
 
 
 def pages_of_file(size: int) -> Pages:
@@ -73,12 +80,12 @@ def pages_of_file(size: int) -> Pages:
 
 
 def unite(a: Pages, b: Pages) -> Pages:
-    """Pages of either."""
-    return _join(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
+    """The union of two sets."""
+    return _merge_blocks(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
 
 
 def intersect(a: Pages, b: Pages) -> Pages:
-    """Pages of both."""
+    """The intersection of two sets."""
     return drop_empty(a.blocks, a.masks & _masks_at(b, a.blocks))
 
 
@@ -88,20 +95,20 @@ def subtract(a: Pages, b: Pages) -> Pages:
 
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Pages of blocks of which some masks are 0."""
-    some = masks != 0
-    return Pages(blocks[some], masks[some])
+    """The set of pages of ascending blocks, without the blocks whose mask is 0."""
+    nonempty = masks != 0
+    return Pages(blocks[nonempty], masks[nonempty])
 
 
 def count_pages(masks: Uint64s) -> int:
-    """How many bits are set."""
+    """How many pages the masks contain."""
     return int(count_each(masks).sum())
 
 
 def count_each(masks: Uint64s) -> Int64s:
-    """How many bits of each mask are set: int64 [n]."""
+    """How many pages each mask contains: int64 [n]."""
     octets = np.ascontiguousarray(masks).view(np.uint8).reshape(-1, 8)
-    counts: Int64s = _ONES[octets].sum(axis=1, dtype=np.int64)
+    counts: Int64s = _BITS_OF_BYTE[octets].sum(axis=1, dtype=np.int64)
     return counts
 
 
@@ -114,35 +121,39 @@ def count_bytes(pages: Pages, file_size: int) -> int:
 
 
 def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
-    """Offsets and sizes in bytes: int64 [n], ascending, neighbours merged; they end where the file
-    does."""
+    """Offsets and sizes of the pages in bytes: int64 [n] each, ascending. Adjacent pages are one
+    range; no range goes beyond the end of the file."""
     blocks = pages.blocks.astype(np.int64)
     masks = pages.masks
     is_next = blocks[1:] == blocks[:-1] + 1
     before = np.zeros_like(masks)  # bit 0: the page before the block is in the set
-    before[1:] = (masks[:-1] >> _TOP) * is_next
+    before[1:] = (masks[:-1] >> _LAST_BIT) * is_next
     after = np.zeros_like(masks)  # bit 63: the page after it is
-    after[:-1] = (masks[1:] & _ONE) * is_next << _TOP
+    after[:-1] = (masks[1:] & _ONE) * is_next << _LAST_BIT
     begins = _list_pages(blocks, masks & ~(masks << _ONE | before)) * PAGE_BYTES
     stops = (_list_pages(blocks, masks & ~(masks >> _ONE | after)) + 1) * PAGE_BYTES
     return begins, np.minimum(stops, file_size) - begins
 
 
-def select_bytes(pages: Pages, data: memoryview, some: Pages, file_size: int) -> memoryview:
-    """The bytes of some of the pages whose bytes are in `data`, one after another."""
-    if np.array_equal(pages.blocks, some.blocks) and np.array_equal(pages.masks, some.masks):
+def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) -> memoryview:
+    """The bytes of a subset of pages.
+
+    Args:
+        data: the bytes of `pages`, one after another.
+    """
+    if np.array_equal(pages.blocks, subset.blocks) and np.array_equal(pages.masks, subset.masks):
         return data
     offsets, sizes = ranges_of_pages(pages, file_size)
-    begins = sizes.cumsum() - sizes
-    wanted, wanted_sizes = ranges_of_pages(some, file_size)
-    run = np.searchsorted(offsets, wanted, "right") - 1
-    at = (begins[run] + wanted - offsets[run]).tolist()
-    parts = [data[a : a + size] for a, size in zip(at, wanted_sizes.tolist(), strict=True)]
+    data_begins = sizes.cumsum() - sizes
+    wanted_offsets, wanted_sizes = ranges_of_pages(subset, file_size)
+    containing = np.searchsorted(offsets, wanted_offsets, "right") - 1
+    starts = (data_begins[containing] + wanted_offsets - offsets[containing]).tolist()
+    parts = [data[a : a + size] for a, size in zip(starts, wanted_sizes.tolist(), strict=True)]
     return memoryview(b"".join(parts))
 
 
 def split_portions(pages: Pages) -> list[Pages]:
-    """The pages of each portion: of so many bytes of the file, whose borders are multiples of it."""
+    """The pages of each portion that has some; portions begin at multiples of PORTION_BLOCKS."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
@@ -155,11 +166,11 @@ def by_block(pages: Pages) -> Iterator[Pages]:
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
-    """Numbers of pages in the file, ascending."""
-    some = np.flatnonzero(masks)
-    bits = np.unpackbits(masks[some].astype("<u8").view(np.uint8), bitorder="little")
-    where, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
-    return blocks[some][where] * PAGES_PER_BLOCK + page
+    """The number of each page, counted from the start of the file: int64 [n], ascending."""
+    nonempty = np.flatnonzero(masks)
+    bits = np.unpackbits(masks[nonempty].astype("<u8").view(np.uint8), bitorder="little")
+    row, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
+    return blocks[nonempty][row] * PAGES_PER_BLOCK + page
 
 
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
@@ -170,8 +181,8 @@ def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
     return np.where(pages.blocks[at] == blocks, pages.masks[at], np.uint64(0))
 
 
-def _join(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Pages of blocks in any order, with repeats."""
+def _merge_blocks(blocks: Uint32s, masks: Uint64s) -> Pages:
+    """The set of pages of blocks that may be in any order and repeat."""
     order = np.argsort(blocks, kind="stable")
     blocks = blocks[order]
     masks = masks[order]

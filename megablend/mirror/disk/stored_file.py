@@ -1,8 +1,9 @@
-"""The owner's side of one mirrored file: its copy and its map, written in an order in which a
-process, a machine or a disk may fail at any time.
+"""The owner's side of one mirrored file: its copy and its map, written in such an order that the
+process, the machine or the disk may fail at any time.
 
-A file under 64 KiB is one file without a map. It is held whole or not at all, appears whole, and is
-removed whole: who has read one has right bytes, whatever becomes of it.
+A source file under 64 KiB is mirrored as one file without a map. It is held whole or not at all,
+appears whole, and is removed whole: bytes that were read from it stay right, whatever becomes of
+it.
 
     size bytes   the source's
     n bytes      JSON by FileKey.pack
@@ -40,15 +41,16 @@ from megablend.mirror.disk.pages import (
 )
 
 SMALL_BYTES = 64 << 10
-_END = struct.Struct("<8sII")
+_FOOTER = struct.Struct("<8sII")
 _MAGIC = b"MBSF\0\0\0\1"
-_MOST_BYTES = SMALL_BYTES + (64 << 10)
-_CHECKSUM = 0xFFFFFFFF
+_MAX_CONTENT_BYTES = SMALL_BYTES + (64 << 10)
+_CHECKSUM_MASK = 0xFFFFFFFF
 _SLACK_BYTES = 1 << 20
+"""Bytes that a copy may occupy beyond its held pages before `repair` makes holes again."""
 
 
 class StoredFile:
-    """Its pages, written and removed by one thread. Errors of the disk are DataError."""
+    """A file of at least 64 KiB, whose pages one thread writes and removes."""
 
     def __init__(
         self, folder: MirrorFolder, block_map: BlockMap, fd: int, calls: DiskCalls
@@ -59,13 +61,14 @@ class StoredFile:
         self._fd = fd
         self._calls = calls
         self._may_be_durable = True
-        """Whether the map on the disk may call blocks durable, whatever it says in memory."""
+        """Whether the map on the disk may call blocks durable, whatever the map in memory says."""
 
     @classmethod
     def create(
         cls, folder: MirrorFolder, key: FileKey, boot: bytes, calls: DiskCalls
     ) -> StoredFile:
-        """A file without pages. Raises: DataError; OSError if there is no room for its map."""
+        """Create a file without pages, in place of an existing one. Raises: DataError; OSError if
+        there is no room for its map."""
         digest = key.digest
         new = os.O_RDWR | os.O_CREAT | os.O_EXCL
         discard(folder, digest)
@@ -88,8 +91,8 @@ class StoredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
-        """The file that is there; None if its map is damaged, or its copy too short.
-        Raises: DataError."""
+        """Open an existing file. Returns: None if its map is damaged, or its copy has the wrong
+        size. Raises: DataError."""
         map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
         try:
             block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)
@@ -106,8 +109,8 @@ class StoredFile:
             os.close(self._fd)
 
     def write(self, pages: Pages, data: memoryview) -> None:
-        """Write pages that are not held yet, whose bytes follow one another, and mark them: none of
-        them, if writing fails. Raises: OSError."""
+        """Write pages that are not held yet, and add them to the map: all of them, or none if
+        writing fails. `data` has their bytes, one after another. Raises: OSError."""
         begin = 0
         try:
             for offset, size in self._list_ranges(pages):
@@ -121,21 +124,24 @@ class StoredFile:
         begin = 0
         for block, mask in _list_blocks(pages):
             held, _, checksum = self.map.load(block)
-            stop = begin + self._count(block, mask)
+            stop = begin + self._count_bytes(block, mask)
             checksum += sum_of_pages(mask, data[begin:stop])
-            # Neither durable nor copied, until all its pages are
-            self.map.store(block, held | mask, 0, checksum & _CHECKSUM)
+            # Without DURABLE: the new pages are not synced yet
+            self.map.store(block, held | mask, 0, checksum & _CHECKSUM_MASK)
             begin = stop
 
     def read(self, pages: Pages) -> tuple[bytes, Pages]:
-        """The bytes of pages that are held, and all held pages of blocks among them that are not as
-        they were written, or cannot be read any more: if there are any, the bytes do not count."""
+        """Read held pages, and compare their blocks with the checksums.
+
+        Returns: the bytes of the pages, one after another; all held pages of blocks whose checksum
+            is wrong or that cannot be read. If there are any, the bytes are not valid.
+        """
         parts = []
         wrong = []
         for block, mask in _list_blocks(pages):
             held, _, checksum = self.map.load(block)
             data = self._read_block(block, held)
-            is_whole = len(data) == self._count(block, held)
+            is_whole = len(data) == self._count_bytes(block, held)
             if not is_whole or sum_of_pages(held, memoryview(data)) != checksum:
                 wrong.append((block, held))
             else:
@@ -145,7 +151,7 @@ class StoredFile:
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
-        """Take pages out of the map, and give their room back. Returns: how many were held.
+        """Take pages out of the map, and make holes of them. Returns: how many were held.
 
         Raises: DataError if the disk fails: they are not held then, either.
         """
@@ -157,9 +163,9 @@ class StoredFile:
                 gone = held & mask
                 data = self._read_block(block, gone)
                 checksum -= sum_of_pages(gone, memoryview(data))
-                if len(data) < self._count(block, gone):  # its bytes cannot be read any more
-                    kept = 0
-            self.map.store(block, kept, flags, checksum & _CHECKSUM)
+                if len(data) < self._count_bytes(block, gone):
+                    kept = 0  # without their bytes, the checksum of the others is not known
+            self.map.store(block, kept, flags, checksum & _CHECKSUM_MASK)
             removed.append((block, held & ~kept))
         gone_pages = pages_of_rows(removed)
         self.map.add_punch()
@@ -173,8 +179,8 @@ class StoredFile:
         return count_pages(gone_pages.masks)
 
     def sync(self) -> None:
-        """Make what is held durable. Raises: DataError if the disk fails: what was not durable is not
-        held any more, since the system may have lost it."""
+        """Make what is held durable. Raises: DataError if the disk fails: what was not durable is
+        not held any more, since the system may have lost it."""
         new = self.map.held(without=DURABLE)
         try:
             self._calls.sync(self._fd)
@@ -187,9 +193,9 @@ class StoredFile:
             self.map.store(block, held, DURABLE, checksum)
 
     def recover(self, boot: bytes) -> int:
-        """After another owner: believe blocks that are durable, and others if the machine was not
-        started again since, or their checksum is right. Returns: pages that are not believed.
-        Raises: DataError."""
+        """Keep what can be trusted after another owner: durable blocks, and others if the machine
+        was not restarted since, or if their checksum is right. Returns: how many pages were
+        removed. Raises: DataError."""
         self.repair()
         num_lost = 0
         if self.map.boot != boot:
@@ -199,8 +205,8 @@ class StoredFile:
         return num_lost
 
     def repair(self) -> None:
-        """Store the header again, give up blocks whose records are damaged, and give back what is not
-        held: a process may have ended before it did so. Raises: DataError."""
+        """Write the header again, give up blocks whose records are damaged, and make holes of pages
+        that are not held, in case an owner ended before it did so. Raises: DataError."""
         self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
@@ -215,7 +221,7 @@ class StoredFile:
             raise disk_error(self.path, error) from error
 
     def forget_cached(self, block: int) -> None:
-        """Have the next read of a block come from the disk."""
+        """Drop a block from the system's page cache, so that its next read comes from the disk."""
         os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
 
     def _read_block(self, block: int, mask: int) -> bytes:
@@ -234,26 +240,26 @@ class StoredFile:
         offsets, sizes = ranges_of_pages(pages, self.key.size)
         return zip(offsets.tolist(), sizes.tolist(), strict=True)
 
-    def _count(self, block: int, mask: int) -> int:
+    def _count_bytes(self, block: int, mask: int) -> int:
         """Bytes of some pages of a block."""
         return count_bytes(pages_of_rows([(block, mask)]), self.key.size)
 
 
 def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | None:
-    """A file under 64 KiB and its bytes; None if it is not held, or damaged. Raises: DataError if it
-    cannot be read."""
+    """Read a file under 64 KiB. Returns: its key and its bytes; None if it is not held, or damaged.
+    Raises: DataError if it cannot be read."""
     path = folder.data_path(digest)
     try:
         with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
-            content = file.read(_MOST_BYTES)
+            content = file.read(_MAX_CONTENT_BYTES)
     except MissingFileError:
         return None
     except OSError as error:
         raise disk_error(path, error) from error
-    if len(content) < _END.size:
+    if len(content) < _FOOTER.size:
         return None
-    magic, length, checksum = _END.unpack_from(content, len(content) - _END.size)
-    size = len(content) - _END.size - length
+    magic, length, checksum = _FOOTER.unpack_from(content, len(content) - _FOOTER.size)
+    size = len(content) - _FOOTER.size - length
     if magic != _MAGIC or size < 0 or checksum != zlib.crc32(content[:-4]):
         return None
     key = FileKey.unpack(content[size : size + length], size)
@@ -261,9 +267,10 @@ def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | Non
 
 
 def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: DiskCalls) -> None:
-    """Raises: OSError; DataError if the place cannot be opened."""
-    told = key.pack()
-    content = b"".join((data, told, _MAGIC, struct.pack("<I", len(told))))
+    """Write a file under 64 KiB, which appears only when it is complete. Raises: OSError; DataError
+    if its temporary file cannot be created."""
+    metadata = key.pack()
+    content = b"".join((data, metadata, _MAGIC, struct.pack("<I", len(metadata))))
     content += struct.pack("<I", zlib.crc32(content))
     path = folder.data_path(key.digest)
     new = Path(f"{path}.new")
@@ -280,7 +287,7 @@ def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: Dis
 
 
 def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
-    """Pages of blocks and their masks, in the order of blocks."""
+    """The set of pages given by (block, mask) pairs, sorted by block."""
     blocks, masks = zip(*rows, strict=True) if rows else ((), ())
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
 
@@ -290,7 +297,7 @@ def _list_blocks(pages: Pages) -> Iterator[tuple[int, int]]:
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
-    """Remove a file, if it is there; readers that have it open are told. Raises: DataError."""
+    """Remove a file, if it exists, and tell readers that have it open. Raises: DataError."""
     path = folder.map_path(digest)
     try:
         with suppress(MissingFileError):
