@@ -29,7 +29,6 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 
     Raises: ConfigError.
     """
-
     urls: dict[str, str] = {}
     cache = make_cache_absolute(config.cache, base, places.describe(["cache"]))
     token_files = f"{cache}/tokens"
@@ -37,20 +36,22 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         place = places.describe(["token_files"])
         token_files = make_cache_absolute(config.token_files, base, place)
 
-    def placed(source: Source, *location: str | int) -> Source:
+    def make_source_absolute(source: Source, *location: str | int) -> Source:
         place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
             update["vocab_size"] = _absolute_path(source.vocab_size, base, f"{place}.vocab_size")
-        found = source.model_copy(update=update)
-        found._place = place
-        found._token_files = token_files
-        return found
+        absolute = source.model_copy(update=update)
+        absolute._place = place
+        absolute._token_files = token_files
+        return absolute
 
     sources = {}
     for split, listed in config.sources.items():
         above = ("sources", split) if config.listed_by_split else ("sources",)
-        sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
+        sources[split] = tuple(
+            make_source_absolute(source, *above, i) for i, source in enumerate(listed)
+        )
     update: dict[str, Any] = {
         "cache": cache,
         "token_files": token_files if config.token_files is not None else None,
@@ -62,11 +63,10 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     if isinstance(config.vocab_size, str):
         place = places.describe(["vocab_size"])
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
-    if (
-        config.tokenizer is not None
-        and (path := base / Path(config.tokenizer).expanduser()).exists()
-    ):
-        update["tokenizer"] = str(path)
+    if config.tokenizer is not None:
+        path = base / Path(config.tokenizer).expanduser()
+        if path.exists():  # otherwise it is the name of a model
+            update["tokenizer"] = str(path)
     if urls or config.storage != ObjectOptions():
         objects = make_files_absolute(config.storage, base)
         update["storage"] = dataclasses.replace(objects, urls=tuple(urls.items()))
@@ -99,11 +99,12 @@ def _find_locations(
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a URL with braces, or a text file of URLs, stands for; another one itself."""
+    """The URLs that a URL with braces, or a text file of URLs, stands for; any other location
+    itself."""
     try:
-        return expand_location(
-            location if find_scheme(location) else _absolute_path(location, base, place)
-        )
+        if not find_scheme(location):
+            location = _absolute_path(location, base, place)
+        return expand_location(location)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
 
@@ -119,7 +120,7 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
 
 
 def _check_url(location: str, base: Path, place: str) -> str:
-    """A URL whose scheme a storage handles; what is none is taken for a path."""
+    """Check that a storage handles the scheme of a URL; what is no URL is made an absolute path."""
     location = lower_scheme(location)
     scheme = find_scheme(location)
     if not scheme or scheme == "file" or "\0" in location:
@@ -132,11 +133,11 @@ def _check_url(location: str, base: Path, place: str) -> str:
 
 
 def make_cache_absolute(location: str, base: Path, place: str) -> str:
-    """The location of a cache: the URL of a prefix of an object store unchanged,
-    otherwise an absolute path.
+    """The location of a cache: a URL if it is a prefix of an object store, otherwise an absolute
+    path.
 
     Args:
-        place: of the setting, for messages.
+        place: where the setting is, for messages.
 
     Raises: ConfigError.
     """

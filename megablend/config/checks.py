@@ -21,10 +21,10 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(
             "split: `sources` already lists the sources of each split; keep only one of the two"
         )
-    given = find_lengths(settings)
-    if len(given) > 1:
+    lengths = find_lengths(settings)
+    if len(lengths) > 1:
         raise ValueError(
-            f"{given[1]}: the length of train is already set by {given[0]}; keep only one of the two"
+            f"{lengths[1]}: the length of train is already set by {lengths[0]}; keep only one of the two"
         )
     for split in SPLITS[1:]:
         if settings.is_blended(split) and not settings.has_split(split):
@@ -34,7 +34,7 @@ def check_settings(settings: Settings) -> None:
     for split, sources in settings.sources.items():
         check_blend(split, sources, blended=settings.is_blended(split))
     _check_weights(settings)
-    has_end = bool(given or (settings.stages and settings.stages[-1].has_end))
+    has_end = bool(lengths or (settings.stages and settings.stages[-1].has_end))
     if _is_weighted(settings) and not has_end:
         raise ValueError(
             "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
@@ -56,7 +56,7 @@ def check_stages(
 
     Args:
         configs: the settings and sources of each stage.
-        ends_with_run: whether the run's length, which is given, is the end of the last stage.
+        ends_with_run: whether the run's length is set, which is then the end of the last stage.
 
     Raises: ValueError, which begins with the stage.
     """
@@ -74,11 +74,9 @@ def check_stages(
                 f"stages[{i}]: schedule: its shares change step by step, so nothing can be redistributed; set "
                 "`on_exhausted: error`, or list stages with constant shares"
             )
-        if (
-            _is_weighted(config)
-            and not stage.has_end
-            and not (ends_with_run and i == len(stages) - 1)
-        ):
+        is_last = i == len(stages) - 1
+        has_end = stage.has_end or (is_last and ends_with_run)
+        if _is_weighted(config) and not has_end:
             raise ValueError(
                 f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
             )
@@ -90,10 +88,10 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
 
     Raises: ValueError, which begins with the key.
     """
-    given = (settings, *stages) if settings.on_exhausted == "redistribute" else ()
-    if given and not any(
-        source.is_capped for each in given for listed in each.sources.values() for source in listed
-    ):
+    if settings.on_exhausted != "redistribute":
+        return
+    lists = (listed for each in (settings, *stages) for listed in each.sources.values())
+    if not any(source.is_capped for listed in lists for source in listed):
         raise ValueError(
             "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
             "one source, or remove on_exhausted"
@@ -142,6 +140,7 @@ def _check_masks(settings: Settings) -> None:
 
 
 def _why_no_eod(settings: Settings) -> str:
+    """Why masks need an end-of-document token that is not known, and what to do."""
     masks = [name for name in EOD_MASKS if getattr(settings, name)]
     found = settings.appended_eods
     shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
@@ -154,12 +153,12 @@ def _why_no_eod(settings: Settings) -> str:
 
 def _check_vocab_sizes(settings: Settings) -> None:
     """Check that end-of-document tokens are in the vocabulary, if that is given as a number."""
-    ends = [("eod_token", settings.eod_token, settings.vocab_size)]
+    eods = [("eod_token", settings.eod_token, settings.vocab_size)]
     for split, sources in settings.sources.items():
         for i, source in enumerate(sources):
             size = settings.vocab_size if source.vocab_size is None else source.vocab_size
-            ends.append((f"sources.{split}[{i}]", source.append_eod, size))
-    for place, token, size in ends:
+            eods.append((f"sources.{split}[{i}]", source.append_eod, size))
+    for place, token, size in eods:
         if token is not None and isinstance(size, int) and token >= size:
             named = "" if place == "eod_token" else "append_eod "
             raise ValueError(

@@ -21,8 +21,8 @@ class Places:
     """Line numbers of a config's keys.
 
     Args:
-        name: of the file, or what stands for it.
-        lines: None for a config that was not read from a file.
+        name: the file's name, or what stands for it in messages.
+        lines: the lines of its keys; None for a config that was not read from a file.
     """
 
     def __init__(self, name: str, lines: Lines) -> None:
@@ -30,8 +30,8 @@ class Places:
         self._lines = lines
 
     def describe(self, location: Sequence[str | int]) -> str:
-        """A location as messages begin with it: `file:line`, of its deepest part that exists in the
-        file, and its keys."""
+        """What messages about a location begin with: `file:line`, with the line of its deepest part
+        that exists in the file, and its keys."""
         lines = self._lines
         line = None
         for part in location:
@@ -46,7 +46,8 @@ class Places:
         return f"{file}: {join_keys(location)}" if location else file
 
     def split(self, name: str) -> list[str]:
-        """The location part for a split's sources, if the config lists sources by split."""
+        """The part of a location that names a split; empty if the config does not list its sources
+        by split."""
         top = self._lines if isinstance(self._lines, dict) else {}
         return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
 
@@ -82,12 +83,12 @@ _KEYS: dict[type[Model], str] = {
     StageSource: "weight and max_epochs",
     Warnings: "max_epochs and min_source_samples",
 }
-"""Keys that are named where something else was found in place of a mapping."""
+"""Examples of a model's keys, which a message names if something else was found in their place."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""The same for texts that have to match a pattern, by key."""
+"""What was expected of a text that has to match a pattern, by its key."""
 
 MAX_VALUE = 80
 """Characters of a wrong value that are shown."""
@@ -99,26 +100,28 @@ stage."""
 def explain_errors(
     error: ValidationError, places: Places, data: Mapping[str, Any]
 ) -> Iterator[str]:
-    """One line for each problem, with its place and key as the config spells it.
+    """Explain each problem in one line, with its place and its key as the config spells it.
 
     Args:
         data: the config before validation.
     """
-    written = {new: old for old, new in OLD_KEYS.items() if old in data}
+    old_keys = {new: old for old, new in OLD_KEYS.items() if old in data}
     for problem in error.errors():
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
-        location[:1] = [written.get(str(part), part) for part in location[:1]]
+        location[:1] = [old_keys.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
         value = repr(problem["input"])
         if len(value) > MAX_VALUE:
             value = f"{value[:MAX_VALUE]}..."
-        if not location and (start := _PLACE.match(message)):
-            location = [start[1]]
+        start = None if location else _PLACE.match(message)
+        if start is not None:
+            key, split, number = start.groups()
+            location = [key]
             message = message[start.end() :]
-            if start[2] is not None:
-                location += places.split(start[2])
-            if start[3] is not None:
-                location.append(int(start[3]))
+            if split is not None:
+                location += places.split(split)
+            if number is not None:
+                location.append(int(number))
         if problem["type"] == "extra_forbidden":
             hint = explain_unknown(
                 str(location[-1]), _known_keys(location), list(Source.model_fields)
@@ -149,7 +152,7 @@ def _known_keys(location: Sequence[str | int]) -> list[str]:
 
 
 def _find_model(location: Sequence[str | int]) -> type[Model]:
-    """Whose keys stand at a location."""
+    """The model whose keys stand at a location."""
     if not location:
         return Config
     if location[0] == "stages":

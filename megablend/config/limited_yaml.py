@@ -25,7 +25,7 @@ _TOO_DEEP = f"lists or mappings nested more than {MAX_DEPTH} deep"
 MAX_REPEATED = 1 << 18
 """Maximum number of values that aliases expand to."""
 _UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"))
-"""Of scalars with a special meaning: `<<` and `=`."""
+"""Tags of the scalars that have a special meaning: `<<` and `=`."""
 
 Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
 """Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value;
@@ -38,7 +38,7 @@ class Document(NamedTuple):
     data: Any
     lines: Lines
     duplicates: list[tuple[str, int]]
-    """Keys that are a second time in a mapping, with their lines."""
+    """Keys that a mapping already had, with their lines, from 1."""
 
 
 def read_limited(path: Path) -> str:
@@ -49,9 +49,8 @@ def read_limited(path: Path) -> str:
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than the limit of {MAX_BYTES:,} bytes")
     try:
-        return io.TextIOWrapper(
-            io.BytesIO(data), encoding="utf-8"
-        ).read()  # translates line endings as text files do
+        # Translates line endings as text files do
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
 
@@ -64,7 +63,7 @@ def parse_document(text: str) -> Document:
 
 
 def _load(text: str) -> Document:
-    """Parse a document that is within the limits by PyYAML."""
+    """Parse a document by PyYAML, after it was found to be within the limits."""
     try:
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
@@ -80,8 +79,13 @@ def _load(text: str) -> Document:
 def _find_lines(
     node: yaml.Node | None, duplicates: list[tuple[str, int]], known: dict[int, Lines]
 ) -> Lines:
-    """The lines of a node; adds the duplicate keys. Aliases share nodes, which are looked at
-    once."""
+    """The Lines of a node.
+
+    Args:
+        duplicates: filled with duplicate keys.
+        known: filled with the Lines of each node by its id: nodes that aliases share are looked at
+            once.
+    """
     if id(node) in known:
         return known[id(node)]
     lines: Lines = None
@@ -109,6 +113,7 @@ class _Collection:
     def __init__(self, event: Any, is_mapping: bool) -> None:
         self.anchor = event.anchor
         self.size = 1
+        """Values, counting itself and all that is in it."""
         self.line = event.start_mark.line
         self.is_mapping = is_mapping
         self.data: Any = {} if is_mapping else []
@@ -125,15 +130,20 @@ class _Reader:
         self._loader = LOADER(text)
         self._sizes: dict[str | None, int] = {}  # expanded size of each anchor
         self._repeated = 0
+        """Values that aliases have expanded to."""
         self._nested = list[_Collection]()
+        """The collections that are being read, from the outermost to the innermost."""
         self._scalars: dict[tuple[str, bool], tuple[Any, str]] = {}
+        """By their text, and whether they are plain: the values and tags of scalars."""
         self._is_usual = True
+        """Whether no feature has occurred that only PyYAML handles; if not, only limits are
+        checked."""
         self._documents = 0
         self._root: tuple[Any, Lines] = (None, None)
         self._duplicates = list[tuple[str, int]]()
 
     def read(self) -> Document | None:
-        """The document; None if it needs PyYAML."""
+        """Read the document; None if only PyYAML can."""
         try:
             while (event := self._loader.get_event()) is not None:
                 self._take(event)
@@ -148,6 +158,7 @@ class _Reader:
         return Document(*self._root, self._duplicates) if self._is_usual else None
 
     def _take(self, event: Any) -> None:
+        """Process the next event."""
         kind = type(event)
         if kind is yaml.ScalarEvent:
             self._sizes[event.anchor] = 1
@@ -178,7 +189,7 @@ class _Reader:
             raise _refused(_TOO_DEEP, event)
 
     def _expand(self, event: Any) -> int:
-        """The number of values of an alias."""
+        """Count the values that an alias expands to."""
         size = self._sizes.get(event.anchor, 0)
         if size == 0:
             raise _refused(
@@ -198,10 +209,10 @@ class _Reader:
         if not self._is_usual:  # only the limits are checked from here on
             self._add(None, None, line, 1)
             return
-        known = event.value, event.implicit[0]
-        if known not in self._scalars:
-            self._scalars[known] = self._construct(event)
-        value, tag = self._scalars[known]
+        written = event.value, event.implicit[0]
+        if written not in self._scalars:
+            self._scalars[written] = self._construct(event)
+        value, tag = self._scalars[written]
         if tag in _UNUSUAL_TAGS:
             self._is_usual = False
         if nested and nested[-1].is_mapping and nested[-1].key is None:
@@ -220,7 +231,7 @@ class _Reader:
         return self._loader.construct_object(yaml.ScalarNode(tag, event.value)), tag
 
     def _add(self, value: Any, lines: Lines, line: int, size: int) -> None:
-        """Add a value, of a size with all that is in it, to the collection that is being read."""
+        """Add a value to the innermost collection. `size`: the values that it has, with itself."""
         if not self._nested:
             self._root = value, lines
             return
@@ -239,4 +250,5 @@ class _Reader:
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    """The error for an event that a document must not have."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -68,7 +68,8 @@ def load_config(
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
     """A line for each of the first problems of a config, and how many more there are."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
-    if (more := error.error_count() - len(lines)) > 0:
+    more = error.error_count() - len(lines)
+    if more > 0:
         lines.append(f"{place.name}: and {more:,} more problem{'s' * (more > 1)}; fix these first")
     return "\n".join(lines)
 
@@ -107,6 +108,7 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
         raise ConfigError(
             f"{path}: found {found}, expected keys such as cache, sequence_length, sources"
         )
-    for key, line in document.duplicates:
+    if document.duplicates:
+        key, line = document.duplicates[0]
         raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
     return data, Places(str(path), document.lines)

@@ -114,7 +114,7 @@ class Config(Settings):
     """See `snapshot`."""
     _memo: _StagesMemo = PrivateAttr(default_factory=_StagesMemo)
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
-    """Of a stage's settings: the sources that any stage withdraws."""
+    """In the settings of a stage: the sources that any stage withdraws."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -164,8 +164,8 @@ class Config(Settings):
 
     @property
     def snapshot(self) -> int:
-        """Which snapshot of the index a stage reads, or the top level:
-        its number among those of the run."""
+        """The number, within the run, of the snapshot of the index that this stage (or the top
+        level) reads."""
         return self._snapshot
 
     @property
@@ -174,8 +174,11 @@ class Config(Settings):
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
-        """Whether the index has to contain the source's document boundaries;
-        with a number, the snapshot of that number in the run."""
+        """Whether the index has to contain the source's document boundaries.
+
+        Args:
+            snapshot: the number, within the run, of the snapshot that is asked about; None for all.
+        """
         return (
             source.append_eod is not None
             or source.text is not None  # `find` tells where a line is read

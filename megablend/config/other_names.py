@@ -38,7 +38,7 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
     "column": ("token_column", "text_column", "field", "key", "feature"),
 }
-"""What Megatron, Streaming, datasets, nanotron and others call something like our keys."""
+"""By our key: what Megatron, Streaming, datasets, nanotron and others call something like it."""
 _IN_STEPS = "runs are as long as their `samples`: steps x the global batch size"
 _OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {

@@ -23,16 +23,16 @@ class ReadSpec:
     indexes then include it."""
 
     format: str | None = None
-    """Name of the format; None until the files are found, where their suffix decides."""
+    """Name of the format; None until the files are found, if their suffix decides."""
     column: str | None = None
     """Dotted path of the column; None selects the token column (see `formats.choose`)."""
     count_documents: bool = True
-    """Documents must be counted exactly, even if that requires scanning the body."""
+    """Whether documents must be counted exactly, even if that requires scanning the body."""
     block_bytes: int = 1 << 20
-    """Rough size of a block where the format leaves the choice open (`.bin`)."""
+    """Rough size of a block if the format leaves the choice open (`.bin`)."""
     allow_float: bool = False
-    """The column contains numbers that accompany the tokens, not tokens: floats and booleans are
-    valid, too."""
+    """Whether the column contains numbers that accompany the tokens, not tokens: floats and booleans
+    are then valid, too."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the format by name, sorted; `make_options` makes them."""
 
@@ -76,17 +76,17 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; most have no further fields,
-        and get the same object if they are alike."""
-        found = dict[object, ReadSpec]()
-        reads = list[ReadSpec]()
-        read_fields = itemgetter("format", "column", "documents")
+        """Apply `from_record` to each record; records that are alike share one object."""
+        known = dict[object, ReadSpec]()
+        specs = list[ReadSpec]()
+        get_fields = itemgetter("format", "column", "documents")
         for record in records:
-            key = read_fields(record) if _NAMES.isdisjoint(record) else repr(record)
-            if key not in found:
-                found[key] = cls.from_record(record)
-            reads.append(found[key])
-        return reads
+            # Most records have no other fields
+            key = get_fields(record) if _NAMES.isdisjoint(record) else repr(record)
+            if key not in known:
+                known[key] = cls.from_record(record)
+            specs.append(known[key])
+        return specs
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
         """The first recorded field for which the request differs from how the files were indexed:
@@ -100,19 +100,17 @@ class ReadSpec:
         for each in _FIELDS:
             indexed = getattr(self, each.name)
             other = getattr(requested, each.name)
-            if each.name in (*_NOT_RECORDED, "count_documents") or (
-                each.name == "format" and other is None
-            ):
+            is_ignored = each.name in (*_NOT_RECORDED, "count_documents")
+            is_left_open = each.name == "format" and other is None
+            if is_ignored or is_left_open or indexed == other:
                 continue
-            if indexed != other:
-                return (
-                    (each.name, dict(indexed), dict(other))
-                    if each.name == "options"
-                    else (each.name, indexed, other)
-                )
+            if each.name == "options":
+                return each.name, dict(indexed), dict(other)
+            return each.name, indexed, other
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:
+        """The fields that keys and records list by name: those that differ from their defaults."""
         return (
             (each.name, getattr(self, each.name))
             for each in _NAMED_FIELDS

@@ -27,20 +27,22 @@ class Runtime:
     file_checks_per_second: float = _DEFAULTS["file_checks_per_second"]
     direct_io: bool = _DEFAULTS["direct_io"]
     masks: Masks = field(default_factory=Masks)
-    """Of the top level, and so of valid and test."""
+    """The masks of the top level, which valid and test have, too."""
     stage_masks: tuple[Masks, ...] = ()
-    """Of each stage that the config lists; none where no stage changes them."""
+    """The masks of each stage that the config lists; empty if no stage changes samples."""
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By a source's name in the index: where its files are; where absent, the folder that the last
-    build recorded."""
+    """Patterns of a source's token files, by its name in the index; the files of a source that is
+    absent are in the folder that the last build recorded."""
     extra_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By a source's name in the index, of those that have any."""
+    """Names of a source's extra columns, by its name in the index, if it has any."""
 
     @classmethod
     def of(cls, config: Config) -> Runtime:
-        """That of a config."""
+        """What is taken from a config."""
         sources = config.all_sources
-        changes_samples = any(stage.changes_samples for stage in config.stages)
+        stage_masks: tuple[Masks, ...] = ()
+        if any(stage.changes_samples for stage in config.stages):
+            stage_masks = tuple(each.masks for each in config.stage_configs_ignoring_sources)
         return cls(
             cache=config.cache_store,
             objects=config.storage,
@@ -49,9 +51,7 @@ class Runtime:
             file_checks_per_second=config.file_checks_per_second,
             direct_io=config.direct_io,
             masks=config.masks,
-            stage_masks=tuple(each.masks for each in config.stage_configs_ignoring_sources)
-            if changes_samples
-            else (),
+            stage_masks=stage_masks,
             paths={name: source.token_paths for name, source in sources.items()},
             extra_columns={
                 name: source.extra_columns

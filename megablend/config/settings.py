@@ -92,7 +92,7 @@ class Settings(Model):
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
     on_exhausted: Literal["error", "redistribute"] = "error"
-    """What to do where a source's share exceeds its max_epochs or max_tokens: refuse the blend, or
+    """What to do if a source's share exceeds its max_epochs or max_tokens: refuse the blend, or
     read the source up to its cap and give the rest to the other sources, by their weights. Without
     a cap a source repeats."""
     temperature: Temperature | None = None
@@ -158,8 +158,8 @@ class Settings(Model):
     """Token that the three masks above act on; by default the sources' append_eod, if all have the
     same."""
     tokenizer: PathText | None = None
-    """Of text sources: a tokenizer.json, a folder that has one, or the name of a model in the local
-    Hugging Face cache."""
+    """The tokenizer of text sources: a tokenizer.json, a folder that has one, or the name of a model
+    in the local Hugging Face cache."""
     token_files: PathText | None = None
     """Folder, or prefix of an object store, for what text is tokenised to; by default `tokens` in
     the cache."""
@@ -170,7 +170,7 @@ class Settings(Model):
     """Share of a source's documents that `on_bad_document: skip` may leave out."""
     max_document: Size | None = None
     """Longest line (or text of a table) that is read; by default 64 MiB, and 16 MiB for tokenizers
-    that only the `tokenizers` library knows, since it takes 117 bytes for each."""
+    that only the `tokenizers` library knows, which needs 117 bytes of memory for each byte."""
 
     @model_validator(mode="before")
     @classmethod
@@ -202,7 +202,7 @@ class Settings(Model):
 
     @property
     def appended_eods(self) -> set[int | None]:
-        """What the sources append to documents, each token once; None for nothing."""
+        """The tokens that sources append to documents, and None if one appends nothing."""
         return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property
@@ -210,8 +210,10 @@ class Settings(Model):
         """The masks, and the end-of-document token that they act on: `eod_token`, or the one that
         all sources append."""
         eod = self.eod_token
-        if eod is None and len(appended := self.appended_eods) == 1:
-            (eod,) = appended
+        if eod is None:
+            appended = self.appended_eods
+            if len(appended) == 1:
+                (eod,) = appended
         return Masks(eod=eod, **{name: getattr(self, name) for name in MASKS})
 
     @property

@@ -84,7 +84,7 @@ class Source(Share):
     """The files are text, which `build` tokenises: the JSON key or column that holds it, dotted for
     nested ones; see docs/text.md."""
     key: Annotated[str, Field(min_length=1)] | None = None
-    """JSON key or column that names a document of a text source: `show` and `find` tell it."""
+    """JSON key or column that names a document of a text source, for `show` and `find`."""
     eos: bool = False
     """Append the end-of-text token that the tokenizer names: the same as `append_eod` with its
     id."""
@@ -106,11 +106,9 @@ class Source(Share):
     @property
     def options(self) -> dict[str, OptionValue]:
         """The options of the format, with `documents`."""
-        return (
-            self.format_options
-            if self.documents is None
-            else {**self.format_options, "documents": self.documents}
-        )
+        if self.documents is None:
+            return self.format_options
+        return {**self.format_options, "documents": self.documents}
 
     @property
     def place(self) -> str:
@@ -119,7 +117,7 @@ class Source(Share):
 
     @property
     def token_paths(self) -> tuple[str, ...]:
-        """Patterns of the files that hold the tokens: `path`, of text those that `build` makes."""
+        """Patterns of the files that hold the tokens: `path`; for text, those that `build` makes."""
         return self.path if self.text is None else (f"{self._token_files}/*",)
 
     @property
@@ -168,14 +166,15 @@ class Source(Share):
         of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
         of_text = ("key", "eos", "bos", "add_special_tokens")
         unfit = of_text if self.text is None else of_tokens
-        if found := next((key for key in unfit if getattr(self, key)), None):
-            whose = "has no `text`" if self.text is None else "is tokenised from text"
+        found = next((key for key in unfit if getattr(self, key)), None)
+        if found is not None:
+            reason = "has no `text`" if self.text is None else "is tokenised from text"
             raise ValueError(
-                f"source {self.name!r} {whose}, so {found} does not apply; remove {found}"
+                f"source {self.name!r} {reason}, so {found} does not apply; remove {found}"
                 + (", or set `text` to the key of the text" if self.text is None else "")
             )
-        names = sorted((f"{self.text}.", f"{self.key}."), key=len)
-        if self.key is not None and names[1].startswith(names[0]):
+        shorter, longer = sorted((f"{self.text}.", f"{self.key}."), key=len)
+        if self.key is not None and longer.startswith(shorter):
             raise ValueError(
                 f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one of which contains the "
                 "other; expected two separate keys"
@@ -195,9 +194,10 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
             raise ValueError(
                 f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one"
             )
-        if source.extra_columns != sources[0].extra_columns and set(source.extra_columns) != set(
-            sources[0].extra_columns
-        ):
+        have_same_columns = source.extra_columns == sources[0].extra_columns or set(
+            source.extra_columns
+        ) == set(sources[0].extra_columns)
+        if not have_same_columns:
             raise ValueError(
                 f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, but "
                 f"{sources[0].name!r} has {', '.join(sources[0].extra_columns) or 'none'}; expected the same for all "

@@ -38,15 +38,18 @@ C = TypeVar("C", bound=BaseModel)
 
 
 class _Changes(Model):
-    """What a stage may change."""
+    """Keys by which a stage changes settings or a source."""
 
     fixed: ClassVar[tuple[str, ...]]
-    """Keys that decide the order of the whole run, or what its samples are made of."""
+    """Keys that no stage may change: they decide the order of the whole run, or what its samples
+    are made of."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_fixed(cls, data: Any) -> Any:
-        for key in cls.fixed if isinstance(data, Mapping) else ():
+        if not isinstance(data, Mapping):
+            return data
+        for key in cls.fixed:
             if key in data:
                 raise ValueError(
                     f"{key} cannot change within a run, whose order depends on it; set it at the "
@@ -66,10 +69,10 @@ class StageSource(Share, _Changes):
     def find_changes(self) -> dict[str, Any]:
         """The fields of a `Source` to update. A share replaces the source's share,
         whatever its unit was."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        if any(given.get(name) is not None for name in UNITS):
-            given = dict.fromkeys(UNITS) | given
-        return given
+        changes = {name: getattr(self, name) for name in self.model_fields_set}
+        if any(changes.get(unit) is not None for unit in UNITS):
+            changes = dict.fromkeys(UNITS) | changes
+        return changes
 
 
 class StageSettings(_Changes):
@@ -109,7 +112,7 @@ class StageSettings(_Changes):
     """Shares change in steps, over the stage, from those of the stage before to those of `sources`;
     by default at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
-    """The most steps of a schedule; fewer where they would be shorter than some cycles."""
+    """The most steps of a schedule; it has fewer if they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
     """Each source finishes its epoch in the order of the stage before, and begins the next one in
@@ -175,18 +178,23 @@ class StageSettings(_Changes):
 
 
 def check_listed(
-    stages: Sequence[StageSettings], names: Sequence[str], given: Sequence[str]
+    stages: Sequence[StageSettings], names: Sequence[str], lengths: Sequence[str]
 ) -> None:
-    """Check what stages say against the sources of train and the units in
-    which the run's length is given.
+    """Check the keys of stages against the sources of train and the run's length.
+
+    Args:
+        names: those of the sources of train.
+        lengths: the keys that set the run's length.
 
     Raises: ValueError, which begins with the place.
     """
     for i, stage in enumerate(stages):
-        if unknown := sorted(stage.sources.keys() - set(names)):
+        unknown = sorted(stage.sources.keys() - set(names))
+        if unknown:
             hint = did_you_mean(unknown[0], names) or "list it in `sources` too, with `weight: 0`"
             raise ValueError(f"stages[{i}]: train has no source {unknown[0]!r}; {hint}")
-        if unknown := sorted(set(stage.withdraw) - set(names)):
+        unknown = sorted(set(stage.withdraw) - set(names))
+        if unknown:
             raise ValueError(
                 f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since the stages before "
                 "read it"
@@ -202,26 +210,26 @@ def check_listed(
             raise ValueError(
                 f"stages[0]: found `{key}`, but no stage before it reads other data; remove it"
             )
-        if stage.share is not None and not given:
+        if stage.share is not None and not lengths:
             raise ValueError(
                 f"stages[{i}]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs"
             )
     _check_withdrawn(stages)
-    if stages and given and stages[-1].has_end and stages[-1].share is None:
+    if stages and lengths and stages[-1].has_end and stages[-1].share is None:
         raise ValueError(
-            f"{given[0]}: the last stage already sets the end of the run; remove one of the two"
+            f"{lengths[0]}: the last stage already sets the end of the run; remove one of the two"
         )
 
 
 def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
     """Raises: ValueError, which begins with the place, if a source is withdrawn twice, or given
     a share afterwards."""
-    gone = dict[str, int]()
+    withdrawn_in = dict[str, int]()
     for i, stage in enumerate(stages):
         for name in (*stage.withdraw, *stage.sources):
-            if name in gone:
+            if name in withdrawn_in:
                 raise ValueError(
-                    f"stages[{i}]: source {name!r} was withdrawn in stages[{gone[name]}]; remove it here"
+                    f"stages[{i}]: source {name!r} was withdrawn in stages[{withdrawn_in[name]}]; remove it here"
                 )
         if both := sorted(set(stage.withdraw) & stage.sources.keys()):
             raise ValueError(
@@ -233,26 +241,27 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
                 f"stages[{i}]: a schedule starts from the shares of the stage before, which still has source "
                 f"{stage.withdraw[0]!r}; withdraw it in a stage before the schedule"
             )
-        gone |= dict.fromkeys(stage.withdraw, i)
+        withdrawn_in |= dict.fromkeys(stage.withdraw, i)
 
 
 def apply_settings(
     config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
 ) -> tuple[C, ...]:
-    """The config's settings in each stage, as configs without stages and without a length, whose
-    keys are `lengths`.
+    """The config's settings in each stage, as configs without stages and without a length, which
+    have the sources of the top level.
 
-    Their sources are those of the top level.
+    Args:
+        lengths: the keys that can set the run's length.
     """
-    now = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths))
-    found = list[C]()
-    now._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
+    current = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths))
+    configs = list[C]()
+    current._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
     for stage in stages:
-        now = now.model_copy(update=stage.find_changes())
+        current = current.model_copy(update=stage.find_changes())
         if stage.changes_index:
-            now._snapshot += 1  # type: ignore[attr-defined]  # of a subclass
-        found.append(now)
-    return tuple(found)
+            current._snapshot += 1  # type: ignore[attr-defined]  # of a subclass
+        configs.append(current)
+    return tuple(configs)
 
 
 def apply_stages(
@@ -261,15 +270,15 @@ def apply_stages(
     """The config's settings and sources in each stage; see `apply_settings`."""
     sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
     train = sources["train"]
-    found = list[C]()
+    configs = list[C]()
     for stage, settings in zip(stages, apply_settings(config, stages, lengths), strict=True):
         if stage.sources or stage.withdraw:
-            train = tuple(_change(source, stage) for source in train)
-        found.append(settings.model_copy(update={"sources": sources | {"train": train}}))
-    return tuple(found)
+            train = tuple(_change_source(source, stage) for source in train)
+        configs.append(settings.model_copy(update={"sources": sources | {"train": train}}))
+    return tuple(configs)
 
 
-def _change(source: Any, stage: StageSettings) -> Any:
+def _change_source(source: Any, stage: StageSettings) -> Any:
     changes = stage.sources.get(source.name)
     update = {} if changes is None else changes.find_changes()
     if source.name in stage.withdraw:

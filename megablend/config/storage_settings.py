@@ -14,7 +14,7 @@ from megablend.storage.object_options import ObjectOptions, make_files_absolute
 from megablend.storage.options_parser import parse_options
 
 VARIABLE = "MEGABLEND_STORAGE"
-"""Names a YAML or JSON file with a `storage` key; a config of megablend is one."""
+"""The environment variable that names a YAML or JSON file with a `storage` key, such as a config."""
 
 
 def load_storage_settings(given: object = None) -> ObjectOptions:
@@ -43,8 +43,8 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 
 
 def _load(path: str, place: str) -> ObjectOptions:
-    """Load a file, or return what it contained before, if it has not changed:
-    thousands of datasets ask."""
+    """Load a file. What it contains is kept until the file changes, since thousands of datasets may
+    ask for it."""
     try:
         stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)

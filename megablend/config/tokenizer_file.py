@@ -15,7 +15,8 @@ from megablend.storage.location import find_scheme
 
 TOKENIZER = "tokenizer.json"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_NAMED_IN = ("tokenizer_config.json", "special_tokens_map.json")
+_ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files beside tokenizer.json that say which token has which role."""
 
 
 def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
@@ -37,11 +38,11 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
         home = os.environ.get("HF_HOME", "~/.cache/huggingface")
         hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
         model = hub / f"models--{given.replace('/', '--')}"
-        found = sorted(model.glob(f"snapshots/*/{TOKENIZER}"))
+        snapshots = sorted(model.glob(f"snapshots/*/{TOKENIZER}"))
         main = model / "refs" / "main"
         revision = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
-        if found:
-            return next((each for each in found if each.parent.name == revision), found[-1])
+        if snapshots:
+            return next((each for each in snapshots if each.parent.name == revision), snapshots[-1])
         tried += f", nor a model in {model}"
     raise ConfigError(
         f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json, or download the model "
@@ -50,18 +51,18 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
 
 
 def find_named_token(tokenizer: Path, name: str) -> int:
-    """The id of a token by its role, `eos_token` or `bos_token`, as the files beside tokenizer.json
-    name it. Raises: ConfigError."""
-    for each in _NAMED_IN:
-        beside = tokenizer.parent / each
-        if beside.is_file():
-            found = _load(beside).get(name)
+    """The id of the token with a role, `eos_token` or `bos_token`, which a file beside
+    tokenizer.json names. Raises: ConfigError."""
+    for each in _ROLE_FILES:
+        path = tokenizer.parent / each
+        if path.is_file():
+            found = _load(path).get(name)
             text = found.get("content") if isinstance(found, dict) else found
             if isinstance(text, str):
                 return find_token(tokenizer, text)
     remedy = "set `append_eod` to its text" if name == "eos_token" else "use add_special_tokens"
     raise ConfigError(
-        f"{tokenizer}: no {name} is set in {' or '.join(_NAMED_IN)} beside it; {remedy}"
+        f"{tokenizer}: no {name} is set in {' or '.join(_ROLE_FILES)} beside it; {remedy}"
     )
 
 
@@ -70,8 +71,11 @@ def find_token(tokenizer: Path, text: str) -> int:
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})
-    found = added.get(text, vocab.get(text) if isinstance(vocab, dict) else None)
-    if found is None and isinstance(vocab, list):
+    if text in added:
+        found = added[text]
+    elif isinstance(vocab, dict):
+        found = vocab.get(text)
+    else:  # a list of tokens with their scores
         found = next((i for i, each in enumerate(vocab) if each[0] == text), None)
     if not isinstance(found, int):
         known = ", ".join(map(repr, list(added)[:5])) or "none"
@@ -82,8 +86,8 @@ def find_token(tokenizer: Path, text: str) -> int:
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
-    """The keys of a config with `append_eod` as an id: where it is the text of a token, and where
-    `eos` asks for the one that the tokenizer names. Raises: ConfigError."""
+    """The keys of a config, with `append_eod` replaced by an id if it is the text of a token, and
+    set if `eos` asks for the tokenizer's end-of-text token. Raises: ConfigError."""
     sources = data.get("sources")
     given = data.get("tokenizer")
     if not isinstance(given, str | os.PathLike):

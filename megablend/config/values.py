@@ -28,23 +28,21 @@ _POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
 """Powers of ten that the last letter of a number stands for, which a config does not accept."""
 
 
-def _number(value: object, *, least: str = "0 or more") -> Fraction:
-    """Parse a finite number, 0 or more, exactly."""
+def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
+    """Parse a finite number, 0 or more, exactly. `expected`: what the message for a negative number
+    says."""
     # The usual case, of which a config may have thousands
     if type(value) is int and 0 <= value < 10**MAX_EXPONENT:
         return Fraction(value)
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
-        number = (
-            value
-            if isinstance(value, Fraction)
-            else _exact(Decimal(str(value).strip().replace("_", "")))
-        )
+        written = str(value).strip().replace("_", "")
+        number = value if isinstance(value, Fraction) else _make_exact(Decimal(written))
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number{_spell_out(value)}") from None
     if number < 0:
-        raise ValueError(f"found {value!r}, expected {least}")
+        raise ValueError(f"found {value!r}, expected {expected}")
     return number
 
 
@@ -63,35 +61,33 @@ def _spell_out(value: object) -> str:
     return f": write it as {number}e{_POWERS[unit]}"
 
 
-def _exact(written: Decimal) -> Fraction:
+def _make_exact(written: Decimal) -> Fraction:
+    """Raises: OverflowError if there are too many digits."""
     if written and abs(written.adjusted()) > MAX_EXPONENT:
         raise OverflowError
     return Fraction(written) if written else Fraction(0)
 
 
-def _positive(value: object) -> Fraction:
-    number = _number(value, least="more than 0")
+def _parse_positive(value: object) -> Fraction:
+    number = _parse_number(value, expected="more than 0")
     if number == 0:
         raise ValueError(f"found {value!r}, expected more than 0")
     return number
 
 
-def _weight(value: object) -> Fraction | Literal["size"]:
+def _parse_weight(value: object) -> Fraction | Literal["size"]:
     """Parse a weight: a number, 0 or more, or `size`."""
     if value == SIZE:
         return SIZE
     try:
-        return _number(value)
+        return _parse_number(value)
     except ValueError as error:
-        raise ValueError(
-            f"{error}, or `{SIZE}` (the source's number of tokens)"
-            if isinstance(value, str)
-            else str(error)
-        ) from None
+        hint = f", or `{SIZE}` (the source's number of tokens)" if isinstance(value, str) else ""
+        raise ValueError(f"{error}{hint}") from None
 
 
-def _temperature(value: object) -> Fraction:
-    number = _number(value, least="0.1 or more")
+def _parse_temperature(value: object) -> Fraction:
+    number = _parse_number(value, expected="0.1 or more")
     if number < Fraction(1, 10):  # powers of small weights would have thousands of digits
         raise ValueError(
             f"found {value!r}, expected 0.1 or more: above 1 evens weights out, below 1 sharpens them"
@@ -99,9 +95,9 @@ def _temperature(value: object) -> Fraction:
     return number
 
 
-def _count(value: object) -> int:
+def _parse_count(value: object) -> int:
     """Parse a whole number above 0, also written as 1e9 or 1_000."""
-    number = _positive(value)
+    number = _parse_positive(value)
     if number.denominator != 1:
         raise ValueError(f"found {value!r}, expected a whole number")
     if number > MAX_COUNT:
@@ -109,53 +105,53 @@ def _count(value: object) -> int:
     return int(number)
 
 
-def _token(value: object) -> int:
+def _parse_token(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"found {value!r}, expected a token id (0 to 4294967295)")
     return value
 
 
-def _vocab_size(value: object) -> int | str:
-    """Parse a number of token ids, or the path of a tokenizer.json."""
+def _parse_vocab_size(value: object) -> int | str:
+    """Parse a number of token ids, which may be written as text, or the path of a
+    tokenizer.json."""
     if isinstance(value, (str, os.PathLike)) and not re.fullmatch(
         r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)
     ):
         return os.fspath(value)
-    number = _count(value)
+    number = _parse_count(value)
     if number > 2**32:
         raise ValueError(f"found {value!r}, expected at most {2**32} token ids")
     return number
 
 
-def _option(value: object) -> object:
+def _parse_option(value: object) -> object:
     if not isinstance(value, str | int | float | None):
         raise ValueError(f"found {value!r}, expected text, a number, true, false or null")
     return value
 
 
-def _documents(value: object) -> str | int:
+def _parse_documents(value: object) -> str | int:
     if value in ("file", "row_group"):
         return str(value)
     if isinstance(value, dict) and list(value) == ["eod_token"]:
-        return _token(value["eod_token"])
+        return _parse_token(value["eod_token"])
     raise ValueError(f"found {value!r}, expected file, row_group or {{eod_token: ID}}")
 
 
 def parse_path(value: object) -> object:
-    """A path as text; other values unchanged."""
+    """Parse a path to text; other values stay as they are."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
-    parts = (
-        value.split(",")
-        if isinstance(value, str)
-        else list(value)
-        if isinstance(value, (list, tuple))
-        else [value]
-    )
+def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
+    if isinstance(value, str):
+        parts: list[object] = [*value.split(",")]
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    else:
+        parts = [value]
     try:
-        numbers = [_number(part) for part in parts]
+        numbers = [_parse_number(part) for part in parts]
     except ValueError as error:
         raise ValueError(f"{error} in train,valid,test such as 95,5,0") from None
     if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
@@ -167,9 +163,9 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
     return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
 
 
-def _order(value: object) -> object:
-    """The current name of an order of megablend.order.registry;
-    the names of release 0.1.0 are accepted."""
+def _parse_order(value: object) -> object:
+    """Parse the name of an order of megablend.order.registry, also as release 0.1.0 called it.
+    Returns: its current name."""
     try:
         find_order(str(value))
     except ValueError:
@@ -180,17 +176,17 @@ def _order(value: object) -> object:
     return current_name(str(value))
 
 
-Number = Annotated[Fraction, BeforeValidator(_number)]
-Weight = Annotated[Fraction | Literal["size"], BeforeValidator(_weight)]
-Temperature = Annotated[Fraction, BeforeValidator(_temperature)]
-Positive = Annotated[Fraction, BeforeValidator(_positive)]
-Count = Annotated[int, BeforeValidator(_count)]
-Token = Annotated[int, BeforeValidator(_token)]
-Option = Annotated[OptionValue, BeforeValidator(_option)]
-Documents = Annotated[str | int, BeforeValidator(_documents)]
+Number = Annotated[Fraction, BeforeValidator(_parse_number)]
+Weight = Annotated[Fraction | Literal["size"], BeforeValidator(_parse_weight)]
+Temperature = Annotated[Fraction, BeforeValidator(_parse_temperature)]
+Positive = Annotated[Fraction, BeforeValidator(_parse_positive)]
+Count = Annotated[int, BeforeValidator(_parse_count)]
+Token = Annotated[int, BeforeValidator(_parse_token)]
+Option = Annotated[OptionValue, BeforeValidator(_parse_option)]
+Documents = Annotated[str | int, BeforeValidator(_parse_documents)]
 Size = Annotated[int, BeforeValidator(parse_size)]
-VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
+VocabSize = Annotated[int | str, BeforeValidator(_parse_vocab_size)]
 PathText = Annotated[str, BeforeValidator(parse_path)]
-OrderName = Annotated[str, BeforeValidator(_order)]
+OrderName = Annotated[str, BeforeValidator(_parse_order)]
 Objects = Annotated[ObjectOptions, BeforeValidator(parse_options)]
-Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
+Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_parse_split)]
