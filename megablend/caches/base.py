@@ -35,8 +35,8 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 def place_below(kind: str, *names: str) -> str:
     """The path or key of a part of a cache, below its folder or prefix: all of them are made here.
 
-    Names come from ledgers, manifests and states, which others may have written:
-    none leads out of the cache.
+    Names come from ledgers, manifests and states, which others may have written, so it is checked
+    here that none leads out of the cache.
 
     Raises: CacheError for a name that is a path, or has control characters.
     """
@@ -64,7 +64,7 @@ class Entry:
     created: float
     """Seconds since 1970, by the clock of the store."""
     committed: float
-    """When it was last committed; for a file the same."""
+    """When it was last committed; for a file, the same as `created`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,10 @@ class Record:
     """A version of a record, or of another chain of versions."""
 
     data: Any
-    """Text of a record; JSON; None if what the versions are of was removed."""
+    """The content of the version: the text of a record, or a JSON value of another chain; None if
+    this version says that what the chain is of was removed."""
     number: int
-    """Number of the version; -1 where versions are not kept."""
+    """Number of the version; -1 if versions are not kept."""
 
 
 class CacheStore(Protocol):
@@ -101,8 +102,8 @@ class CacheStore(Protocol):
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
-        """Keep other builds out where the store has locks; elsewhere they do not disturb each
-        other. See `system.build_lock`."""
+        """Keep other builds out if the store has locks; in a store without locks, builds do not
+        disturb each other. See `system.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
         """Check on another rank that it sees the same cache as the one
@@ -126,12 +127,11 @@ class CacheStore(Protocol):
         """The path of a file on this node.
 
         Args:
-            is_written: another rank has just written it: a file system that does not show it yet is
-                waited for.
+            is_written: whether another rank has just written it: if the file system does not show
+                it yet, wait until it does.
 
-        Raises: CacheError if it `is_written` and does not appear. Without `is_written` a file that
-            does not exist is not an
-            error: nothing is at the path then.
+        Raises: CacheError if it `is_written` and does not appear. Without `is_written`, a file that
+            does not exist is not an error: nothing is at the path then.
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
@@ -210,7 +210,7 @@ class CacheStore(Protocol):
         not the present version."""
 
     def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record and its versions that were set aside."""
+        """Remove a record, and its versions that were set aside."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """Remove a record so that it can be restored. Returns: where it now is."""

@@ -15,15 +15,16 @@ from megablend.storage.object_options import ObjectOptions
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
-"""Object stores that a cache can be kept in."""
+"""Schemes of the object stores that a cache can be kept in."""
 LOCAL_CACHE_VARIABLE = "MEGABLEND_LOCAL_CACHE"
-"""Names the folder of this node's copies of caches in object stores."""
+"""The environment variable that names the folder of this node's copies of caches in object
+stores."""
 
 
 def find_store(
     cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None
 ) -> CacheStore:
-    """The store of a cache.
+    """Return the store of a cache, which need not have been built yet.
 
     Args:
         cache: its folder, or its URL in an object store; a store is returned as it is.
@@ -44,8 +45,8 @@ def find_store(
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """The store of a cache that was built. Raises: CacheError if none was;
-    ConfigError as `find_store`."""
+    """Return the store of a cache that was built. Raises: CacheError if none was; ConfigError as
+    `find_store` does."""
     store = find_store(cache)
     if not store.exists():
         raise CacheError(
@@ -73,7 +74,7 @@ def check_location(location: str) -> None:
 
 @lru_cache(maxsize=64)
 def _open_local(folder: str) -> CacheStore:
-    """The store of an absolute folder; it has no state."""
+    """The store of an absolute folder, which all callers share since it has no state."""
     return LocalCacheStore(folder)
 
 

@@ -25,8 +25,9 @@ from megablend.system.safe_open import check_folder, get_file_size, read_regular
 from megablend.system.waits import await_file, log_slow_wait
 
 MANIFEST = "manifest.json"
+"""File of a folder that is written last when the folder is created."""
 ROOTS = "roots.json"
-"""Of a folder: written last when it is created; replaced by each commit."""
+"""File of a folder that each commit replaces."""
 FOLDERS = (
     "fragments",
     "packs",
@@ -57,8 +58,9 @@ def check_folders(cache: Path) -> None:
         for name in FOLDERS:
             check_folder(cache / name)
         check_folder(aside)
-        for folder in aside.iterdir() if aside.is_dir() else ():
-            check_folder(folder)
+        if aside.is_dir():
+            for folder in aside.iterdir():
+                check_folder(folder)
 
 
 class LocalCacheStore:
@@ -147,7 +149,7 @@ class LocalCacheStore:
         ]
 
     def has_folder(self, kind: str, name: str) -> bool:
-        """See CacheStore; assumed if it cannot be inspected."""
+        """See CacheStore; also True if the folder cannot be inspected."""
         return _is_committed(str(self._path(kind, name)))
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
@@ -168,7 +170,7 @@ class LocalCacheStore:
         replaced: Mapping[str, bytes],
         is_same: Callable[[Path, Path], bool],
     ) -> bool:
-        """See CacheStore: renamed to its final name, after its content is on the disk."""
+        """See CacheStore: the folder gets its final name after its content is on the disk."""
         final = self._path(kind, name)
         if final.exists() and is_same(final, written):
             for each, data in replaced.items():
@@ -188,7 +190,7 @@ class LocalCacheStore:
         return True
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """See CacheStore: all."""
+        """See CacheStore: all committed folders."""
         return [self._path(kind, name) for name in self.list_folders(kind)]
 
     def remove(self, kind: str, name: str) -> None:
@@ -202,7 +204,7 @@ class LocalCacheStore:
             path.unlink(missing_ok=True)
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: whatever their age, since nothing is written while the cache is held."""
+        """See CacheStore: of any age, since nobody else writes while the cache is held."""
         if not dry_run:
             for folder in (self.folder / name for name in FOLDERS):
                 if folder.is_dir():
@@ -269,7 +271,7 @@ class LocalCacheStore:
 
 
 def _is_committed(folder: str) -> bool:
-    """Whether a folder has a manifest; assumed if it cannot be inspected."""
+    """Whether a folder has a manifest, or cannot be inspected."""
     try:
         return get_file_size(f"{folder}/{MANIFEST}") is not None
     except OSError:

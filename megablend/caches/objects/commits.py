@@ -25,8 +25,10 @@ from megablend.system.atomic_write import checksum
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
-_MOST_COLLISIONS = 50
+_MAX_COLLISIONS = 50
+"""Attempts to create a version while requests collide."""
 _COLLISION_SECONDS = 0.1
+"""Pause between two of these."""
 _NAME = re.compile(r"(\d{4,})\.json")
 
 
@@ -71,24 +73,25 @@ class Chain:
             "content": content,
         }
         key = self.object_key(after + 1)
-        for _ in range(_MOST_COLLISIONS):
+        for _ in range(_MAX_COLLISIONS):
             if self._prefix.create(key, json.dumps(record, sort_keys=True).encode()):
                 return True
             data = self._prefix.read(key)
             if data is not None:
                 found = _parse(self._place(key), data)
-                # Its own if the answer to the first attempt was lost; an equal one of another
-                # process serves as well.
-                return found["nonce"] == record["nonce"] or (
-                    content is not None and found["content"] == content
-                )
+                # It is this call's if the answer to an earlier attempt was lost; an equal one of
+                # another process serves as well
+                is_own = found["nonce"] == record["nonce"]
+                is_equal = content is not None and found["content"] == content
+                return is_own or is_equal
             time.sleep(_COLLISION_SECONDS)  # two requests collided, and neither was carried out
         raise CacheError(
             f"{self._place(key)}: cannot be created, although it does not exist; check the object store"
         )
 
     def parse(self, number: int, data: bytes) -> Record:
-        """A version from its object. Raises: CacheError."""
+        """Parse a version, given the bytes of its object. Raises: CacheError if it is damaged or of
+        a newer format."""
         return Record(_parse(self._place(self.object_key(number)), data)["content"], number)
 
     def _place(self, key: str) -> str:
@@ -122,7 +125,9 @@ def _parse(place: str, data: bytes) -> dict[str, Any]:
 
 
 _CONTENT: dict[str, type | tuple[type, ...]] = {"files": dict, "replaced": list}
+"""Types of the keys of a commit's content."""
 _FILE: dict[str, type | tuple[type, ...]] = {"at": str, "bytes": int, "blake2b": str, "etag": str}
+"""Types of the keys of each file, which are those of StoredFile."""
 
 
 class StoredFile(NamedTuple):
@@ -133,7 +138,7 @@ class StoredFile(NamedTuple):
     bytes: int
     blake2b: str
     etag: str
-    """Of its object; "" if unknown."""
+    """The etag of its object; "" if unknown."""
 
 
 class Commit(NamedTuple):
@@ -143,10 +148,11 @@ class Commit(NamedTuple):
     files: dict[str, StoredFile]
     """Files by name; empty if the folder was removed."""
     replaced: frozenset[str]
-    """Names of the files that do not belong to its identity."""
+    """Names of the files that do not belong to the folder's identity; see
+    CacheStore.commit_folder."""
 
     def make_content(self) -> dict[str, Any]:
-        """The content of its version in the chain."""
+        """The content of this commit's version in the folder's chain."""
         return {
             "files": {name: file._asdict() for name, file in self.files.items()},
             "replaced": sorted(self.replaced),
@@ -158,7 +164,7 @@ class Commit(NamedTuple):
 
 
 def parse_commit(place: str, version: Record) -> Commit:
-    """A commit from a version of its folder's chain. Raises: CacheError if it is damaged."""
+    """Parse a version of a folder's chain to a commit. Raises: CacheError if it is damaged."""
     content = version.data
     if content is None:
         return Commit(version.number, {}, frozenset())
@@ -184,7 +190,12 @@ def parse_commit(place: str, version: Record) -> Commit:
 def describe_files(
     at: str, members: Mapping[str, bytes | Path], etags: Mapping[str, str]
 ) -> dict[str, StoredFile]:
-    """Files of an upload, by name, from their contents and the etags of their objects."""
+    """Describe the files of the upload `at` for a commit, by name.
+
+    Args:
+        members: their contents, by name.
+        etags: those of their objects, by name.
+    """
     return {name: StoredFile(at, *_measure(data), etags[name]) for name, data in members.items()}
 
 

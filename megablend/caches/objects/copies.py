@@ -3,7 +3,7 @@ their checksums compared.
 
 A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies
 that are not used are removed by the next download to the node (after UNUSED_SECONDS), and by `gc`
-on this node. Of a cache of which nothing was used, everything is removed. Processes that have
+on this node; if nothing of a cache was used, all of its folder is removed. Processes that have
 opened a file keep it; whoever needs a copy later downloads it again.
 """
 
@@ -29,7 +29,9 @@ from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
 
 RECEIPTS = ".commits"
+"""Folder of a cache's receipts: each names the commit that a copy is of."""
 UNUSED_SECONDS = 30 * 86400.0
+"""Seconds after its last use when a copy counts as unused."""
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
 
 
@@ -39,7 +41,7 @@ def note_use(receipt: Path) -> bool:
         os.utime(receipt)
     except FileNotFoundError:
         return False
-    except OSError:  # of another user: as old as its download
+    except OSError:  # of another user: its time stays that of the download
         pass
     return True
 
@@ -53,7 +55,8 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
 
     Returns: number and bytes of the copies that were removed, or would be.
     """
-    copies = size = 0
+    num_copies = 0
+    size = 0
     for folder in sorted(node.parent.iterdir()):
         if not (_NODE_FOLDER.fullmatch(folder.name) and (folder / RECEIPTS).is_dir()):
             continue
@@ -62,15 +65,18 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
             for receipt in _list_receipts(folder):
                 if receipt.stat().st_mtime < before:
                     removed = _remove_copy(folder, receipt, before, dry_run=dry_run)
-                    copies = copies + (removed > 0)
-                    size = size + removed
+                    num_copies += removed > 0
+                    size += removed
             if is_unused and not dry_run and not _list_receipts(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-    if copies and not dry_run:
+    if num_copies and not dry_run:
         LOG.info(
-            "%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size
+            "%s: removed %d unused copies of parts of caches, %d bytes",
+            node.parent,
+            num_copies,
+            size,
         )
-    return copies, size
+    return num_copies, size
 
 
 def _list_receipts(folder: Path) -> list[Path]:
@@ -78,7 +84,7 @@ def _list_receipts(folder: Path) -> list[Path]:
 
 
 def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -> int:
-    """Remove a copy unless it is used just now. Returns: its bytes."""
+    """Remove a copy unless it is used just now. Returns: its bytes; 0 if it is kept."""
     kind, _, name = receipt.stem.partition("-")
     copy = folder / kind / name
     with try_lock_node(folder, receipt.stem) as is_locked:
@@ -120,7 +126,8 @@ class Copies:
         self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """The commit that this node has a complete copy of, which then counts as used."""
+        """The commit of which this node has a complete copy, which counts as used now; None if it
+        has none."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Record(record["content"], record["number"]))
@@ -151,7 +158,7 @@ class Copies:
         remove_unused(self._node, time.time() - UNUSED_SECONDS)
 
     def read_member(self, folder: str, commit: Commit, name: str) -> bytes:
-        """A small file of a commit. Raises: as `update`."""
+        """Read a small file of a commit. Raises: as `update` does."""
         path = self._node / folder / name
         if self.find_complete(folder) == commit:
             return read_regular(path)
@@ -193,7 +200,8 @@ class Copies:
         key = f"{folder}/{file.at}/{name}"
         try:
             self._prefix.download(key, file.bytes, path)
-            if (found := checksum(path)) != file.blake2b:
+            found = checksum(path)
+            if found != file.blake2b:
                 raise CacheError(
                     f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "
                     "committed; rebuild the index to repair it"

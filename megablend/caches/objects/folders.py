@@ -42,7 +42,7 @@ def is_own(name: str) -> bool:
 COMMITS = "commits"
 MANIFEST = "manifest.json"
 _SLASHES = 3
-"""In the key of an object: kind/folder/upload/file, or kind/folder/commits/number."""
+"""Slashes in the key of an object: kind/folder/upload/file, or kind/folder/commits/number."""
 
 
 class Folders:
@@ -57,30 +57,30 @@ class Folders:
         self._node = node
         self._copies = Copies(prefix, node)
         self._commits: dict[str, Commit] = {}
-        """Those that were read, by the keys of their objects, which never change."""
+        """The commits that were read, by the keys of their objects, which never change."""
 
     def describe_all(self, kind: str) -> list[Entry]:
-        """Committed folders of a kind, by name."""
+        """The committed folders of a kind, sorted by name."""
         by_folder: dict[str, dict[str, ObjectEntry]] = {}
         for each in self._list_members(kind):
             by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
-        lasts = {
+        last_numbers = {
             folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()
         }
         commits = self._read_commits(
-            {folder: number for folder, number in lasts.items() if number >= 0}
+            {folder: number for folder, number in last_numbers.items() if number >= 0}
         )
         entries = []
         for folder, commit in sorted(commits.items()):
-            if commit.files:
-                objects = by_folder[folder]
-                last = objects[self._chain(folder).object_key(commit.number)].modified
-                manifest = commit.files.get(MANIFEST)
-                made = objects.get(f"{folder}/{manifest.at}/{MANIFEST}") if manifest else None
-                size = sum(each.bytes for each in objects.values())
-                entries.append(
-                    Entry(folder.rpartition("/")[2], size, made.modified if made else last, last)
-                )
+            if not commit.files:  # it was removed
+                continue
+            objects = by_folder[folder]
+            committed = objects[self._chain(folder).object_key(commit.number)].modified
+            file = commit.files.get(MANIFEST)
+            manifest = objects.get(f"{folder}/{file.at}/{MANIFEST}") if file else None
+            created = manifest.modified if manifest else committed
+            size = sum(each.bytes for each in objects.values())
+            entries.append(Entry(folder.rpartition("/")[2], size, created, committed))
         return entries
 
     def read(self, folder: str) -> Commit | None:
@@ -89,33 +89,42 @@ class Folders:
         return commit if commit is not None and commit.files else None
 
     def read_member(self, folder: str, name: str) -> bytes:
-        """A small file of a folder. Raises: FileNotFoundError; CacheError if it is damaged."""
+        """Read a small file of a folder. Raises: FileNotFoundError; CacheError if it is damaged."""
         commit = self.read(folder)
         if commit is None or name not in commit.files:
             raise FileNotFoundError(f"{self._prefix.location}/{folder}/{name}")
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """The folder's copy on this node, up to date;
-        nothing may be at the path if there is no such folder."""
+        """The path of this node's copy of a folder, after it was brought up to date; nothing may be
+        there if there is no such folder.
+
+        Args:
+            is_fresh: download all of it, even if there is a copy.
+        """
         path = self._node / folder
         present = None if is_fresh else self._copies.find_complete(folder)
         if present is not None and not present.replaced:
             return path
         with translate_os_errors(path), lock_node(self._node, folder.replace("/", "-")):
-            for is_last in (False, True):
-                if (commit := self.read(folder)) is None:
-                    break
+            try:
+                self._update_copy(folder, is_fresh=is_fresh)
+            except FileNotFoundError:
+                # Perhaps it was committed again meanwhile, and its previous files were removed
                 try:
-                    self._copies.update(
-                        folder, commit, None if is_fresh else self._copies.find_complete(folder)
-                    )
-                    break
+                    self._update_copy(folder, is_fresh=is_fresh)
                 except FileNotFoundError as error:
-                    # Perhaps committed again meanwhile, and its previous files removed
-                    if is_last:
-                        raise DamagedCacheError.of(f"{error}") from None
+                    raise DamagedCacheError.of(f"{error}") from None
         return path
+
+    def _update_copy(self, folder: str, *, is_fresh: bool) -> None:
+        """Bring this node's copy of a folder, if there is such a folder, up to date.
+        Raises: FileNotFoundError if an object does not exist."""
+        commit = self.read(folder)
+        if commit is None:
+            return
+        present = None if is_fresh else self._copies.find_complete(folder)
+        self._copies.update(folder, commit, present)
 
     def commit(
         self,
@@ -125,30 +134,30 @@ class Folders:
         is_same: Callable[[Path, Path], bool],
     ) -> bool:
         """See CacheStore.commit_folder."""
-        at = secrets.token_hex(8)
+        upload = secrets.token_hex(8)
         uploaded = dict[str, StoredFile]()
-        extra = self._upload(folder, at, replaced)
+        uploaded_replaced = self._upload(folder, upload, replaced)
         while True:
             last = self._read_last(folder)
             number = -1 if last is None else last.number
             reused = None if last is None else self._find_reusable(folder, last, written, is_same)
             if reused is None and not uploaded:
-                uploaded = self._upload_folder(folder, at, written)
-            files = {**(uploaded if reused is None else reused), **extra}
-            commit = Commit(number + 1, files, frozenset(replaced))
+                uploaded = self._upload_folder(folder, upload, written)
+            files = uploaded if reused is None else reused
+            commit = Commit(number + 1, {**files, **uploaded_replaced}, frozenset(replaced))
             if not self._chain(folder).append(commit.make_content(), number):
                 continue  # another build was faster: its files may serve
             if self._has_all(folder, commit):
                 break
-            # removed meanwhile
+            # Some objects were removed meanwhile: upload all of them again
             uploaded = {}
-            extra = self._upload(folder, at, replaced)
+            uploaded_replaced = self._upload(folder, upload, replaced)
         self.fetch(folder, is_fresh=False)
         return reused is None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder unless it is committed again in the meantime:
-        the files of its last commit, which nobody uses then."""
+        """Remove a folder, with the files of its last commit, unless it is committed again in the
+        meantime."""
         last = self._read_last(folder)
         if last is not None and last.files and self._chain(folder).append(None, last.number):
             self._prefix.remove(list(last.list_keys(folder)))
@@ -158,7 +167,8 @@ class Folders:
         listed = [each for each in self._list_members(kind) if not _is_commit(each.key)]
         used: set[str] = set()
         for folder in {_folder_of(each.key) for each in listed}:
-            if (commit := self.read(folder)) is not None:
+            commit = self.read(folder)
+            if commit is not None:
                 used.update(commit.list_keys(folder))
         return (each for each in listed if each.modified < before and each.key not in used)
 
@@ -209,30 +219,28 @@ class Folders:
         """Whether the objects of a commit exist as they were written."""
         files = commit.list_keys(folder)
         for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
-            if (
-                found is None
-                or found.bytes != file.bytes
-                or (file.etag and found.etag and found.etag != file.etag)
-            ):
+            if found is None or found.bytes != file.bytes:
+                return False
+            if file.etag and found.etag and found.etag != file.etag:
                 return False
         return True
 
-    def _upload_folder(self, folder: str, at: str, written: Path) -> dict[str, StoredFile]:
+    def _upload_folder(self, folder: str, upload: str, written: Path) -> dict[str, StoredFile]:
         """Upload all files of a folder, the manifest last."""
         paths = {path.name: path for path in sorted(written.iterdir())}
         manifest = {MANIFEST: paths.pop(MANIFEST)} if MANIFEST in paths else {}
         with log_slow_wait(f"the upload of {self._prefix.location}/{folder}"):
-            return self._upload(folder, at, paths) | self._upload(folder, at, manifest)
+            return self._upload(folder, upload, paths) | self._upload(folder, upload, manifest)
 
     def _upload(
-        self, folder: str, at: str, members: Mapping[str, bytes | Path]
+        self, folder: str, upload: str, members: Mapping[str, bytes | Path]
     ) -> dict[str, StoredFile]:
+        """Upload files of a folder, below the name of the upload."""
         etags = self._prefix.write_all(
-            {f"{folder}/{at}/{name}": data for name, data in members.items()}
+            {f"{folder}/{upload}/{name}": data for name, data in members.items()}
         )
-        return describe_files(
-            at, members, {key.rpartition("/")[2]: etag for key, etag in etags.items()}
-        )
+        etag_of = {key.rpartition("/")[2]: etag for key, etag in etags.items()}
+        return describe_files(upload, members, etag_of)
 
 
 def _is_commit(key: str) -> bool:

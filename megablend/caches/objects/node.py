@@ -19,14 +19,15 @@ from megablend.system.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0
+"""Unfinished files that are older belong to no living process."""
 
 
 @lru_cache(maxsize=64)
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
     """The folder of a cache on this node, created if missing.
 
-    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, if it is private, or else a
-    temporary folder of this process.
+    It is below `local_cache`, if that is given. Otherwise it is below XDG_CACHE_HOME or ~/.cache, if
+    that is private, or else a temporary folder of this process.
 
     Raises: CacheError if it cannot be created.
     """
@@ -37,7 +38,8 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
             folder.mkdir(parents=True, exist_ok=True)
             check_folder(folder)
         return folder
-    bases = [Path(found).absolute()] if (found := os.environ.get("XDG_CACHE_HOME")) else []
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    bases = [Path(cache_home).absolute()] if cache_home else []
     with contextlib.suppress(RuntimeError):  # a user without a home
         bases.append(Path("~/.cache").expanduser())
     with translate_os_errors(Path(bases[0] if bases else "/tmp")):
@@ -57,7 +59,7 @@ def lock_node(folder: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
-    """The same without waiting: yields False if another process does the work."""
+    """Like `lock_node`, but without waiting. Yields: False if another process does the work."""
     with _open_lock(folder, name) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

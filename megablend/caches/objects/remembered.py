@@ -1,10 +1,10 @@
-"""What a store of a cache has answered: remembered on this node, for when it does not answer.
+"""The answers of a cache's store, remembered on this node for when the store does not answer.
 
-Only for nodes with a mirror, which go on while their source is off. Only listings and versions
-are remembered, the rest is in the node's copies. They are not used where they could do harm: while
-the cache is held for writing; nor in a job of several machines, of which each might remember
-another state of the run. What is written needs the store anyway, which refuses a version that is
-not the next one.
+This is for nodes with a mirror only, which go on while their source is off. Only listings and
+versions are remembered; the rest is in the node's copies. Remembered answers are not used where they
+could do harm: while the cache is held for writing, and in a job of several machines, each of which
+might remember another state of the run. Writing needs the store anyway, which refuses a version that
+is not the next one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from megablend.system.log import LOG
 from megablend.system.safe_open import read_regular
 
 _ANSWERS = ".answers"
-_SECONDS = 15.0
-"""A store that is not heard of for so long is not waited for where its last answer is known."""
+_WAIT_SECONDS = 15.0
+"""How long a store is waited for whose last answer is known."""
 _AWAY_SECONDS = 60.0
-"""For so long it is not asked again then."""
+"""How long such a store is not asked again after it did not answer."""
 _LOCAL_SIZES = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -40,7 +40,7 @@ _LOCAL_SIZES = {
 
 
 class RememberedPrefix(ObjectPrefix):
-    """An ObjectPrefix that remembers.
+    """An ObjectPrefix that remembers the store's answers.
 
     Args:
         location, options: as for ObjectPrefix.
@@ -51,12 +51,14 @@ class RememberedPrefix(ObjectPrefix):
         self, location: str, options: ObjectOptions, find_folder: Callable[[], Path]
     ) -> None:
         super().__init__(location, options)
-        self._brief = ObjectPrefix(location, options, seconds=_SECONDS)
+        self._impatient = ObjectPrefix(location, options, seconds=_WAIT_SECONDS)
+        """The same prefix, for requests whose last answer is known."""
         self._find_folder = find_folder
         self._away_until = 0.0
+        """When the store is asked again, by the monotonic clock."""
         self.is_mirrored = options.mirror is not None and options.mirror.covers(self.location)
         self.is_held = False
-        """Whether the cache is being written: answers are neither used nor remembered."""
+        """Whether the cache is held for writing: answers are then neither used nor remembered."""
 
     def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
         """See ObjectPrefix; versions are remembered."""
@@ -71,7 +73,7 @@ class RememberedPrefix(ObjectPrefix):
         return [None if each is None else each.encode("latin-1") for each in answers]
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """See ObjectPrefix; it is remembered."""
+        """See ObjectPrefix; the listing is remembered."""
         (listed,) = self._ask(
             [f"list {folder}"],
             lambda prefix: [[list(each) for each in ObjectPrefix.list_objects(prefix, folder)]],
@@ -95,7 +97,14 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """The store's answers, by their names; or those that it gave last. Raises: as `ask`."""
+        """The store's answers, or those that it gave last if it does not answer now.
+
+        Args:
+            names: names of the answers, under which they are remembered.
+            ask: requests all of them from the store.
+
+        Raises: as `ask` does.
+        """
         if self.is_held or not self.is_mirrored:
             return ask(self)
         folder = self._find_folder() / _ANSWERS
@@ -107,7 +116,7 @@ class RememberedPrefix(ObjectPrefix):
         try:
             if is_usable and time.monotonic() < self._away_until:
                 raise NoAnswerError("it did not answer a moment ago")
-            answers = ask(self._brief if is_usable else self)
+            answers = ask(self._impatient if is_usable else self)
         except NoAnswerError:
             if not is_usable:
                 raise
@@ -137,7 +146,7 @@ def is_on_one_machine(environ: Mapping[str, str]) -> bool:
 
 
 def _load(path: Path) -> list[Any] | None:
-    """A list of one answer; None if none is remembered."""
+    """A list of the one answer in a file; None if none is remembered there."""
     with suppress(OSError, ValueError):
         known = parse_json(read_regular(path))
         if isinstance(known, list) and len(known) == 1:

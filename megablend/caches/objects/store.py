@@ -35,12 +35,14 @@ from megablend.system.atomic_write import list_committed, replace_file, translat
 from megablend.system.build_lock import LockInfo
 
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
+"""The kinds of folders."""
 _COPIED = ("packs", "splits", "idx")
-"""Kinds of files of which a node's copy is as good as the store's: their names say what they
-contain."""
+"""Kinds of files that a node need not read again: their names say what they contain, so a copy is as
+good as the store's object."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
-"""Keys of the kinds of records."""
+"""What the keys of records begin with, by their kind."""
 _CLOCK = ".clock"
+"""What the keys of objects begin with that are written to learn the time."""
 
 
 class ObjectCacheStore:
@@ -107,14 +109,14 @@ class ObjectCacheStore:
         if not self._is_checked:
             check_creates_once(self._prefix)
             self._is_checked = True
-        is_held = self._prefix.is_held
+        was_held = self._prefix.is_held
         self._prefix.is_held = True
         try:
             yield LockInfo(nonce=secrets.token_hex(8), exclusive=True)
         finally:
-            self._prefix.is_held = is_held
+            self._prefix.is_held = was_held
             if self._prefix.is_mirrored:
-                # Commits that it has read are read again, so that they are remembered
+                # Commits that were read while it was held are read again, so that they are remembered
                 self.__dict__.pop("_folders", None)
 
     def verify_shared(self, nonce: str) -> None:
@@ -178,9 +180,8 @@ class ObjectCacheStore:
         names = [
             name for name in self.list_files(kind) if name not in here and _belongs(name, owners)
         ]
-        for name, data in zip(
-            names, self._prefix.read_all([f"{kind}/{name}" for name in names]), strict=True
-        ):
+        contents = self._prefix.read_all([f"{kind}/{name}" for name in names])
+        for name, data in zip(names, contents, strict=True):
             if data is not None:
                 replace_file(self._path(kind, name), data)
 
@@ -236,8 +237,8 @@ class ObjectCacheStore:
                 (self.folder / place_below(kind, name)).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused
-        copies of this node."""
+        """See CacheStore: what killed builds uploaded, and files of earlier commits. Unused copies
+        on this node are removed, too, but not counted."""
         remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
@@ -254,16 +255,18 @@ class ObjectCacheStore:
         """See CacheStore."""
         numbers: dict[str, int] = {}
         for each in self._prefix.list_objects(_KEYS[kind]):
-            if len(parts := each.key.split("/")) == 3:
-                numbers[parts[1]] = max(numbers.get(parts[1], -1), find_last([each.key]))
+            parts = each.key.split("/")
+            if len(parts) == 3:
+                name = parts[1]
+                numbers[name] = max(numbers.get(name, -1), find_last([each.key]))
         chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
         data = self._prefix.read_all(
             [chain.object_key(numbers[name]) for name, chain in chains.items()]
         )
-        found = zip(chains.items(), data, strict=True)
+        last_versions = zip(chains.items(), data, strict=True)
         return sorted(
             name
-            for (name, chain), each in found
+            for (name, chain), each in last_versions
             if each and chain.parse(numbers[name], each).data is not None
         )
 
@@ -278,11 +281,13 @@ class ObjectCacheStore:
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """See CacheStore."""
-        number = -1 if after is None else after.number
-        if after is None and (last := self._read_version(kind, name)) is not None:
-            number = last.number
-            if last.data not in (None, data):
+        if after is not None:
+            number = after.number
+        else:
+            last = self._read_version(kind, name)
+            if last is not None and last.data not in (None, data):
                 raise self._overtaken(kind, name)
+            number = -1 if last is None else last.number
         if not self._chain(kind, name).append(data, number):
             raise self._overtaken(kind, name)
 
@@ -291,7 +296,8 @@ class ObjectCacheStore:
         self.set_aside_record(kind, name)
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """See CacheStore: without the version that follows it is restored."""
+        """See CacheStore: a version that says that it was removed is added, without which it is
+        restored."""
         last = self._read_version(kind, name)
         chain = self._chain(kind, name)
         if last is None:
@@ -324,13 +330,15 @@ def _belongs(name: str, owners: Collection[str] | None) -> bool:
 
 
 PROBES = ".probes"
+"""What the keys of objects begin with that `check_creates_once` creates."""
 _ROUNDS = 2
 _RACERS = 8
+"""Requests in each round."""
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:
-    """Let requests race to create an object.
-    Raises: CacheError if several succeed, or an existing one is replaced."""
+    """Check, by requests that race to create an object, that a store lets only one of them succeed.
+    Raises: CacheError if several do, or an existing object is replaced."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:

@@ -225,7 +225,7 @@ test_changes = table(
 def test_a_version_that_no_store_creates(bench: Remote) -> None:
     chain = Chain(bench.prefix, "runs/other")
     with bench.patch.context() as patch:
-        patch.setattr(commits, "_MOST_COLLISIONS", 2)
+        patch.setattr(commits, "_MAX_COLLISIONS", 2)
         patch.setattr(
             ObjectPrefix, "create", lambda *_: False
         )  # as two requests that collide, again and again
