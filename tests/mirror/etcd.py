@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from megablend.mirror.peers.signing import make_contexts
+from megablend.storage.mirror_options import TlsFiles
 from tests.storage.objects.servers.start import find_free_port, unavailable
 
 _START_SECONDS = 60.0
@@ -21,9 +23,10 @@ class EtcdServer:
 
     Args:
         folder: of its data and its log.
+        tls: its certificate, which is asked of clients, too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: TlsFiles | None = None) -> None:
         found = shutil.which("etcd")
         if found is None:
             unavailable("etcd is not installed (Debian: etcd-server)")
@@ -31,7 +34,11 @@ class EtcdServer:
         self.folder = folder
         self.data = folder / "data"
         self.port = find_free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
+        self._tls = tls
+        contexts = make_contexts(tls)
+        self.client = None if contexts is None else contexts[1]
+        """By which its clients are known."""
         self._peer_url = f"http://127.0.0.1:{find_free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,6 +55,13 @@ class EtcdServer:
             f"--initial-advertise-peer-urls={self._peer_url}",
             f"--initial-cluster=default={self._peer_url}",
         ]
+        if self._tls is not None:
+            command += [
+                f"--cert-file={self._tls.certificate}",
+                f"--key-file={self._tls.key}",
+                f"--trusted-ca-file={self._tls.ca}",
+                "--client-cert-auth",
+            ]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -65,7 +79,9 @@ class EtcdServer:
 
     def _is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+            with urllib.request.urlopen(
+                f"{self.url}/health", timeout=2, context=self.client
+            ) as answer:
                 return b'"true"' in answer.read()
         except (urllib.error.URLError, OSError):
             return False

@@ -255,6 +255,12 @@ class Etcd:
             found = parse_json(body)
             error = found.get("error")
         except (ValueError, AttributeError):
+            if b"CommonName" in body:
+                raise ConfigError(
+                    f"etcd: {endpoint} takes no certificate with a common name through its gateway, since its "
+                    "users have passwords, too\n"
+                    "give `tls` of `etcd` a certificate whose subject is empty"
+                ) from None
             raise ConfigError(
                 f"etcd: {endpoint} answers with status {status}, but not as etcd 3.4 or later does: {body[:80]!r}\n"
                 "correct `endpoints` of `etcd` of `mirror`, and enable etcd's gRPC gateway if it is disabled"

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -43,13 +44,28 @@ class Service(Machine):
 
     def start(self) -> None:
         """Run the node process; return when it answers."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Run the node process."""
         path = self.config.with_suffix(".log")
-        num_ready = path.read_text().count(": ready") if path.exists() else 0
+        self._num_ready = path.read_text().count(": ready") if path.exists() else 0
         with path.open("ab") as log:
             command = [sys.executable, "-m", "megablend", "node", "run", str(self.config)]
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.process = process
-        until(lambda: path.read_text().count(": ready") > num_ready or process.poll() is not None)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_until_ready(self) -> None:
+        """Until the process that was launched last answers."""
+        path = self.config.with_suffix(".log")
+        process = self.process
+        assert process is not None
+
+        def has_come() -> bool:
+            is_there = path.read_text().count(": ready") > self._num_ready
+            return is_there or process.poll() is not None
+
+        until(has_come)
         assert process.poll() is None, path.read_text()
 
     def kill(self) -> None:
@@ -71,16 +87,24 @@ class Service(Machine):
 
 @contextlib.contextmanager
 def services(
-    folder: Path, files: dict[str, bytes], etcd: EtcdServer, count: int, **settings: object
+    folder: Path,
+    files: dict[str, bytes],
+    etcd: EtcdServer,
+    count: int,
+    lease: float = LEASE,
+    limits: Mapping[str, object] = MappingProxyType({}),
+    access: Mapping[str, object] = MappingProxyType({}),
+    **settings: object,
 ) -> Iterator[list[Service]]:
     """Nodes, which are started."""
     ports = find_ports(count)
-    about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": LEASE}
+    about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": lease, **access}
     with FaultySource({f"b/{name}": data for name, data in files.items()}) as source:
         nodes = [
             Service(
                 folder / f"n{i}",
                 source,
+                limits,
                 nodes="etcd",
                 etcd=about,
                 port=port,
@@ -91,7 +115,9 @@ def services(
         ]
         try:
             for node in nodes:
-                node.start()
+                node.launch()
+            for node in nodes:
+                node.wait_until_ready()
             for node in nodes:
                 node.wait_for_view(count)
             yield nodes

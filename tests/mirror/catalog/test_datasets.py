@@ -9,9 +9,10 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,12 +40,19 @@ def keys(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
 class Machine:
     """A mirror on a machine, and its commands."""
 
-    def __init__(self, place: Path, source: FaultySource, **settings: Any) -> None:
+    def __init__(
+        self,
+        place: Path,
+        source: FaultySource,
+        limits: Mapping[str, object] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         self.folder = place / "mirror"
         self.source = source
         self.config = place / "config.json"
         mirror = {"folder": str(self.folder), "prefixes": ["s3://b/"], "reserve": 0, **settings}
-        self.storage = {"mirror": mirror, "s3://": {"endpoint": source.url, "region": "x"}}
+        store = {"endpoint": source.url, "region": "x", **limits}
+        self.storage = {"mirror": mirror, "s3://": store}
         place.mkdir(exist_ok=True)
         self.config.write_text(json.dumps({"storage": self.storage}))
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 def call(etcd: EtcdServer, path: str, **about: Any) -> Any:
     """What the gateway answers, without the client."""
     request = urllib.request.Request(f"{etcd.url}/v3/{path}", json.dumps(about).encode())
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=20, context=etcd.client) as answer:
         return json.load(answer)
 
 
@@ -38,6 +38,7 @@ def work(
             await asyncio.wait_for(do(client), 60)
         finally:
             await client.close()
+            await asyncio.sleep(0.1)  # connections of TLS end after their session
 
     asyncio.run(run())
 

@@ -335,14 +335,15 @@ class Authority:
         folder.mkdir()
         self._make(self.ca, folder / "ca.key", "-subj", "/CN=authority")
 
-    def issue(self, *names: str) -> TlsFiles:
+    def issue(self, *names: str, subject: str = "/CN=node") -> TlsFiles:
         """The files of a node with these names (`IP:127.0.0.1`)."""
-        certificate = self.folder / "node.pem"
-        key = self.folder / "node.key"
+        place = self.folder / f"node{len(list(self.folder.iterdir()))}"
+        certificate = place.with_suffix(".pem")
+        key = place.with_suffix(".key")
         signed = ["-CA", str(self.ca), "-CAkey", str(self.folder / "ca.key")]
         extension = ["-addext", f"subjectAltName={','.join(names)}"]
         leaf = ["-addext", "basicConstraints=critical,CA:FALSE"]
-        self._make(certificate, key, "-subj", "/CN=node", *signed, *extension, *leaf)
+        self._make(certificate, key, "-subj", subject, *signed, *extension, *leaf)
         return TlsFiles(certificate=str(certificate), key=str(key), ca=str(self.ca))
 
     def _make(self, certificate: Path, key: Path, *more: str) -> None:
