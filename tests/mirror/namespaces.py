@@ -23,7 +23,7 @@ from typing import Any
 from megablend.mirror.disk.folder import MirrorFolder
 
 SOURCE = "10.9.0.254:8080"
-_UNSHARE = ["unshare", "-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
+UNSHARE = ["unshare", "-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
 _SECONDS = 280
 _GO = "go"
 _NGINX = """daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/errors;
@@ -33,7 +33,7 @@ http {{
     access_log {folder}/access bytes;
     client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c;
     uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
-    server {{ listen 8080; root {files}; }}
+    server {{ listen 8080; root {files}; {more} }}
 }}
 """
 
@@ -44,11 +44,11 @@ def find_obstacle() -> str | None:
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             return f"{program} is not installed"
     tried = subprocess.run(
-        [*_UNSHARE, "sh", "-c", "mount -t tmpfs none /run && ip link add br0 type bridge"],
+        [*UNSHARE, "sh", "-c", "mount -t tmpfs none /run && ip link add br0 type bridge"],
         capture_output=True,
         text=True,
         check=False,
-        env=_environment(),
+        env=environment(),
     )
     return tried.stderr.strip() or None if tried.returncode else None
 
@@ -67,16 +67,16 @@ def run_cluster(folder: Path, files: Path, steps: Sequence[dict[str, Any]]) -> l
     """
     order = folder / "order.json"
     order.write_text(json.dumps({"folder": str(folder), "files": str(files), "steps": list(steps)}))
-    command = [*_UNSHARE, sys.executable, "-m", "tests.mirror.namespaces", "run", str(order)]
+    command = [*UNSHARE, sys.executable, "-m", "tests.mirror.namespaces", "run", str(order)]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=_environment()
+        command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=environment()
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
 
 
@@ -84,17 +84,11 @@ def _run(order: dict[str, Any]) -> None:
     folder = Path(order["folder"])
     ranks = [rank for step in order["steps"] for rank in step["ranks"]]
     count = 1 + max(rank["node"] for rank in ranks)
-    _make_network(count)
-    served = folder / "nginx"
-    served.mkdir()
-    user = "user root;" if os.geteuid() == 0 else ""
-    (served / "conf").write_text(_NGINX.format(user=user, folder=served, files=order["files"]))
-    subprocess.Popen(["nginx", "-c", str(served / "conf"), "-e", str(served / "errors")])
-    while not (served / "pid").exists():
-        time.sleep(0.01)
+    make_network(count)
+    log = start_source(folder, Path(order["files"]))
     found = []
     for step in order["steps"]:
-        before = _count_bytes(served / "access")
+        before = _count_bytes(log)
         if "kill" in step:
             mirror = Path(step["kill"])
             os.kill(MirrorFolder.attach(mirror).read_owner()["pid"], signal.SIGKILL)
@@ -116,16 +110,35 @@ def _run(order: dict[str, Any]) -> None:
             ):
                 time.sleep(0.05)
             time.sleep(0.2)  # nginx writes its log after an answer
-            halfway = _count_bytes(served / "access")
+            halfway = _count_bytes(log)
             (meeting / _GO).touch()
         time.sleep(0.2)
-        after = _count_bytes(served / "access")
+        after = _count_bytes(log)
         digests = [json.loads(each.result().splitlines()[-1]) for each in reading]
         found.append({"digests": digests, "bytes": after - before, "later": after - halfway})
     print(json.dumps(found))
 
 
-def _make_network(count: int) -> None:
+def start_source(folder: Path, files: Path, more: str = "") -> Path:
+    """nginx, which answers when this returns.
+
+    Args:
+        more: settings of it.
+    Returns: its log: method, bytes of the body and name of each answer.
+    """
+    served = folder / "nginx"
+    served.mkdir()
+    user = "user root;" if os.geteuid() == 0 else ""
+    about = _NGINX.format(user=user, folder=served, files=files, more=more)
+    (served / "conf").write_text(about)
+    subprocess.Popen(["nginx", "-c", str(served / "conf"), "-e", str(served / "errors")])
+    while not (served / "pid").exists():
+        time.sleep(0.01)
+    return served / "access"
+
+
+def make_network(count: int) -> None:
+    """Namespaces n0, n1, ... at a bridge in this one: 10.9.0.1, 10.9.0.2, ...; the bridge is SOURCE's."""
     commands = [
         "mount -t tmpfs none /run",
         "ip link add br0 type bridge",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
+from megablend.mirror.disk.block_map import BlockMap
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
 from megablend.storage.mirror_options import MirrorOptions, parse_mirror
@@ -68,3 +71,29 @@ def get_status(settings: dict[str, Any]) -> dict[str, Any]:
     except NodeLostError as error:
         raise AssertionError("no node process answers") from error
     return status
+
+
+Held = dict[tuple[str, int], int]
+"""By file and block: the pages that a folder holds."""
+
+
+def find_held(path: Path) -> Held:
+    """What a mirror's folder holds of files of more than 64 KiB, whoever owns it."""
+    held: Held = {}
+    for place in (path / "files").rglob("*.map"):
+        with contextlib.suppress(FileNotFoundError), place.open("rb") as file:
+            found = BlockMap.read(file.fileno(), mmap.ACCESS_READ)
+            if found is not None:
+                blocks, masks = found.held()
+                pairs = zip(blocks.tolist(), masks.tolist(), strict=True)
+                held |= {(place.stem, block): mask for block, mask in pairs}
+    return held
+
+
+def count_only(some: Held, others: Iterable[Held]) -> int:
+    """Bytes of what none of the others holds."""
+    left = dict(some)
+    for other in others:
+        for place in left:
+            left[place] &= ~other.get(place, 0)
+    return PAGE_BYTES * sum(mask.bit_count() for mask in left.values())

@@ -71,6 +71,10 @@ class EtcdMembers(Views):
         self._known = self._load()
         """The latest view that this node has heard of."""
         self._started = time.monotonic()
+        self._kept_at = -math.inf
+        """Monotonic seconds: the lease lasts since then, or longer."""
+        self._least = 0
+        """Number of the view in etcd when this node took its last lease."""
 
     async def start(self) -> None:
         """Take this node's name. Raises: ConfigError if a live node has it, or something else is
@@ -137,6 +141,14 @@ class EtcdMembers(Views):
             for each in tasks:
                 each.cancel()
 
+    def find_doubt(self, number: int) -> float | None:
+        """See Views."""
+        end = self._kept_at + self._seconds
+        if time.monotonic() > end:
+            # While etcd answers, this node is about to hear of it
+            return math.inf if self.etcd.away_since is None else end
+        return math.inf if number < self._least else None
+
     def as_json(self) -> dict[str, Any]:
         """For people and metrics."""
         return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble}
@@ -147,6 +159,7 @@ class EtcdMembers(Views):
         known = (await self.etcd.get(key))[0].get(key)
         if known is not None and _read(known).get("folder") != self._folder.id:
             return False
+        began = time.monotonic()
         lease = await self.etcd.grant(self._seconds)
         about = {
             "folder": self._folder.id,
@@ -156,6 +169,9 @@ class EtcdMembers(Views):
         expected = {key: 0 if known is None else known.revision}
         if await self.etcd.change(expected, {key: _pack(about)}, lease=lease) is None:
             return False
+        view = self._read_view((await self.etcd.get(self._place))[0].get(self._place))
+        self._least = 0 if view is None else view.number
+        self._kept_at = began
         self.lease = lease
         return True
 
@@ -163,7 +179,10 @@ class EtcdMembers(Views):
         """Keep the lease, until cancelled; take another one when it has ended."""
         while True:
             try:
-                if not self.lease or not await self.etcd.keep(self.lease):
+                began = time.monotonic()
+                if self.lease and await self.etcd.keep(self.lease):
+                    self._kept_at = began
+                else:
                     self.lease = 0
                     if not await self._register():
                         LOG.warning("mirror: another node has the name %s", self._own)

@@ -37,6 +37,15 @@ class Views:
         """Views that this node is in, each later than the one before. Raises: ConfigError."""
         raise NotImplementedError
 
+    def find_doubt(self, number: int) -> float | None:
+        """Since when others may have left this node out by a view that it has not heard of: monotonic
+        seconds; infinite: they have; None: they have not.
+
+        Args:
+            number: of the view that is in force here.
+        """
+        return None
+
     def as_json(self) -> dict[str, Any]:
         """For people and metrics."""
         return {}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -308,7 +310,14 @@ class Cluster:
         copies = len(names) if self._options.copies == ALL else int(self._options.copies)
         holders = Holders(self._engine, names, own, copies)
         routes = Routes(
-            self._source, holders, peers, own, view.number, [*map(Homes, view.earlier)], self._pace
+            self._source,
+            holders,
+            peers,
+            own,
+            view.number,
+            partial(self._may_read, view.number, peers.values()),
+            [*map(Homes, view.earlier)],
+            self._pace,
         )
         session = self._verifier.session
         new = Assembly(view, own, session, peers, holders, routes, self._agreement, self._joining)
@@ -321,6 +330,22 @@ class Cluster:
         self._assemblies = [*(each for each in self._assemblies if each.is_formed), new]
         new.tasks += [self._start_task(new.tell(peer)) for peer in peers.values()]
         new.tasks.append(self._start_task(self._meet(new)))
+
+    def _may_read(self, number: int, peers: Collection[Peer]) -> bool:
+        """Whether this node is surely one of the view in force: it has a lease; or etcd is away for
+        most of the nodes, so that they make no view."""
+        views = self._members.views
+        since = None if views is None else views.find_doubt(number)
+        if since is None:
+            return True
+        now = time.monotonic()
+        since = max(since, now - self._pace.silent)
+        num_there = 1
+        for peer in peers:
+            num_there += peer.heard_at > since
+            if peer.heard_at < max(since, now - self._pace.silent / 2):
+                peer.check()
+        return since < math.inf and 2 * num_there > len(peers) + 1
 
     async def _meet(self, assembly: Assembly) -> None:
         """Put a view in force as soon as its nodes have met."""

@@ -71,12 +71,13 @@ class Peer:
     """Why what answers in its place is not believed, or does not believe this node."""
     num_bad: int = 0
     """Answers whose bytes were changed on the way."""
+    heard_at: float = 0.0
+    """Monotonic seconds: when it answered last."""
     _met_session: str = ""
     _gone: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     _num_waiting: int = 0
-    _heard_at: float = 0.0
     _watcher: asyncio.Task[None] | None = None
     _pinging: asyncio.Task[bool] | None = None
 
@@ -164,7 +165,7 @@ class Peer:
     def check(self) -> None:
         """Find out whether it is there, unless that is known, or being asked."""
         is_asked = self._pinging is not None and not self._pinging.done()
-        is_heard = time.monotonic() - self._heard_at < self.pace.ping
+        is_heard = time.monotonic() - self.heard_at < self.pace.ping
         if not (is_asked or is_heard or self.away_since is not None):
             self._pinging = asyncio.ensure_future(self.ping())
 
@@ -172,7 +173,7 @@ class Peer:
         """Ping while requests wait for an answer, or it is away."""
         while self._num_waiting or self.away_since is not None:
             await asyncio.sleep(self.pace.ping)
-            is_silent = time.monotonic() - self._heard_at >= self.pace.ping
+            is_silent = time.monotonic() - self.heard_at >= self.pace.ping
             if self.away_since is not None or (self._num_waiting and is_silent):
                 await self.ping()
         self._watcher = None
@@ -254,7 +255,7 @@ class Peer:
         )
 
     def _heard(self, session: str) -> None:
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self.refusal = None
         was_away = self.away_since is not None
         if self.away_since is not None:

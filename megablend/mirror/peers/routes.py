@@ -4,7 +4,9 @@ Each piece has an order of all nodes. A node asks those before it in the order, 
 gets the pages and keeps them. The first of them that answers is the only one that asks the source.
 Since a node asks only nodes before it, nobody waits in a circle. This is so within one view: a node
 that is in another one is waited for, and what was asked of others ends with the view; only what is
-being read from the source goes on, and who is asked for it now lets who reads it finish.
+being read from the source goes on, and who is asked for it now lets who reads it finish. Whoever may
+have been left out by a view that it has not heard of reads only what is due soon: others may be the
+homes of its pieces now.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +48,8 @@ class Routes:
     """This node's name."""
     view: int = 0
     """Its number."""
+    may_read: Callable[[], bool] = lambda: True
+    """Whether this node is surely one of the view in force, and may read what others may, too."""
     earlier: list[Homes] = field(default_factory=list)
     """Of the last views: their nodes may still be reading from the source."""
     pace: Pace = Pace()  # noqa: RUF009  (a tuple)
@@ -56,7 +60,7 @@ class Routes:
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: EndedError before the source is asked, if a later view is in
-        force."""
+        force; AwayError, too, if one may be that this node has not heard of."""
         key = want.key
         missing = want.pages
 
@@ -114,6 +118,10 @@ class Routes:
                 return
         if self.ended.done():
             raise EndedError
+        if not is_soon(want.due) and not self.may_read():
+            raise AwayError(
+                "the other nodes may have left this one out, since it does not reach etcd and most of them"
+            )
 
         async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
             await keep(pages, data, origins)

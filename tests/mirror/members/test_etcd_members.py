@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import pytest
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.members.etcd import _code
+from megablend.mirror.members.etcd_members import EtcdMembers
+from megablend.mirror.node.engine import AwayError
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.members.test_etcd import call, make_users
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
@@ -47,6 +52,13 @@ async def wait_for_view(nodes: NodesOf, *which: int) -> int:
 
     await until(is_there, 60)
     return int(nodes.cluster(which[0]).as_json()["view"])
+
+
+async def is_home(nodes: NodesOf, i: int, name: str) -> bool:
+    """Of a file's first piece."""
+    holders = nodes.cluster(i)._holders
+    assert holders is not None
+    return holders.order(await nodes.key(name), 0, 1) == [nodes.names[i]]
 
 
 def test_nodes_wait_for_those_that_are_expected_and_one_that_is_late_joins(
@@ -275,3 +287,66 @@ def test_users_and_passwords_are_those_of_settings_or_the_environment(
     with FaultySource(make_files(1)) as source:
         asyncio.run(run())
     assert "canary" not in caplog.text
+
+
+def test_who_may_have_been_left_out_reads_only_what_is_due(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """Cut off from etcd and from most of the nodes, it leaves the rest to those who may be homes now."""
+
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 3, 3) as nodes:
+            await nodes.start(0, 1, 2)
+            await wait_for_view(nodes, 0, 1, 2)
+            own = [name for name in source.files if await is_home(nodes, 0, name)]
+            etcd.stop()
+            await nodes.read(0, own[0], due=math.inf)
+            await nodes.stop(1)
+            await nodes.stop(2)
+            views = nodes.cluster(0)._members.views
+            assert views is not None
+            await until(lambda: views.find_doubt(1) not in (None, math.inf))
+            with pytest.raises(AwayError, match="may have left this one out"):
+                await nodes.read(0, own[1], due=math.inf)
+            await nodes.read(0, own[2])
+            # Most of the nodes are there, so that the others make no view
+            await nodes.start(1)
+            while not await can_read(nodes, own[1]):
+                await asyncio.sleep(0.1)
+            assert 3 * 5000 <= source.bytes <= 3 * 5000 + 8 * len(source.files)
+
+    async def can_read(nodes: NodesOf, name: str) -> bool:
+        with contextlib.suppress(AwayError):
+            await nodes.read(0, name, due=math.inf)
+            return True
+        return False
+
+    with FaultySource({f"d/{i}": bytes([i]) * 5000 for i in range(24)}) as source:
+        asyncio.run(run())
+
+
+def test_who_was_left_out_reads_only_what_is_due_until_it_is_back(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async def run() -> None:
+        async with cluster_of(tmp_path, source, etcd, 3, 3) as nodes:
+            await nodes.start(0, 1, 2)
+            await wait_for_view(nodes, 0, 1, 2)
+            views = nodes.cluster(0)._members.views
+            assert isinstance(views, EtcdMembers)
+            assert views.find_doubt(1) is None
+            # As if it had been stopped for so long
+            views._kept_at -= LEASE
+            assert views.find_doubt(1) == math.inf
+            await until(lambda: views.find_doubt(1) is None)
+            # Its lease has ended, and the others have made a view without it
+            await views.etcd.revoke(views.lease)
+            left = {"number": 7, "nodes": sorted(nodes.names[1:]), "earlier": []}
+            await views.etcd.change({}, {views._place: json.dumps(left).encode()})
+            await until(lambda: views.find_doubt(1) == math.inf and views._least >= 7)
+            number = await wait_for_view(nodes, 0, 1, 2)
+            assert views.find_doubt(number) is None
+            assert number > 7
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())

@@ -8,6 +8,7 @@ import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_who_is_refused(
     # It trusts etcd, which does not trust it
     foreign = make_client(dataclasses.replace(other, ca=files.ca))
     nobody = ssl.create_default_context(cafile=files.ca)
-    about = {"user": "node", "password": "canary-8141"}
+    about: dict[str, Any] = {"user": "node", "password": "canary-8141"}
     for context, reason in [
         (make_client(other), "(?i)certificate verify failed"),
         (foreign, "etcd is away: https:"),

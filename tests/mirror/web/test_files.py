@@ -416,7 +416,12 @@ def test_a_node_gives_what_another_holds(tmp_path: Path) -> None:
         nodes = list[Web]()
         for i, port in enumerate((own, other)):
             (data_port,) = find_ports(1)
-            settings = {"data_port": data_port, "token_file": token, "nodes": names, "port": port}
+            settings: dict[str, Any] = {
+                "data_port": data_port,
+                "token_file": token,
+                "nodes": names,
+                "port": port,
+            }
             node = Machine(tmp_path / f"{i}", source, advertise=names[i], **settings)
             stack.callback(kill_node, node.folder)
             nodes.append(Web(node, data_port))
