@@ -321,7 +321,7 @@ def test_who_may_have_been_left_out_reads_only_what_is_due(
             return True
         return False
 
-    with FaultySource({f"d/{i}": bytes([i]) * 5000 for i in range(24)}) as source:
+    with FaultySource({f"d/{i}": bytes([i]) * 5000 for i in range(80)}) as source:
         asyncio.run(run())
 
 

@@ -54,7 +54,9 @@ def test_an_empty_node_that_comes_gets_its_share_from_the_others(tmp_path: Path)
             await nodes.read_all()
             assert is_read_once(source, 12)
 
-    with FaultySource(make_files()) as source:
+    # So many that it is the home of some
+    many = {f"d/small{i}": bytes([i]) * 3000 for i in range(60)}
+    with FaultySource(make_files() | many) as source:
         asyncio.run(run())
 
 
