@@ -308,4 +308,7 @@ class Catalog:
         try:
             return unpack_manifest(digest, data)
         except ValueError as error:
+            if self.own:
+                # Other nodes have it
+                self._path(digest).unlink(missing_ok=True)
             raise DataError(path, f"{error}; {remedy}") from None

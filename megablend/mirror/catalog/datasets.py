@@ -303,7 +303,7 @@ class Datasets:
         told: dict[str, Any] = {}
         if self.shared is not None:
             with contextlib.suppress(ResourceError):
-                told = await self.shared.read_listed()
+                told = await self.shared.told.read_listed()
         return told | self.listings.describe()
 
     async def get_status(self) -> dict[str, Any]:
@@ -318,7 +318,7 @@ class Datasets:
             found["trouble"] = self.shared.trouble or found["trouble"]
             found["away"] = sorted(self._mates.nodes.find_away())
             try:
-                found["wants"] = await self.shared.read_held()
+                found["wants"] = await self.shared.told.read_held()
             except ResourceError as error:
                 found["trouble"] = str(error)
         return found
@@ -331,7 +331,7 @@ class Datasets:
             found = await self._wait_here(want)
         else:
             found = {"want": want.target}
-        return found if self.shared is None else found | await self.shared.wait_for(want)
+        return found if self.shared is None else found | await self.shared.told.wait_for(want)
 
     async def _wait_here(self, want: Want) -> dict[str, Any]:
         # Where other nodes tell of it, it may be known, and not be looked at yet
@@ -438,7 +438,7 @@ class Datasets:
         find = self.holding.folders.find
         kept |= {name for name, each in known.items() if find(each).exists()}
         if self.shared is not None:
-            kept |= await self.shared.find_unsettled()
+            kept |= await self.shared.told.find_unsettled()
         old = [each for name, each in known.items() if name not in kept]
         if self.shared is not None:
             return await self.shared.forget(old, ())

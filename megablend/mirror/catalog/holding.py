@@ -244,7 +244,7 @@ class Holding:
         except DataError as error:
             # What else is wanted does not wait until this manifest is there again
             state = State(goal, [], revision.num_bytes, revision.num_bytes)
-            if self._catalog.own and isinstance(error, MissingFileError):
+            if self._catalog.own:
                 state.trouble = "no node has sent its manifest yet"
             else:
                 state.trouble = str(error)

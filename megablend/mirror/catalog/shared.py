@@ -5,8 +5,7 @@ Below the prefix:
     shared/wants/<dataset>@<revision>       a want
     shared/catalog                          [a name, drawn when the first of these was put; how often
                                             they were changed]
-    held/<node>                             what of its wants a node lacks, and what sources it has
-                                            listed; with the node's lease
+    held/<node>                             see `told`
 
 What etcd has is right, and a node does as it says, also when it was away: but not where its copy is
 of a catalog of another name, or one that was changed more often, as when etcd has lost its data or
@@ -22,7 +21,6 @@ import asyncio
 import contextlib
 import os
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +38,7 @@ from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import unpack_manifest
 from megablend.mirror.catalog.mates import Mates
+from megablend.mirror.catalog.told import Told
 from megablend.mirror.members.etcd import EtcdAwayError, Value
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import pack_json
@@ -56,8 +55,7 @@ _NUM_RANDOM = 3
 """So many nodes are asked for a manifest before the one that has made it."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
-_HELD_SECONDS = 10.0
-_TROUBLE_LETTERS = 200
+_PERIOD_SECONDS = 10.0
 Entry = Revision | Want
 
 
@@ -120,6 +118,7 @@ class SharedCatalog:
         """Why the copy is not as etcd is."""
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
+        self.told = Told(mates, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
         """What was deleted with the revisions of a dataset that were forgotten last."""
 
@@ -127,7 +126,7 @@ class SharedCatalog:
         """Keep the copy, until cancelled."""
         tasks = [
             asyncio.ensure_future(each)
-            for each in (self._follow(), self._fetch_manifests(), self._tell_held())
+            for each in (self._follow(), self._fetch_manifests(), self.told.run())
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -333,7 +332,9 @@ class SharedCatalog:
             ):
                 await asyncio.sleep(random.uniform(0, 2 * _LOOK_SECONDS))
             else:
-                await self._lacks_manifests.wait()
+                # One that is damaged is dropped when it is read
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._lacks_manifests.wait(), _PERIOD_SECONDS)
 
     async def _fetch_manifest(self, revision: Revision) -> None:
         """Take a manifest from a node that has it, if there is one."""
@@ -360,103 +361,6 @@ class SharedCatalog:
                     return
             except (AwayError, MegablendError, ValueError) as error:
                 LOG.warning("mirror: %s: cannot get the manifest of %s: %s", node, revision, error)
-
-    async def _tell_held(self) -> None:
-        """Tell what of its wants this node lacks: when that changes, but at most every ten seconds, or
-        every second when all is held."""
-        last = None
-        told_at = 0.0
-        while True:
-            revision = self.revision
-            await self._holding.wait_for(lambda: True)
-            owed = {
-                state.goal.want.name: {
-                    "missing": state.missing,
-                    "short": state.short,
-                    "trouble": state.trouble[:_TROUBLE_LETTERS],
-                }
-                for state in self._holding.states
-                if state.missing
-            }
-            lease = self._keys.lease
-            told = {"revision": revision, "owed": owed, "listed": self._listings.describe()}
-            now = (lease, told)
-            is_due = not owed or time.monotonic() - told_at >= _HELD_SECONDS
-            if lease and revision and now != last and is_due:
-                key = f"{self._keys.prefix}held/{self._nodes.own}"
-                try:
-                    await self._keys.etcd.change({}, {key: pack_json(told)}, lease=lease)
-                    last = now
-                    told_at = time.monotonic()
-                except (EtcdAwayError, ConfigError):
-                    pass  # the lease has ended, perhaps: there will be another
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _read_told(self) -> dict[str, dict[str, Any]]:
-        """What `_tell_held` has told, by node. Raises: EtcdAwayError."""
-        prefix = f"{self._keys.prefix}held/"
-        values, _ = await self._keys.etcd.get(prefix)
-        return {key.removeprefix(prefix): parse_json(each.data) for key, each in values.items()}
-
-    async def read_listed(self) -> dict[str, Any]:
-        """What all nodes have listed, by dataset: see `Listings.describe`. Raises: EtcdAwayError."""
-        told = (await self._read_told()).values()
-        return {name: each for some in told for name, each in some.get("listed", {}).items()}
-
-    async def read_held(self) -> list[dict[str, Any]]:
-        """How wants stand on all nodes. Raises: EtcdAwayError."""
-        held = await self._read_told()
-        since: dict[str, int] = {}
-        """By dataset, when its wants and revisions last changed: what was told before says nothing."""
-        for key, value in self._keys.shared.values.items():
-            dataset = key.removeprefix(self._shared).partition("/")[2].partition("@")[0]
-            since[dataset] = max(since.get(dataset, 0), value.revision)
-        found = []
-        for want in self._catalog.wants.values():
-            nodes = want.nodes or self._nodes.names
-            owed = {
-                node: each["owed"].get(want.name)
-                for node in nodes
-                if (each := held.get(node)) and each["revision"] >= since.get(want.dataset, 0)
-            }
-            found.append(
-                {
-                    "want": want.target,
-                    "nodes": len(nodes),
-                    "complete": sum(each is None for each in owed.values()),
-                    "missing": sum(each["missing"] for each in owed.values() if each),
-                    "owing": {node: each for node, each in owed.items() if each},
-                    "silent": [node for node in nodes if node not in owed],
-                }
-            )
-        return found
-
-    async def wait_for(self, want: Want) -> dict[str, Any]:
-        """Return when all nodes hold what they are to hold of a want, however long etcd or nodes are
-        away. Raises: ResourceError if it does not fit on one."""
-        while want.name in self._catalog.wants:
-            with contextlib.suppress(EtcdAwayError):
-                (found,) = [each for each in await self.read_held() if each["want"] == want.target]
-                for node, owed in found["owing"].items():
-                    if owed["short"]:
-                        raise ResourceError(
-                            f"{want.target} does not fit on {node}: it needs {owed['short']:,} bytes more than are "
-                            "left beside what is pinned, was wanted earlier, or is read by jobs\n"
-                            "unwant something, raise `size` of `mirror` there, or share it among more nodes"
-                        )
-                if found["complete"] == found["nodes"]:
-                    return found
-            await asyncio.sleep(_LOOK_SECONDS)
-        raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
-
-    async def find_unsettled(self) -> set[str]:
-        """Revisions of datasets of which not all nodes hold what they are to hold. Raises:
-        EtcdAwayError."""
-        held = await self.read_held()
-        settled = {each["want"] for each in held if each["complete"] == each["nodes"]}
-        wants = [each for each in self._catalog.wants.values() if each.target not in settled]
-        known = [self._catalog.list_revisions(each.dataset) for each in wants]
-        return {revision.name for some in known for revision in some}
 
     async def _tell_forgotten(self, body: bytes) -> bytes:
         """What this node has deleted with revisions of some datasets, when it has."""

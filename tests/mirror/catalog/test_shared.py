@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from megablend.errors import ConfigError, ResourceError
+from megablend.errors import ConfigError, MissingFileError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
@@ -250,6 +250,51 @@ def test_a_node_that_comes_late_has_manifests_from_those_that_are_there(
 async def _is_complete(node: LocalMates) -> bool:
     goals = (await node.ask("status"))["goals"]
     return bool(goals) and not any(each["missing"] for each in goals)
+
+
+def test_a_damaged_manifest_comes_from_another_node(tmp_path: Path, etcd: EtcdServer) -> None:
+    cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
+    cluster.write("d", SIZES)
+
+    async def do() -> None:
+        async with cluster.node("a:1") as a:
+            async with cluster.node("b:1") as b:
+                digest = (await a.add("corpus", "d"))["digest"]
+                await a.ask("want", target="corpus", whole=True)
+                await until(lambda: _is_complete(b))
+            shutil.rmtree(cluster.source)
+            manifest = b.folder / "manifests" / f"{digest}.zlib"
+            right = manifest.read_bytes()
+            manifest.write_bytes(right[:40] + bytes([right[40] ^ 1]) + right[41:])
+            async with cluster.node("b:1") as b:
+                await until(lambda: _is_complete(b))
+            assert manifest.read_bytes() == right
+
+    work(do)
+
+
+def test_a_file_that_is_gone_for_one_node_ends_the_waiting_on_all(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    cluster = Cluster(tmp_path, etcd, *NAMES)
+    cluster.write("d", {f"{i}.bin": 200_000 for i in range(12)})
+
+    async def do() -> None:
+        async with cluster.all() as nodes:
+            await nodes[0].add("corpus", "d")
+            gone = cluster.source / "d" / "7.bin"
+            gone.unlink()
+            await nodes[0].ask("want", target="corpus")
+            for node in nodes:
+                with pytest.raises(
+                    (MissingFileError, ResourceError),
+                    match=f"{gone}: was deleted at the source after it was listed",
+                ):
+                    await node.ask("wait", target="corpus")
+            size = sum(node.source.num_bytes for node in nodes)
+            assert size < 12 * 200_000
+
+    work(do)
 
 
 def test_a_want_of_some_nodes_and_copies(tmp_path: Path, etcd: EtcdServer) -> None:
