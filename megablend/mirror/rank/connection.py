@@ -1,4 +1,4 @@
-"""The connection of a process to the node process of a mirror, which is started where there is
+"""The connection of a process to the node process of a mirror, which is started if there is
 none."""
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from megablend.system.private_folder import find_private_folder
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.05
-_TRIES = 3
-_LIFE = 0
-"""The number of the request that a node process answers at once."""
+_MAX_REPEATS = 3
+"""Times that a request is sent again because the node process ended."""
+_PROBE_NUMBER = 0
+"""The number of the request that finds out whether a silent node process still answers."""
 
 
 class NodeLostError(Exception):
@@ -57,18 +58,19 @@ class NodeLostError(Exception):
 
 
 class _EndedError(NodeLostError):
-    """It ended while it was asked."""
+    """The node process ended during a request."""
 
 
 class Connection:
-    """Requests to a node process. Safe between threads; connects when it is first used, again after
-    the node process has ended, and in each process anew after a fork.
+    """Sends requests to a node process. Thread-safe; connects when it is first used, again after
+    the node process has ended, and anew in each process after a fork.
 
     Args:
-        starts: whether a node process is started where there is none.
-        asks_only: for commands: files are not asked for, so that settings need not agree.
-        joins: whether this process reads with the nodes of its settings; otherwise only the other
-            settings need to agree.
+        starts: whether a node process is started if there is none.
+        asks_only: whether only commands are sent. Then the settings need not agree with those of
+            the node process, since no files are read.
+        joins: whether this process reads together with the `nodes` of its settings; if not, only
+            its other settings need to agree.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class Connection:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin anew, as after a fork: threads, the socket and what was said are the parent's."""
+        """Start without a connection, also after a fork: thread, socket and announcements were
+        those of the parent."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -98,28 +101,29 @@ class Connection:
         self._lost_at = -1e9
 
     def stat(self, locations: Sequence[str]) -> list[FileStat]:
-        """States of files. Raises: NodeLostError; as Storage.stat."""
-        states = parse_json(self._wait(Kind.STAT, pack_json(list(locations))))
+        """The states of files, as the node process knows them. Raises: NodeLostError; as
+        Storage.stat."""
+        states = parse_json(self._ask(Kind.STAT, pack_json(list(locations))))
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
-        """Ask for pages; the future is done when they were held. It fails as the read of the source
-        did, or with NodeLostError."""
+        """Request pages. The future is done once all of them are held, with their packed ORIGINS;
+        it fails as the read of the source did, or with NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Have pages replaced that differ from a checksum. Raises: NodeLostError; as the source."""
-        self._wait(Kind.DISTRUST, pack_needs([need]))
+        """Have the node process replace pages that differ from a checksum. Raises: NodeLostError;
+        as the source."""
+        self._ask(Kind.DISTRUST, pack_needs([need]))
 
     def tell_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
-        """Tell what a listing has just said of files. Raises: NodeLostError."""
-        self._wait(
-            Kind.KNOWN, pack_json([[path, state.size, state.etag] for path, state in states])
-        )
+        """Tell the node process the states of files that were just listed. Raises:
+        NodeLostError."""
+        self._ask(Kind.KNOWN, pack_json([[path, state.size, state.etag] for path, state in states]))
 
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
-        """Say what a reader of this process will need, instead of what was said of it before; said
-        again to another node process. Raises: NodeLostError."""
+        """Announce what a reader of this process will need, in place of its last announcement.
+        After a new connection all announcements are repeated. Raises: NodeLostError."""
         if self._pid != os.getpid():
             self._reset()
         self._due = {**self._due, reader: needs}
@@ -128,34 +132,34 @@ class Connection:
         self.request(Kind.DUE, self._pack_due())
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Have needs fetched, or only counted; whenever they are due. Raises: NodeLostError; as the
-        source."""
+        """Have needs fetched now, whenever they are due, or only counted if `is_dry`. Raises:
+        NodeLostError; as the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
-        return Filled(*parse_json(self._wait(Kind.FILL, payload)))
+        return Filled(*parse_json(self._ask(Kind.FILL, payload)))
 
     def _pack_due(self) -> bytes:
         return pack_needs([need for needs in self._due.values() for need in needs])
 
     def close(self) -> None:
-        """Be no client any more, until it is used again."""
+        """Disconnect; the next use connects again."""
         with self._lock:
             if self._socket is not None:
-                # A thread waits for answers: closing alone would not end its call
+                # A thread is receiving: closing alone would not end its call
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 self._drop(self._socket)
 
     def command(self, kind: Kind, about: Any = None) -> Any:
-        """The answer to a command, as JSON. Raises: NodeLostError."""
-        return parse_json(self._wait(kind, b"" if about is None else pack_json(about)))
+        """Send a command, and return its answer, parsed from JSON. Raises: NodeLostError."""
+        return parse_json(self._ask(kind, b"" if about is None else pack_json(about)))
 
-    def _wait(self, kind: Kind, payload: bytes) -> bytes:
-        """The answer to a request, which may be made again. Raises: NodeLostError."""
-        return _try(lambda: wait_for(self._request(kind, payload)))
+    def _ask(self, kind: Kind, payload: bytes) -> bytes:
+        """Send a request that may be repeated, and return its answer. Raises: NodeLostError."""
+        return _repeat(lambda: wait_for(self._request(kind, payload)))
 
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
-        return _try(lambda: self._request(kind, payload))
+        return _repeat(lambda: self._request(kind, payload))
 
     def _request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         answer = Future[bytes]()
@@ -177,15 +181,17 @@ class Connection:
             raise _EndedError(str(error)) from None
 
     def _open(self) -> socket.socket:
-        """Connect to the node process, which is started if there is none."""
+        """Connect to the node process, which is started if there is none. Raises: as `_start`."""
         if time.monotonic() - self._lost_at < self._options.patience:
             raise NodeLostError("it did not answer a moment ago")
-        end = time.monotonic() + self._options.patience
-        while (connected := self._connect() or self._start()) is None:
-            if time.monotonic() > end:
+        deadline = time.monotonic() + self._options.patience
+        connected = self._connect() or self._start()
+        while connected is None:
+            if time.monotonic() > deadline:
                 self._lost_at = time.monotonic()
                 raise NodeLostError(f"waited {self._options.patience:g} s for an answer")
             time.sleep(_RETRY_SECONDS)
+            connected = self._connect() or self._start()
         self._socket = connected
         threading.Thread(
             target=self._receive,
@@ -198,12 +204,12 @@ class Connection:
         return connected
 
     def _connect(self) -> socket.socket | None:
-        """A connection that has been greeted; None if nobody listens. Raises: ConfigError if this
-        process is refused, or the folder is not usable."""
+        """Connect, and exchange greetings. Returns: None if no node process is listening. Raises:
+        ConfigError if it refuses this process."""
         try:
             folder = MirrorFolder.attach(self._options.folder)
         except ConfigError:
-            return None  # the node process makes it, or says why not
+            return None  # the node process that is started makes the mirror, or says why it cannot
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(self._options.patience)
         fd = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
@@ -212,11 +218,11 @@ class Connection:
             connection.connect(f"/proc/self/fd/{fd}/{folder.socket_path.name}")
             hello: dict[str, Any] = {"protocol": PROTOCOL}
             if not self._asks_only:
-                asked = self._options if self._joins else self._options.alone()
+                options = self._options if self._joins else self._options.alone()
                 hello |= {
                     "credentials": find_credentials(self._objects, folder.id),
                     "queries": [[url, query] for url, query in self._objects.urls if query],
-                    "options": asked.as_json(),
+                    "options": options.as_json(),
                     "members": describe_members(self._options, os.environ) if self._joins else [],
                 }
             connection.sendall(pack(Kind.HELLO, 0, pack_json(hello)))
@@ -244,17 +250,19 @@ class Connection:
         return connection
 
     def _start(self) -> socket.socket | None:
-        """As `_connect`, after the node process was started; None if another process of this machine
-        is doing so. Raises: ConfigError if it refuses to run; NodeLostError if none shall run."""
+        """Start a node process, and connect to it. Returns: None if another process of this machine
+        is starting it. Raises: ConfigError if the node process cannot run; NodeLostError if this
+        connection must not start one."""
         if not self._starts:
             raise NodeLostError("none listens")
-        name = hashlib.blake2b(self._options.folder.encode(errors="surrogateescape"), digest_size=8)
-        # Not beside the folder, where this user may not write
+        folder = self._options.folder.encode(errors="surrogateescape")
+        folder_hash = hashlib.blake2b(folder, digest_size=8).hexdigest()
+        # Not in the mirror's folder or beside it, where this user may not be allowed to write
         private, _ = find_private_folder(
             [Path(tempfile.gettempdir())], Path(f"megablend-{os.geteuid()}"), prefix="megablend-"
         )
-        lock = private / f"{name.hexdigest()}.start.lock"
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        lock_path = private / f"{folder_hash}.start.lock"
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,8 +271,8 @@ class Connection:
             if (connected := self._connect()) is not None:
                 return connected
             settings = {"mirror": self._options.as_json(), "by_prefix": self._objects.by_prefix}
-            # The node process has no rank: it has the whole of the source's limits
-            environment = {name: os.environ[name] for name in os.environ.keys() - JOB_SIZES}
+            # The node process is none of the job's processes, among which limits are divided
+            environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
             started = subprocess.run(
                 [sys.executable, "-m", "megablend.mirror.process"],
                 input=json.dumps(settings).encode(),
@@ -278,26 +286,26 @@ class Connection:
             return None
         finally:
             os.close(fd)
-        # Without a message it was killed while it started: another one may do better
+        # Without a message it was killed while it started: another one may succeed
         if started.returncode and (message := started.stderr.decode(errors="replace").strip()):
             raise ConfigError(f"mirror: {message}")
         return self._connect()
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
-        """Pass answers on until the node process ends."""
+        """Pass answers to those who wait for them, until the connection ends."""
 
-        def ask_for_life() -> None:
-            """Called when nothing has come for `patience`. Raises: EOFError the second time in a
-            row, if something is waited for."""
-            if pending and _LIFE in pending:
+        def probe() -> None:
+            """If answers are pending after `patience` seconds of silence, request one that is sent
+            at once. Raises: EOFError if that was done before, and in vain."""
+            if _PROBE_NUMBER in pending:
                 raise EOFError
             if pending:
-                pending[_LIFE] = Future()
-                connection.sendall(pack(Kind.STAT, _LIFE, pack_json([])))
+                pending[_PROBE_NUMBER] = Future()
+                connection.sendall(pack(Kind.STAT, _PROBE_NUMBER, pack_json([])))
 
         try:
             while True:
-                kind, number, payload = _read_frame(connection, ask_for_life)
+                kind, number, payload = _read_frame(connection, probe)
                 answer = pending.pop(number, None)
                 if answer is None or not answer.set_running_or_notify_cancel():
                     continue
@@ -315,51 +323,56 @@ class Connection:
         """Forget a connection that is lost; called with the lock held."""
         if self._socket is connection:
             self._socket = None
-            lost = self._pending
+            unanswered = self._pending
             self._pending = {}
-            # Their callbacks may send requests: not while the lock is held
-            threading.Thread(target=_fail_all, args=(list(lost.values()),), daemon=True).start()
+            # In another thread: their callbacks may send requests, which take the lock
+            threading.Thread(
+                target=_fail_all, args=(list(unanswered.values()),), daemon=True
+            ).start()
         connection.close()
 
 
 @lru_cache(maxsize=16)
 def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
-    """The one connection of this process to a mirror."""
+    """The connection to a mirror's node process that all of this process shares."""
     return Connection(options, objects)
 
 
-def _try(ask: Callable[[], T]) -> T:
-    """Ask; again if the node process has ended meanwhile, another one."""
-    for _ in range(_TRIES):
+def _repeat(ask: Callable[[], T]) -> T:
+    """Call `ask`, and again if the node process ended during the call."""
+    for _ in range(_MAX_REPEATS):
         with contextlib.suppress(_EndedError):
             return ask()
     return ask()
 
 
 def _fail_all(answers: list[Future[bytes]]) -> None:
+    """Fail those futures that are not cancelled."""
     for each in answers:
         if each.set_running_or_notify_cancel():
             each.set_exception(_EndedError("the node process ended"))
 
 
 def _read_frame(
-    connection: socket.socket, late: Callable[[], None] | None = None
+    connection: socket.socket, on_timeout: Callable[[], None] | None = None
 ) -> tuple[int, int, bytes]:
-    """Read a frame. If nothing has come for the socket's time-out, `late` is called, each time.
-    Raises: EOFError at the end; OSError; as `late` does."""
-    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, late))
-    return kind, number, _read_exactly(connection, size, late)
+    """Read a frame: its kind, number and payload. `on_timeout` is called each time that nothing has
+    come for the socket's time-out. Raises: EOFError at the end; OSError; as `on_timeout` does."""
+    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, on_timeout))
+    return kind, number, _read_exactly(connection, size, on_timeout)
 
 
-def _read_exactly(connection: socket.socket, size: int, late: Callable[[], None] | None) -> bytes:
+def _read_exactly(
+    connection: socket.socket, size: int, on_timeout: Callable[[], None] | None
+) -> bytes:
     parts = list[bytes]()
     while size:
         try:
             part = connection.recv(min(size, 1 << 20))
         except TimeoutError:
-            if late is None:
+            if on_timeout is None:
                 raise
-            late()
+            on_timeout()
             continue
         if not part:
             raise EOFError

@@ -1,4 +1,4 @@
-"""`MirrorStorage`: reads of files whose pages a node process keeps on this node's disk."""
+"""`MirrorStorage`: reads files whose pages a node process keeps on this node's disk."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from megablend.storage.waits import wait_for
 from megablend.storage.wrapper import WrapperStorage
 from megablend.system.log import LOG
 
-_TRIES = 8
-"""Times that pages are asked for which are evicted before they are read."""
+_MAX_TRIES = 8
+"""Times that a read requests its pages, since they may be evicted before it reads them."""
 _WARN_SECONDS = 60.0
+"""Least time between warnings about a mirror."""
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A version of a file, and its copy if pages of it are held."""
+    """The version of a file that is read, and its copy, once it was found in the mirror."""
 
     state: FileStat
     key: FileKey
@@ -54,8 +55,11 @@ class _Opened:
     def read(
         self, offsets: Int64s, sizes: Int64s, allocate: Allocate, got: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """What Storage.read_ranges returns, if all of it is held. `got` bytes were counted when the
-        node process got them for this read."""
+        """As Storage.read_ranges, from the copy. Returns: None if not all of the ranges are held.
+
+        Args:
+            got: bytes that the node process fetched for this read: they are counted elsewhere.
+        """
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
             return None
@@ -69,21 +73,21 @@ class _Opened:
         return None
 
     def find_copy(self, folder: str) -> None:
-        """Open the copy, if there is one now."""
+        """Open the copy, if there is one by now, and see whether all of it is held."""
         if self.copy is None or not self.copy.is_current:
-            # If the folder was removed, the node process makes it, or says why not
+            # If the folder was removed, the node process makes it again, or says why it cannot
             with suppress(ConfigError, MissingFileError):
                 self.copy = MirroredFile.open(MirrorFolder.attach(folder), self.key)
         self.is_complete = self.copy is not None and self.copy.is_complete
 
 
 class MirrorStorage(WrapperStorage):
-    """Serves files below the mirror's prefixes from this node's mirror. What is not held, its node
-    process gets; without one, or without room, `inner` is read.
+    """Serves files below the mirror's prefixes from this node's mirror. The node process fetches
+    what is not held; without one, or without room, `inner` is read.
 
     Args:
-        objects: how the source is reached, for the node process.
-        checking: whether the state of a file is asked for each time.
+        objects: settings by which the node process reaches the source.
+        checking: whether `stat` asks the node process each time.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class MirrorStorage(WrapperStorage):
         return make, (self.inner, self._options, self._objects)
 
     def for_checking(self) -> Storage:
-        """See Storage.for_checking: states are those that the node process knows."""
+        """See Storage.for_checking. The node process is asked for states."""
         return MirrorStorage(self.inner.for_checking(), self._options, self._objects, checking=True)
 
     def for_reading(self) -> Storage:
@@ -115,21 +119,21 @@ class MirrorStorage(WrapperStorage):
         )
 
     def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits: those of a local disk for a file all of which is held."""
+        """See Storage.limits. Those of a local disk if all of the file is held."""
         opened = self._opened.get(path)
         if opened is not None and opened.is_complete:
             return LIMITS
         return self.inner.limits(path)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find: the source is asked."""
+        """See Storage.find. The source is listed."""
         found = self.inner.find(pattern)
         paths = [match.path for match in found.files if self._covers(match.path)]
         for path in paths:
             self._opened.pop(path, None)
             self._pin(path, self.inner.stat(path))
         if paths:
-            # The listing may have told of other versions than the node process knows
+            # The listing may have newer versions than the node process knows
             states = [(split_query(path)[0], self._opened[path].state) for path in paths]
             try:
                 self.connection.tell_states(states)
@@ -150,11 +154,12 @@ class MirrorStorage(WrapperStorage):
         return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends: those of mirrored files are in the mirror."""
+        """See HeadAndTailStorage.get_ends. Of mirrored files none are kept: the mirror holds
+        them."""
         return None if self._covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends: the mirror gets them."""
+        """See HeadAndTailStorage.read_ends. Those of mirrored files are read into the mirror."""
         if not self._covers(path):
             super().read_ends(path)
             return
@@ -181,7 +186,7 @@ class MirrorStorage(WrapperStorage):
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch: done at once if all pages are held."""
+        """See Storage.fetch. The future is done at once if all pages are held."""
         opened = self._opened.get(path)
         found = None if opened is None else opened.read(offsets, sizes, allocate)
         if found is None:
@@ -193,7 +198,7 @@ class MirrorStorage(WrapperStorage):
     def _fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Fetch what is perhaps not held."""
+        """As `fetch`, for ranges that were not found in a copy."""
         if not self._covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
@@ -209,8 +214,8 @@ class MirrorStorage(WrapperStorage):
         return read.result
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor: none, since a kernel would not look whether pages are evicted
-        while it reads."""
+        """See Storage.descriptor. Mirrored files have none, since a kernel would not notice that
+        pages are evicted while it reads."""
         return nullcontext(-1) if self._covers(path) else self.inner.descriptor(path)
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
@@ -240,28 +245,30 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """Of ranges of files that are mirrored. Raises: NodeLostError; as Storage.stat does."""
-        own = [each for each in ranges if self._covers(each.path)]
-        self._open_all([each.path for each in own])
+        """The needs of those ranges whose files are mirrored. Raises: NodeLostError; as
+        Storage.stat does."""
+        mirrored = [each for each in ranges if self._covers(each.path)]
+        self._open_all([each.path for each in mirrored])
         now = time.monotonic()
         needs = list[Need]()
-        for each in own:
+        for each in mirrored:
             rows, pages = rows_of_ranges(each.offsets, each.sizes)
             needs.append(Need(self._open(each.path).key, pages, now + each.due[rows]))
         return needs
 
     @property
     def folder(self) -> str:
-        """Of the mirror."""
+        """Path of the mirror's folder."""
         return self._options.folder
 
     @property
     def connection(self) -> Connection:
-        """That of this process to the node process."""
+        """The connection of this process to the node process."""
         return find_connection(self._options, self._objects)
 
     def _open_all(self, paths: Sequence[str]) -> None:
-        """Pin the versions of files, in one request. Raises: NodeLostError; as Storage.stat."""
+        """Decide which versions of files are read, by one request. Raises: NodeLostError; as
+        Storage.stat."""
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
@@ -271,7 +278,7 @@ class MirrorStorage(WrapperStorage):
         return self._options.covers(path)
 
     def _open(self, path: str) -> _Opened:
-        """The version that reads of `path` use. Raises: as Storage.stat does."""
+        """The version of a file that is read. Raises: as Storage.stat does."""
         if path not in self._opened:
             try:
                 self._open_all([path])
@@ -284,7 +291,7 @@ class MirrorStorage(WrapperStorage):
         self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
-        """Say that the source is read without the mirror, once a minute."""
+        """Warn that the source is read without the mirror, once a minute at most."""
         now = time.monotonic()
         if now - _warned.get(self.folder, -math.inf) > _WARN_SECONDS:
             _warned[self.folder] = now
@@ -293,7 +300,8 @@ class MirrorStorage(WrapperStorage):
 
 @dataclass(slots=True)
 class _Read:
-    """One call of `fetch`: reads what is held, or asks for it and reads it then."""
+    """One call of `fetch`: requests pages and reads them, until all of them were held during a
+    read."""
 
     storage: MirrorStorage
     path: str
@@ -303,11 +311,11 @@ class _Read:
     allocate: Allocate
     tries: int = 0
     got: int = 0
-    """Bytes that the node process got for it."""
+    """Bytes that the node process fetched for this call."""
     result: Future[tuple[Bytes, Int64s]] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Read if all is held, otherwise ask for it, and go on when it has come."""
+        """Read if all pages are held, otherwise request them, and continue when they are."""
         try:
             self.opened.find_copy(self.storage.folder)
             found = self.opened.read(self.offsets, self.sizes, self.allocate, self.got)
@@ -320,7 +328,7 @@ class _Read:
 
     def _ask(self) -> None:
         self.tries += 1
-        if self.tries > _TRIES:
+        if self.tries > _MAX_TRIES:
             raise ResourceError(
                 f"{self.storage.folder}: pages are evicted before they are read; raise `size` of `mirror`"
             )
@@ -335,8 +343,8 @@ class _Read:
             count("peer_bytes", peers)
             self.got += source + peers
             self.run()
-        elif isinstance(error, NodeLostError) and self.tries < _TRIES:
-            # Connecting to another one may take a while: other answers do not wait for it
+        elif isinstance(error, NodeLostError) and self.tries < _MAX_TRIES:
+            # In another thread, since connecting anew may take a while: other answers do not wait
             _threads(os.getpid()).submit(self.run)
         else:
             self._fail(error)
@@ -350,7 +358,8 @@ class _Read:
             self.result.set_exception(error)
 
     def _read_source(self) -> tuple[Bytes, Int64s]:
-        """Read the same version from the source."""
+        """Read the same version from the source. Raises: as Storage.read does; DataError if the
+        source has another version."""
         inner = self.storage.inner
         found = inner.read_ranges(self.path, self.offsets, self.sizes, self.allocate)
         state = inner.stat_opened(self.path)
@@ -361,12 +370,12 @@ class _Read:
 
 
 _warned = dict[str, float]()
-"""When a warning about a mirror was given, by its folder."""
+"""When the last warning about a mirror was given, in monotonic seconds, by its folder."""
 
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Threads that may wait; others after a fork."""
+    """Threads for reads that may wait: of `process`, since threads do not survive a fork."""
     return ThreadPoolExecutor(16, "megablend-mirror")
 
 
