@@ -1,4 +1,4 @@
-"""The node process: its start, its life, its end."""
+"""The node process of a mirror: how it starts, what it runs, and when it ends."""
 
 from __future__ import annotations
 
@@ -45,25 +45,29 @@ if TYPE_CHECKING:
     from megablend.mirror.web.server import WebServer
 
 LINGER_SECONDS = 600.0
-"""A node process that a rank has started ends so long after its last client."""
+"""How long after its last client a node process ends that a rank has started."""
 _FAILED_SECONDS = 6.0
-"""The same where nodes do not agree: long enough for them to see it, and gone when a job comes back
-that mends it."""
+"""How long it stays if the nodes of its cluster cannot work together: long enough for all of them
+to notice it, and short enough that it has ended when a job with better settings starts."""
 _SCRUB_BYTES = 8 << 20
 _SCRUB_SECONDS = 1.0
 _MAX_LOG_BYTES = 1 << 20
-_ETCD = "MEGABLEND_ETCD_"
-"""Variables USER and PASSWORD begin with it."""
-_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
+_ETCD_PREFIX = "MEGABLEND_ETCD_"
+"""Prefix of the variables with etcd's user and password: USER and PASSWORD follow."""
+_CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
+"""Prefixes of variables that decide how object stores are read."""
 
 
 class Node:
-    """A node process's parts.
+    """The parts of a node process, and its answers to clients.
 
     Args:
-        options: of its mirror; a service's own, or those of the rank that started it.
-        objects: how the source is reached.
-        is_service: whether it outlives its clients, and reads with its own credentials whoever asks.
+        options: the mirror's settings: a service's own, or those of the rank that started it.
+        objects: settings by which the source is reached.
+        folder: the mirror's folder, whose lock this process holds.
+        members: the nodes of the cluster; None without other nodes.
+        is_service: whether it outlives its clients, and reads with its own credentials for all of
+            them.
     """
 
     def __init__(
@@ -87,10 +91,10 @@ class Node:
             reserve = state.f_blocks * state.f_frsize // 20
         self.source = SourceReader(options, objects)
         self._members = members
-        # Of a cluster with etcd, others tell what is wanted here
+        # In a cluster with etcd, other nodes may have said what is wanted here
         self._has_datasets = folder.datasets_path.exists() or options.etcd is not None
         store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
-        self._described = describe_members(options, os.environ)
+        self._described_members = describe_members(options, os.environ)
         self.cluster = None if members is None else self._make_cluster(members)
         self.engine = Engine(store, self.cluster or self.source)
         states = States(self.engine, self.source)
@@ -98,7 +102,7 @@ class Node:
         self.needs = Needs(self.engine, tell, self._select)
         self._datasets: Datasets | None = None
         self._datasets_lock = asyncio.Lock()
-        self._are_wanted = asyncio.Event()
+        self._datasets_opened = asyncio.Event()
         self._ended = asyncio.Event()
         self._started = time.time()
         commands = {
@@ -114,7 +118,7 @@ class Node:
         self.web = None if options.data_port is None else self._make_web()
 
     def _make_cluster(self, members: Members) -> Cluster:
-        with _installed("nodes"):
+        with _requires_nodes("nodes"):
             from megablend.mirror.peers.cluster import Cluster
         paths = ("/v1/manifest", "/v1/forgotten") if members.views is not None else ()
         more = {("POST", path): partial(self._answer_mate, path) for path in paths}
@@ -123,13 +127,13 @@ class Node:
     async def _answer_mate(
         self, path: str, node: str, query: Mapping[str, str], body: bytes
     ) -> bytes:
-        """What another node asks about datasets."""
+        """Answer another node's request about datasets."""
         shared = (await self._find_datasets()).shared
         assert shared is not None, "they are shared where there is etcd"
         return await shared.answer(path, body)
 
     def _make_web(self) -> WebServer:
-        with _installed("data_port"):
+        with _requires_nodes("data_port"):
             from megablend.mirror.web.server import WebServer
 
         async def find_datasets() -> Datasets | None:
@@ -141,7 +145,7 @@ class Node:
         )
 
     async def _find_datasets(self) -> Datasets:
-        """What is wanted here; only nodes that were asked for datasets import it."""
+        """The datasets that are wanted here. Opened, and imported, when they are first needed."""
         from megablend.mirror.catalog.datasets import Datasets
 
         async with self._datasets_lock:
@@ -151,7 +155,7 @@ class Node:
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
-                self._are_wanted.set()
+                self._datasets_opened.set()
             return self._datasets
 
     def _find_mates(self) -> Mates | None:
@@ -168,7 +172,7 @@ class Node:
         return await (await self._find_datasets()).answer(request)
 
     async def _hold_datasets(self) -> None:
-        await self._are_wanted.wait()
+        await self._datasets_opened.wait()
         await (await self._find_datasets()).run()
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -179,7 +183,7 @@ class Node:
         if self.cluster is not None:
             await self.cluster.start(self.engine, self.needs)
         if self._has_datasets:
-            # Before anything is evicted
+            # Before anything is evicted, since the store does not know yet what is pinned
             await self._find_datasets()
         if self.web is not None:
             await self.web.start()
@@ -211,12 +215,12 @@ class Node:
             notify(state)
 
     async def _watch(self) -> None:
-        """Each second: leave room to others, look at a part of what is held, end if nobody needs
-        this process."""
+        """Each second, evict until the reserve is free; without clients, check a part of the held
+        pages, and end if nobody needs this process any more."""
         while True:
             await asyncio.sleep(_SCRUB_SECONDS)
             await self.engine.call(self.engine.store.evict_to_reserve)
-            self._notify("WATCHDOG=1")  # the loop and the disk go on
+            self._notify("WATCHDOG=1")  # the event loop and the disk still work
             if not self.server.num_clients:
                 await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
                 idle = time.monotonic() - self.server.idle_since
@@ -227,16 +231,17 @@ class Node:
                     self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """What a client is told. A process that a job has started makes room for another one if
-        nobody reads through it who would miss it, and it is not as the client asks for.
+        """Answer a client's greeting. A process that a job has started, and through which no rank
+        reads, ends if its settings are not those of the client, so that another one can take its
+        place.
 
-        Raises: LeavingError if it does; ConfigError if it cannot, and is no use to the client.
+        Raises: LeavingError if it ends; ConfigError if it cannot end, and the client cannot use it.
         """
         answer = {"pid": os.getpid(), "version": megablend.__version__, "differing": []}
         is_reader = "options" in hello
         has_to_stay = self._is_service or self.server.is_read
         if not is_reader:
-            # Of any version: it may stop this process
+            # A command may be of any version, so that `megablend node stop` always works
             return answer
         if hello.get("protocol") != PROTOCOL:
             if not has_to_stay:
@@ -256,7 +261,7 @@ class Node:
         if not self._is_service:
             credentials = find_credentials(self._objects, self._folder.id)
             has_other_credentials = hello["credentials"] != credentials
-            has_other_nodes = hello["members"] not in ([], self._described)
+            has_other_nodes = hello["members"] not in ([], self._described_members)
             if not has_to_stay and (has_other_credentials or has_other_nodes or differing):
                 self._leave()
             if has_other_credentials:
@@ -277,7 +282,7 @@ class Node:
         return answer | {"differing": differing}
 
     def _leave(self) -> NoReturn:
-        """End, so that who asks starts another process. Raises: LeavingError."""
+        """End, so that the client starts another process. Raises: LeavingError."""
         self._ended.set()
         raise LeavingError
 
@@ -304,11 +309,11 @@ class Node:
         }
 
     async def get_metrics(self) -> str:
-        """The same for Prometheus."""
+        """The status as text for Prometheus."""
         return format_metrics(await self.get_status())
 
     async def _select(self, need: Need) -> Need:
-        """What this node is to hold of a need, whoever reads it."""
+        """The part of a need that this node is to hold, whichever node reads it."""
         return need if self.cluster is None else await self.cluster.select(need)
 
     async def _check(self) -> dict[str, Any]:
@@ -344,8 +349,8 @@ class Node:
 
 
 @contextlib.contextmanager
-def _installed(setting: str) -> Iterator[None]:
-    """Raises: ConfigError if what a setting needs cannot be imported."""
+def _requires_nodes(setting: str) -> Iterator[None]:
+    """Turn an ImportError of the context into a ConfigError about `setting`."""
     try:
         yield
     except ImportError as error:
@@ -356,9 +361,10 @@ def _installed(setting: str) -> Iterator[None]:
 
 def find_credentials(objects: ObjectOptions, salt: str) -> str:
     """A digest of what decides how object stores are read: settings, and variables with
-    credentials. It tells nothing else, since each folder has its own salt."""
+    credentials. Digests of different folders cannot be compared, since each folder has its own
+    salt."""
     variables = sorted(
-        each for each in os.environ.items() if each[0].upper().startswith(_CREDENTIALS)
+        each for each in os.environ.items() if each[0].upper().startswith(_CREDENTIAL_PREFIXES)
     )
     text = json.dumps([objects.by_prefix, variables], sort_keys=True)
     return hashlib.blake2b(
@@ -367,19 +373,20 @@ def find_credentials(objects: ObjectOptions, salt: str) -> str:
 
 
 def make_views(options: MirrorOptions, about: EtcdOptions, own: str, folder: MirrorFolder) -> Views:
-    """The nodes that etcd knows. Raises: ConfigError if files cannot be used."""
-    with _installed("nodes"):
+    """Make the views of a cluster whose nodes meet in etcd. Raises: ConfigError if a file of the
+    settings cannot be used."""
+    with _requires_nodes("nodes"):
         from megablend.mirror.members.etcd import Etcd
         from megablend.mirror.members.etcd_members import EtcdMembers
         from megablend.mirror.peers.signing import make_contexts, read_private
-    password = os.environ.get(f"{_ETCD}PASSWORD")
+    password = os.environ.get(f"{_ETCD_PREFIX}PASSWORD")
     if about.password_file is not None:
         password = read_private("etcd: password_file", about.password_file).decode().strip()
     contexts = make_contexts(about.tls)
     etcd = Etcd(
         about.endpoints,
         tls=None if contexts is None else contexts[1],
-        user=about.user or os.environ.get(f"{_ETCD}USER"),
+        user=about.user or os.environ.get(f"{_ETCD_PREFIX}USER"),
         password=password,
     )
     return EtcdMembers(etcd, about, own, folder)
@@ -392,22 +399,26 @@ def run_node(
     is_service: bool,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Own a mirror until stopped.
+    """Run a node process until it is stopped.
+
+    Args:
+        ready: called as soon as clients are answered.
 
     Raises: ConfigError if the folder cannot be used; FolderInUseError if another process owns it.
     """
-    # Its own reads of the source go through no mirror
+    # So that its own reads of the source do not go through a mirror
     os.environ.pop(VARIABLE, None)
     folder = MirrorFolder.create(options.folder, group=options.group)
     members = find_members(options, os.environ)
     if members is not None and options.etcd is not None:
         members = members._replace(views=make_views(options, options.etcd, members.own, folder))
     if members is not None:
-        # The limits of the source are divided between as many
+        # The nodes share the limits of the source
         divide_limits(members.size)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # each request to a node may take a connection
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each request to another node may take a connection
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     with folder.lock():
 
         async def run() -> None:
@@ -420,9 +431,9 @@ def run_node(
 
 
 def main() -> None:
-    """`python -m megablend.mirror.process`, started by a rank: settings as JSON on stdin.
-    The process that was started ends as soon as the one that goes on answers, or with a message why
-    it does not."""
+    """`python -m megablend.mirror.process`, started by a rank, with settings as JSON on stdin. It
+    forks. The parent ends as soon as the child answers clients, or with a message why it does
+    not."""
     settings = json.load(sys.stdin)
     options = parse_mirror(settings["mirror"])
     by_prefix = settings["by_prefix"]
@@ -450,15 +461,15 @@ def main() -> None:
     try:
         run_node(options, objects, is_service=False, ready=ready)
     except FolderInUseError:
-        tell("ready")  # another one is as good
+        tell("ready")  # clients are answered, by another process
     except MegablendError as error:
         tell(str(error))
     os._exit(0)
 
 
 def _log_to(path: Path) -> None:
-    """Log to a file from now on, which does not grow for ever, and keep no file of the starter
-    open."""
+    """Log to a file from now on, which begins anew when it is too long, and close the starter's
+    files."""
     if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
         path.unlink()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
