@@ -1,10 +1,10 @@
-"""Files of datasets, as a web server has them:
+"""Files of datasets for HTTP programs:
 
     GET, HEAD /v1/data/{dataset}/{revision or latest}/{path}[?block=n]
 
-What is not held is got as for a reader of this machine, so that a revision can be read that is not
-complete, or not wanted. A path that ends with a slash lists the files below it: a URL a line, with a
-signature by which each can be read without the token.
+Pages that are not held are fetched as for a reader on this machine. So a revision can be read even
+if it is not complete here, or not wanted. A path that ends with a slash lists the files below it:
+one URL a line, with a signature by which that file can be read without the token.
 """
 
 from __future__ import annotations
@@ -46,45 +46,46 @@ if TYPE_CHECKING:
 
 ROOT = "/v1/data/"
 _PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
-_AHEAD = 8
-"""Portions of an answer that are got while one is sent."""
+_NUM_AHEAD = 8
+"""Portions of an answer that are fetched while an earlier one is sent."""
 _MOST_SENDING = 64
-"""Portions in memory, of all answers."""
+"""Most portions in memory, for all answers together."""
 _SLOW_SECONDS = 60.0
-"""A client that takes longer for a portion is cut off, and a node that is away is waited for so
-long."""
+"""Longest time in which a client has to take a portion, and for which a node that is away is waited
+for."""
 _BUSY_SECONDS = 5.0
-"""The same while others wait for their turn."""
+"""Longest time in which a client has to take a portion while other answers wait for memory."""
 _RETRY_SECONDS = 1.0
-_LINES = 1000
+_LINES_AT_A_TIME = 1000
+"""Lines of a list of files that are made and sent at a time."""
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _RANGE = re.compile(r"(?i:bytes)=([0-9]{0,18})-([0-9]{0,18})")
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
 
 
 class Place(NamedTuple):
-    """What a URL names."""
+    """The file or folder of a dataset that a URL names."""
 
     dataset: str
     revision: str
     path: str
-    """Empty, or with a slash at its end: a folder."""
+    """Path in the dataset; that of a folder is empty or ends with a slash."""
 
     @classmethod
     def of_url(cls, raw_path: str) -> Place:
-        """Raises: ValueError if no file can have this URL. It is decoded once."""
+        """Parse a URL's path, which is still encoded. Raises: ValueError if no file can have it."""
         raw = raw_path.partition("?")[0].removeprefix(ROOT).split("/")
         parts = [unquote_to_bytes(each).decode("utf-8", "surrogateescape") for each in raw]
-        last = parts[-1:] if len(parts) > 2 else []
-        for part in parts if last != [""] else parts[:-1]:
-            if part in ("", ".", "..") or _CONTROLS.search(part):
+        last_part = parts[-1:] if len(parts) > 2 else []
+        for part in parts if last_part != [""] else parts[:-1]:
+            if part in ("", ".", "..") or _FORBIDDEN.search(part):
                 raise ValueError(f"found {part!r} between slashes")
         if len(parts) < 2:
             raise ValueError("expected a dataset, a revision and a path")
         return cls(parts[0], parts[1], "/".join(parts[2:]))
 
     def sign(self, token: bytes) -> str:
-        """The signature by which this file can be read without the token."""
+        """The signature by which this file can be read without sending the token."""
         text = json.dumps(self).encode()
         return hmac.new(token, text, hashlib.sha256).hexdigest()
 
@@ -97,10 +98,10 @@ class Files:
     """Answers requests for files.
 
     Args:
-        engine: gets pages.
-        find_datasets: those of the mirror; None if there are none.
-        token: signs URLs.
-        warn: logs what somebody is refused.
+        engine: reads pages.
+        find_datasets: returns the datasets of the mirror; None if there are none.
+        token: the secret with which URLs are signed.
+        warn: logs a refusal, given the client's address and a text.
     """
 
     def __init__(
@@ -116,10 +117,10 @@ class Files:
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_SENDING)
         self.num_bytes = 0
-        """That were sent."""
+        """Bytes of files that were sent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """The file, a part of it, or a list of files."""
+        """Answer by a file, a part of it, or a list of files."""
         block = request.query.get("block")
         try:
             place = Place.of_url(request.raw_path)
@@ -162,9 +163,9 @@ class Files:
         if request.method == "HEAD":
             return response
         await response.prepare(request)
-        for begin in range(first, stop, _LINES):
+        for begin in range(first, stop, _LINES_AT_A_TIME):
             lines = list[str]()
-            for file in files[begin : min(stop, begin + _LINES)]:
+            for file in files[begin : min(stop, begin + _LINES_AT_A_TIME)]:
                 each = place._replace(path=file.path)
                 lines.append(
                     f"{request.scheme}://{request.host}{each}?signature={each.sign(self._token)}\n"
@@ -175,25 +176,25 @@ class Files:
     async def _answer_file(
         self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        """A part of a file, or what the request wants of it."""
+        """Answer by a part of a file, or by the range of that part which the request names."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
         response.content_type = "application/octet-stream"
-        if not _has(request.if_match, tag, when_absent=True):
+        if not _contains(request.if_match, tag, when_absent=True):
             raise web.HTTPPreconditionFailed
-        if _has(request.if_none_match, tag, when_absent=False):
+        if _contains(request.if_none_match, tag, when_absent=False):
             response.set_status(304)
             return response
-        found = _find_range(request, len(part), f'"{tag.value}"')
-        if found is not None:
-            if not found:
-                told = {"Content-Range": f"bytes */{len(part)}"}
-                raise web.HTTPRequestRangeNotSatisfiable(headers=told)
-            told = {"Content-Range": f"bytes {found[0]}-{found[-1]}/{len(part)}"}
-            response.headers.update(told)
+        requested = _find_range(request, len(part), f'"{tag.value}"')
+        if requested is not None:
+            if not requested:
+                headers = {"Content-Range": f"bytes */{len(part)}"}
+                raise web.HTTPRequestRangeNotSatisfiable(headers=headers)
+            headers = {"Content-Range": f"bytes {requested[0]}-{requested[-1]}/{len(part)}"}
+            response.headers.update(headers)
             response.set_status(206)
-            part = part[found.start : found.stop]
+            part = part[requested.start : requested.stop]
         response.content_length = len(part)
         if request.method == "GET":
             await self._send(request, response, key, part)
@@ -204,28 +205,28 @@ class Files:
     ) -> None:
         starts = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
 
-        def cut(at: int) -> range:
-            return range(max(at, part.start), min(at + _PORTION_BYTES, part.stop))
+        def cut(start: int) -> range:
+            return range(max(start, part.start), min(start + _PORTION_BYTES, part.stop))
 
         ahead = set[asyncio.Task[Origins]]()
         try:
-            for i, at in enumerate(starts):
-                for later in starts[i + _AHEAD - 1 if i else 1 : i + _AHEAD]:
+            for i, start in enumerate(starts):
+                for later in starts[i + _NUM_AHEAD - 1 if i else 1 : i + _NUM_AHEAD]:
                     task = asyncio.ensure_future(self._engine.serve(_want(key, cut(later))))
                     ahead.add(task)
                     task.add_done_callback(ahead.discard)
-                    # What fails is asked for again when it is its turn
+                    # A failure is ignored here: the portion is fetched again when it is sent
                     task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                await self._send_portion(request, response, key, cut(at))
+                await self._send_portion(request, response, key, cut(start))
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
-            reason = str(error) or "who asked takes nothing"
+            reason = str(error) or "the client takes no data"
             self._warn(request.remote, f"an answer is cut off: {key.location}: {reason}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # nobody gets it
+            pass  # the client is gone
         finally:
             for task in list(ahead):
                 task.cancel()
@@ -233,9 +234,10 @@ class Files:
     async def _send_portion(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        """Raises: as Engine.obtain does; TimeoutError if the client does not take it."""
+        """Fetch and send a portion. Raises: as Engine.obtain does; TimeoutError if the client does
+        not take it in time."""
         want = _want(key, part)
-        end = time.monotonic() + _SLOW_SECONDS
+        deadline = time.monotonic() + _SLOW_SECONDS
         while True:
             try:
                 await self._engine.serve(want)
@@ -243,19 +245,19 @@ class Files:
                     held, data = await self._engine.read_held(want)
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
-                        found = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
-                        await self._write(response, found)
-                        self.num_bytes += len(found)
+                        sent = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
+                        await self._write(response, sent)
+                        self.num_bytes += len(sent)
                         return
                 problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
             except AwayError as error:
                 problem = error
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise problem
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _write(self, response: web.StreamResponse, data: memoryview) -> None:
-        """Raises: TimeoutError if the client does not take it."""
+        """Send bytes. Raises: TimeoutError if the client does not take them in time."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
@@ -273,15 +275,16 @@ def _want(key: FileKey, part: range) -> Want:
     return Want(key, pages_of_ranges(np.array([part.start]), np.array([len(part)])))
 
 
-def _has(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
+def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
+    """Whether the tags of a header contain `own`; `when_absent` without the header."""
     if tags is None:
         return when_absent
     return any(each.value in ("*", own.value) and not each.is_weak for each in tags)
 
 
 def _find_range(request: web.Request, size: int, tag: str) -> range | None:
-    """The range that is asked for, which is empty if there is none of it; None: all, as where several
-    are asked for."""
+    """The range that a request names, empty if it is beyond the file. None if all of the file is to
+    be sent: no range is named, or several are."""
     found = _RANGE.fullmatch(request.headers.get("Range", ""))
     if request.method != "GET" or found is None or request.headers.get("If-Range", tag) != tag:
         return None
@@ -294,6 +297,7 @@ def _find_range(request: web.Request, size: int, tag: str) -> range | None:
 
 
 def _refuse(error: Exception) -> web.HTTPException:
+    """The HTTP answer for an error."""
     text = f"{error}\n"
     if isinstance(error, ConfigError):
         return web.HTTPNotFound(text=text)

@@ -1,4 +1,4 @@
-"""A node's page for browsers: pure. It loads nothing, and renews itself."""
+"""A node's page for browsers, as pure text. It loads nothing else, and reloads itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
-_MOST_ROWS = 1000
-_MOST_NAMES = 50
+_MAX_ROWS = 1000
+_MAX_NAMES = 50
 _HEAD = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="10">
 <meta name="viewport" content="width=device-width"><style>:root{color-scheme:light dark}
 body{font:15px/1.4 sans-serif;margin:2em auto;max-width:75em;padding:0 1em}
@@ -19,8 +19,13 @@ td:not(:last-child){white-space:nowrap}
 """
 
 
-def format_page(status: Mapping[str, Any], told: Mapping[str, Any] | None) -> str:
-    """HTML of what `Node.get_status` says, and of what is known of datasets, if there are any."""
+def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -> str:
+    """Format a page as HTML.
+
+    Args:
+        status: what `Node.get_status` returns.
+        datasets: what `Datasets.list_all` and `get_status` return, merged; None without datasets.
+    """
     cluster = status["cluster"]
     name = cluster["own"] if cluster else status["folder"]
     kind = "a service" if status["service"] else "started by a job"
@@ -37,25 +42,27 @@ def format_page(status: Mapping[str, Any], told: Mapping[str, Any] | None) -> st
         away = cluster["away_nodes"]
         facts["nodes"] = f"{cluster['nodes']:,}, view {cluster['view']}"
         if away:
-            more = f" and {len(away) - _MOST_NAMES:,} more" if len(away) > _MOST_NAMES else ""
-            facts["away"] = f"{len(away):,} nodes: {', '.join(away[:_MOST_NAMES])}{more}"
+            more = f" and {len(away) - _MAX_NAMES:,} more" if len(away) > _MAX_NAMES else ""
+            facts["away"] = f"{len(away):,} nodes: {', '.join(away[:_MAX_NAMES])}{more}"
         if not cluster["formed"]:
             facts["nodes do not work together"] = cluster["trouble"] or "some are missing"
         facts["copies owed"] = _gb(cluster.get("bytes_to_copy", 0))
-    if told:
-        facts["room"] = _gb(told["capacity"])
-        if told["trouble"]:
-            facts["datasets are not looked after"] = told["trouble"]
-        bad = {name: each["trouble"] for name, each in told["listed"].items() if each["trouble"]}
-        facts |= {f"source of {name}": bad[name] for name in sorted(bad)[:_MOST_NAMES]}
+    if datasets:
+        facts["room"] = _gb(datasets["capacity"])
+        if datasets["trouble"]:
+            facts["datasets are not looked after"] = datasets["trouble"]
+        bad = {
+            name: each["trouble"] for name, each in datasets["listed"].items() if each["trouble"]
+        }
+        facts |= {f"source of {name}": bad[name] for name in sorted(bad)[:_MAX_NAMES]}
     parts.append(_table(_row(map(escape, fact)) for fact in facts.items()))
-    if told:
-        rows = sorted(_list_rows(told["revisions"], told["goals"]))
+    if datasets:
+        rows = sorted(_list_rows(datasets["revisions"], datasets["goals"]))
         head = _row(["dataset", "files", "size", "added", "held", ""], "th")
-        parts.append(_table([head, *(row for _, _, row in rows[:_MOST_ROWS])]))
-        if len(rows) > _MOST_ROWS:
+        parts.append(_table([head, *(row for _, _, row in rows[:_MAX_ROWS])]))
+        if len(rows) > _MAX_ROWS:
             parts.append(
-                f"<p>and {len(rows) - _MOST_ROWS:,} more: <code>megablend datasets list</code>"
+                f"<p>and {len(rows) - _MAX_ROWS:,} more: <code>megablend datasets list</code>"
             )
     return "\n".join(parts)
 
@@ -63,8 +70,8 @@ def format_page(status: Mapping[str, Any], told: Mapping[str, Any] | None) -> st
 def _list_rows(
     revisions: Sequence[Mapping[str, Any]], goals: Iterable[Mapping[str, Any]]
 ) -> Iterable[tuple[int, str, str]]:
-    """A row for each revision, and what it is sorted by: first what is in trouble, then what is
-    missing, what is held, and what nobody wants."""
+    """A row for each revision, after its rank and name, by which rows are sorted. Revisions in
+    trouble come first, then incomplete ones, complete ones, and those that nobody wants."""
     wanted = {(goal["want"].partition("@")[0], goal["revision"]): goal for goal in goals}
     for each in revisions:
         goal = wanted.get((each["dataset"], each["digest"]))
@@ -80,7 +87,11 @@ def _list_rows(
         bad = [f"does not fit: {_gb(goal['short'])} too much"] if goal["short"] else []
         bad += [escape(goal["trouble"])] if goal["trouble"] else []
         state = f"<span class=bad>{'; '.join(bad)}</span>" if bad else "pinned" * goal["pinned"]
-        rank = 0 if bad else 1 if goal["missing"] else 2
+        rank = 2
+        if bad:
+            rank = 0
+        elif goal["missing"]:
+            rank = 1
         yield rank, name, _row([*cells, f"{bar} {_gb(held)} of {_gb(needed)}", state])
 
 

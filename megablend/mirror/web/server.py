@@ -1,11 +1,11 @@
-"""What a node answers to HTTP programs, at `data_port`:
+"""A node's answers to HTTP programs, at `data_port`:
 
     GET  /v1/data/...      files of datasets: see `files`
-    GET  /                 a page that shows how the node, the others and datasets stand
+    GET  /                 a page about the state of the node, the other nodes and datasets
     GET  /metrics          numbers, for Prometheus
-    GET  /v1/ping          nothing; to whoever asks
+    GET  /v1/ping          nothing, without a token
 
-Who asks has the token (`Authorization: Bearer TOKEN`, or any user's name with it as the password), or a
+A client sends the token (`Authorization: Bearer TOKEN`, or as the password of any user), or has a
 URL that was signed with it.
 """
 
@@ -43,11 +43,11 @@ class WebServer:
     """Answers HTTP programs. Raises: ConfigError if the token or the certificate cannot be used.
 
     Args:
-        options: of the mirror, with `data_port`.
-        engine: gets pages.
-        find_datasets: those of the mirror; None if there are none.
-        get_status: what the node says of itself.
-        note_use: called at each request of who may ask.
+        options: the mirror's settings, with `data_port`.
+        engine: reads pages.
+        find_datasets: returns the datasets of the mirror; None if there are none.
+        get_status: returns the node's status.
+        note_use: called at each request that is accepted.
     """
 
     def __init__(
@@ -86,15 +86,16 @@ class WebServer:
 
     @property
     def num_bytes(self) -> int:
-        """Of files, that were sent."""
+        """Bytes of files that were sent."""
         return self._files.num_bytes
 
     async def stop(self) -> None:
-        """Do not listen any more."""
+        """Stop listening."""
         await self._listener.stop()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests without the token or a signature, except pings."""
         if request.path != _PING:
             if not (self._has_token(request) or self._is_signed(request)):
                 self._listener.warn(request.remote, "its request lacks the token in token_file")
@@ -109,10 +110,10 @@ class WebServer:
 
     async def _answer_page(self, _: web.Request) -> web.Response:
         datasets = await self._find_datasets()
-        told = None
+        state = None
         if datasets is not None:
-            told = await datasets.list_all() | await datasets.get_status()
-        text = format_page(await self._get_status(), told)
+            state = await datasets.list_all() | await datasets.get_status()
+        text = format_page(await self._get_status(), state)
         data = text.encode("utf-8", "replace")
         return web.Response(body=data, content_type="text/html", charset="utf-8")
 
