@@ -1,4 +1,4 @@
-"""How many samples each source gets: exact integers from exact shares."""
+"""Divide samples among sources: exact integers from exact shares."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from fractions import Fraction
 from megablend.errors import PlanError
 
 BLOCKS_PER_RUN = 20
-"""A lane's run of r blocks reads about r + 1 blocks, so 20 keeps duplicate reads near 5 %."""
+"""Blocks that a lane's run of ordinals should span. A run that spans r blocks reads about r + 1, so
+20 keep duplicate reads near 5 %."""
 MAX_CYCLES_PER_RUN = 32
-"""Locating a sample takes longer the more cycles a run has."""
+"""The most cycles that share a run of ordinals: the more there are, the longer it takes to locate a
+sample."""
 
 
 def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
-    """Divide `total` samples by weight: floor of each exact share, the rest to the largest
-    remainders, ties by source order.
+    """Divide `total` samples by weight, [D]: each source gets its exact share rounded down, and the
+    sources with the largest remainders get one more; ties go to the first sources.
 
-    Returns [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
+    Returns: [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
 
     Raises: PlanError on a negative weight, on weights that are all zero, on a negative total.
     """
-    return _divide(_whole(weights), total)
+    return _divide(_to_integers(weights), total)
 
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
@@ -30,16 +32,16 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     blend's start: [stages][D].
 
     Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the
-    residuals weight * end - given, with negative residuals taken as 0. Appending ends does not
-    change the totals of earlier stages.
+    residuals weight * end - samples so far, with negative residuals taken as 0. Appending ends does
+    not change the totals of earlier stages.
 
     Raises: PlanError as largest_remainder does, and if `ends` is not strictly increasing from
         above 0.
     """
-    wholes = _whole(weights)
+    wholes = _to_integers(weights)
     scale = sum(wholes)
     start = 0
-    given = [0] * len(wholes)
+    so_far = [0] * len(wholes)
     totals = []
     for end in ends:
         if end <= start:
@@ -47,28 +49,31 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
                 f"a stage ends at sample {end}; expected a sample after its first one, {start}"
             )
         residuals = [
-            max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)
+            max(0, whole * end - before * scale)
+            for whole, before in zip(wholes, so_far, strict=True)
         ]
         stage = _divide(residuals, end - start)
-        given = [had + more for had, more in zip(given, stage, strict=True)]
+        so_far = [before + added for before, added in zip(so_far, stage, strict=True)]
         totals.append(stage)
         start = end
     return totals
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples in proportion to what each source lacks:
-    `due` less `given`, [D] each, at least 0."""
-    lacking = [max(Fraction(0), owed - had) for owed, had in zip(due, given, strict=True)]
-    return _divide(_whole(lacking), total)
+    """Divide `total` samples in proportion to the residuals of the sources: the samples that are
+    `due` less those that were `given`, [D] each, at least 0."""
+    residuals = [
+        max(Fraction(0), target - before) for target, before in zip(due, given, strict=True)
+    ]
+    return _divide(_to_integers(residuals), total)
 
 
 def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
-    """Divide a drain of `total` samples by weight, [D],
-    so that each source gets at least the samples that it has left, [D].
+    """Divide a drain of `total` samples by weight, [D], so that each source gets at least the
+    samples that it has left, [D].
 
-    What a source has left beyond its share is taken from the others,
-    in proportion to their weights.
+    What a source has left beyond its share is taken from the others, in proportion to their
+    weights.
 
     Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
     """
@@ -80,38 +85,42 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
             f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, the number that the lanes have begun "
             "to read"
         )
-    short = free
-    while short:
+    below = free
+    while below:  # sources whose share is below what they have left get that; the others, the rest
         rest = total - sum(left[source] for source in range(len(left)) if source not in free)
         shares = largest_remainder(
             [weight if each in free else 0 for each, weight in enumerate(weights)], rest
         )
-        short = {source for source in free if shares[source] < left[source]}
-        free = free - short
-        totals = [shares[source] if source in free else had for source, had in enumerate(left)]
+        below = {source for source in free if shares[source] < left[source]}
+        free = free - below
+        totals = [shares[source] if source in free else kept for source, kept in enumerate(left)]
     return totals
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
     """The smallest number of samples of a drain from sample `start` on that ends at a multiple of
-    `unit` and gives each source, by its share, at least what it has left; see `divide_drain`. At
-    most twice what is left, as far as `unit` allows."""
-    whole = sum(left)
+    `unit` and gives each source, by its share, at least the samples that it has left, [D]; see
+    `divide_drain`. At most twice what all have left, as far as `unit` allows."""
+    total_left = sum(left)
     scale = sum(weights)
     pairs = list(zip(weights, left, strict=True))
-    others = sum(had for weight, had in pairs if weight == 0)  # their share cannot be kept
-    length = others + max(
-        (math.ceil(had * scale / weight) for weight, had in pairs if weight > 0), default=0
+    # Sources without a share get what they have left, in addition to the shares of the others
+    unshared = sum(kept for weight, kept in pairs if weight == 0)
+    length = unshared + max(
+        (math.ceil(kept * scale / weight) for weight, kept in pairs if weight > 0), default=0
     )
-    length = min(length, 2 * whole)
+    length = min(length, 2 * total_left)
     length += -(start + length) % unit
-    return length - unit if 2 * whole < length and length - unit >= whole > 0 else length
+    # If rounding up has passed the limit, the multiple before is taken, if it has what is left
+    if 2 * total_left < length and length - unit >= total_left > 0:
+        return length - unit
+    return length
 
 
 def cycles_per_run(
     block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int
 ) -> int:
-    """Number of cycles that share each run of a source's ordinals, such that a lane's run spans
+    """Choose how many cycles share each run of a source's ordinals, so that a lane's run spans
     about BLOCKS_PER_RUN blocks.
 
     Args:
@@ -122,19 +131,20 @@ def cycles_per_run(
 
     Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
-    # In one cycle, times the share's denominator
+    # Tokens of the source that a lane reads in one cycle, times the share's denominator
     lane_tokens = share.numerator * slots * sample_tokens
     if lane_tokens <= 0:
         return 1
-    # Times the denominator of block_tokens
+    # Tokens of a run, times the denominators of the share and of block_tokens
     run_tokens = BLOCKS_PER_RUN * block_tokens.numerator * share.denominator
     return min(
         MAX_CYCLES_PER_RUN, max(1, -(-run_tokens // (block_tokens.denominator * lane_tokens)))
     )
 
 
-def _whole(weights: Sequence[int | Fraction]) -> list[int]:
-    """The weights times their common denominator."""
+def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
+    """The weights times their common denominator. Raises: PlanError if one is negative, or all are
+    0."""
     for source, weight in enumerate(weights):
         if weight < 0:
             raise PlanError(f"source {source} has weight {weight}; expected 0 or more")
@@ -145,6 +155,7 @@ def _whole(weights: Sequence[int | Fraction]) -> list[int]:
 
 
 def _divide(wholes: Sequence[int], total: int) -> list[int]:
+    """See `largest_remainder`, of integer weights."""
     if total < 0:
         raise PlanError(f"cannot divide {total} samples; expected 0 or more")
     scale = sum(wholes)

@@ -1,5 +1,5 @@
-"""Shares of a stage in which no source exceeds its cap:
-the excess is redistributed by water-filling.
+"""Shares of a stage in which no source exceeds its cap: the excess is redistributed by
+water-filling.
 
 A source whose share exceeds its cap gives exactly its cap; the difference is divided among the
 other sources by their weights, which may bring more of them to their caps. The result does not
@@ -15,39 +15,41 @@ from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 
 Weights = Sequence[int | Fraction]
+"""[num_sources], 0 or more."""
 Caps = Sequence[int | None]
+"""[num_sources], the most samples that each source may give in the stage; None for no limit."""
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
-    """The nearest feasible shares of `total` samples, by weight,
-    in which no source exceeds its cap.
+    """The shares of `total` samples, nearest to the weights, in which no source exceeds its cap.
 
     Args:
-        weights: [num_sources], 0 or more, not all 0.
-        caps: the most samples that each source may give in the stage, [num_sources]; None for no
-            limit.
+        weights: not all 0.
 
-    Returns: [num_sources], sum 1: cap / total if a source's weight, relative to the sources
-        below their caps, would give more; the rest by weight. `largest_remainder` of them gives
-        each source at most its cap.
+    Returns: [num_sources], sum 1: cap / total for a source whose weight, relative to the sources
+        below their caps, would give more; the others share the rest by weight.
+        `largest_remainder` of the shares gives each source at most its cap.
 
     Raises: PlanError if the caps together allow fewer than `total` samples, or `total` is not
         above 0.
     """
     if total < 1:
         raise PlanError(f"cannot divide {total} samples; expected more than 0")
-    if (most := longest_stage(weights, caps, redistribute=True)) is not None and total > most:
+    longest = longest_stage(weights, caps, redistribute=True)
+    if longest is not None and total > longest:
         raise PlanError(
-            f"{total:,} samples requested, but the caps of the sources that have a share allow only {most:,}"
+            f"{total:,} samples requested, but the caps of the sources that have a share allow only {longest:,}"
         )
     shares = [Fraction(0)] * len(weights)
     free = [source for source, weight in enumerate(weights) if weight > 0]
     left = total
-    while full := _find_over_caps(weights, caps, free, left):
-        for source, cap in full.items():
+    over_caps = _find_over_caps(weights, caps, free, left)
+    while over_caps:
+        for source, cap in over_caps.items():
             shares[source] = Fraction(cap, total)
             left -= cap
-        free = [source for source in free if source not in full]
+        free = [source for source in free if source not in over_caps]
+        over_caps = _find_over_caps(weights, caps, free, left)
     scale = total * sum(Fraction(weights[source]) for source in free)
     for source in free:
         shares[source] = Fraction(weights[source]) * left / scale
@@ -58,19 +60,19 @@ def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
     """Divide `total` samples by weight, without exceeding any source's cap: [num_sources] integers
     that sum to `total`.
 
-    A source gives its cap if its weight, relative to the sources below their caps, would give
-    more; the others are within 1 of their share of the rest. Raises: PlanError as
+    A source whose weight, relative to the sources below their caps, would give more than its cap
+    gives its cap; the others are within 1 of their share of the rest. Raises: PlanError as
     `largest_remainder` and `capped_shares` do.
     """
     return largest_remainder(capped_shares(weights, caps, total) if total > 0 else weights, total)
 
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
-    """The most samples that a stage can have within the caps, [num_sources] each;
-    None if no cap limits it.
+    """The most samples that a stage can have within the caps; None if no cap limits it.
 
-    With `redistribute`, other sources replace one that reached its cap;
-    otherwise each keeps its share.
+    Args:
+        redistribute: other sources replace one that has reached its cap; otherwise each keeps its
+            share.
     """
     capped = [
         (Fraction(weight), cap) for weight, cap in zip(weights, caps, strict=True) if weight > 0
@@ -87,12 +89,12 @@ def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | 
 def plan_full_shares(
     weights: Weights, caps: Caps, total: int, *, multiple_of: int = 1
 ) -> list[tuple[int, list[Fraction]]]:
-    """Stages in which each source keeps its full share
-    until its cap is reached, and then is left out.
+    """Divide `total` samples into stages in which each source keeps its full share until it reaches
+    its cap, and is left out from then on.
 
     Args:
-        multiple_of: what the ends of all stages but the last are multiples of, such as the number
-            of lanes; a source may keep a remainder of less than its share of so many samples.
+        multiple_of: all stages but the last end at multiples of this many samples, such as the
+            number of lanes, so that a source may keep a rest below its share of as many.
 
     Returns: (end of the stage in samples, weights of the stage [num_sources]) of each; one stage
         if no cap is reached. The last ends before `total` if all sources are left out by
@@ -103,11 +105,12 @@ def plan_full_shares(
     free = [Fraction(weight) for weight in weights]
     left = list(caps)
     while start < total and any(free):
-        limits = [_last_at_full_share(free, left, source) for source in range(len(free))]
-        most = min((limit for limit in limits if limit is not None), default=total)
-        if most >= total - start:
+        limits = [_samples_until_cap(free, left, source) for source in range(len(free))]
+        nearest = min((limit for limit in limits if limit is not None), default=total)
+        if nearest >= total - start:
             return [*stages, (total, free)]
-        if samples := most // multiple_of * multiple_of:
+        samples = nearest // multiple_of * multiple_of
+        if samples:
             start += samples
             stages.append((start, free))
             given = largest_remainder(free, samples)
@@ -119,11 +122,13 @@ def plan_full_shares(
     return stages
 
 
-def _last_at_full_share(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """How many samples a stage can have until the source's cap is reached;
-    None if it has no share or no cap."""
+def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
+    """The number of samples of a stage until a source reaches its cap; None if it has no share or
+    no cap."""
     cap = caps[source]
-    return None if cap is None or not weights[source] else int(cap * sum(weights) / weights[source])
+    if cap is None or not weights[source]:
+        return None
+    return int(cap * sum(weights) / weights[source])
 
 
 def _find_over_caps(weights: Weights, caps: Caps, free: Sequence[int], left: int) -> dict[int, int]:

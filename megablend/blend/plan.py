@@ -1,5 +1,5 @@
-"""The plan of a run: the plans of its stages, one after another.
-A stage's plan is created when it is first needed.
+"""The plan of a run: the plans of its stages, one after another. The plan of a stage is made when
+it is first needed.
 
 When an amendment cuts a stage, the ordinals that later stages count on from there are *next*
 ordinals; `Tails` says for which ordinals they stand.
@@ -32,48 +32,48 @@ from megablend.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """A stage as its plan is made."""
+    """What the plan of a stage, or of a drain, is made from."""
 
     request: StageRequest
     """`first_sample` continues from the stages before it."""
     cursor: Int64s
-    """int64 [num_sources], where each source's first sample of the stage begins: a position, see
-    `Epochs`."""
+    """int64 [num_sources], position (see `Epochs`) at which each source's first sample of the stage
+    begins."""
     interleaving: str
     """A name of `INTERLEAVINGS`."""
     number: int
-    """Number of the stage in the ledger: what is left of a stage that was cut may be a planned
-    stage of its own."""
+    """Number of the stage in the ledger. A schedule makes several planned stages of one; a drain
+    has the number of the stage that it continues."""
     length: int
-    """Samples of the stage: fewer than the request's where it was cut."""
+    """Samples of the stage: fewer than the request's if the stage was cut."""
     plan: Plan | None = None
-    """Its plan, if made already."""
+    """The plan, if it was made already."""
     cut_edges: Int64s | None = None
-    """int64 [3, num_sources] of a stage that was cut: `first`, `read` and `stop` of its tails; see
-    `Tails`. None of others."""
+    """int64 [3, num_sources]: `first`, `read` and `stop` of the tails of a stage that was cut, see
+    `Tails`; None for others."""
     dropped: Int64s | None = None
-    """int64 [num_sources], of sources that are read no more, the end of the samples that stages
-    before it have begun; 0 of others. None where there are none."""
+    """int64 [num_sources]: for each source that is read no more, the end of the ordinals that
+    earlier stages have begun; 0 for others. None if there are no such sources."""
 
     @property
     def start(self) -> int:
-        """Number of its first sample."""
+        """Number of the first sample."""
         return self.request.first_sample
 
     @property
     def stop(self) -> int:
-        """Number of the sample after its last one."""
+        """Number of the sample after the last one."""
         return self.request.first_sample + self.length
 
     @property
     def read(self) -> Int64s:
-        """int64 [num_sources], samples of each source that the stage reads."""
+        """int64 [num_sources]: samples of each source that the stage reads."""
         return self.request.totals if self.cut_edges is None else self.cut_edges[1]
 
     @property
     def has_tails(self) -> bool:
-        """Whether a cut of the stage leaves ordinals of the periods that it began
-        to the stages after it."""
+        """Whether the stage was cut and leaves ordinals of the periods that it has begun to later
+        stages."""
         return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
 
     def make_plan(self) -> Plan:
@@ -88,17 +88,18 @@ class TokenRange(NamedTuple):
     stop: int
     """Ordinals [first, stop)."""
     token: int
-    """First token of the first one, counted over all epochs."""
+    """First token of the first sample, counted over all epochs."""
     step: int
+    """Tokens from one sample's start to the next one's."""
 
 
 class StagesPlan:
     """A plan of several stages; a source's ordinals continue from stage to stage.
 
     Args:
-        stages: in order.
-        epochs: of the sources, or what returns them; needed when positions are converted to
-            epochs.
+        stages: the stages, in order.
+        epochs: the sources' epochs, or a function that returns them; needed only to convert
+            positions to epochs.
 
     Raises: PlanError, naming the stage, if there are no stages, a stage has no samples, or there
         are too many samples.
@@ -118,25 +119,30 @@ class StagesPlan:
         self._stops = [stage.stop for stage in stages]
         for stage in stages:
             _check(stage.number, stage.request, self.num_sources)
-        given = np.zeros((len(stages) + 1, self.num_sources), np.int64)
-        np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=given[1:])
-        self._given: Int64s = given
+        before = np.zeros((len(stages) + 1, self.num_sources), np.int64)
+        np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=before[1:])
+        self._samples_before: Int64s = before
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
         # The same array, unless a source is dropped
-        self._edges = self._given
-        """As `given`, but that what stages before have read of dropped sources is theirs."""
-        self._reach = given[-1].copy()
-        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may
-        not be read any more."""
+        self._first_ordinals = self._samples_before
+        """int64 [num_stages + 1, num_sources]: the first ordinal of each source that belongs to
+        each stage: as `_samples_before`, except that ordinals which earlier stages have begun of
+        dropped sources belong to these stages, even if they are not read."""
+        self._stop_ordinals = before[-1].copy()
+        """int64 [num_sources]: the end of each source's ordinals; after a cut, some below it may
+        not be read."""
         self._cuts = list[int]()
         """Numbers of the stages that have tails."""
         for number, stage in enumerate(stages):
             if stage.dropped is not None:
-                self._edges = self._edges.copy() if self._edges is self._given else self._edges
-                np.maximum(self._edges[number:], stage.dropped, out=self._edges[number:])
+                if self._first_ordinals is self._samples_before:
+                    self._first_ordinals = self._samples_before.copy()
+                later = self._first_ordinals[number:]
+                np.maximum(later, stage.dropped, out=later)
             if stage.has_tails:
                 self._cuts.append(number)
-                np.maximum(self._reach, given[number] + self._tail_stops(number), out=self._reach)
+                stops = before[number] + self._tail_stops(number)
+                np.maximum(self._stop_ordinals, stops, out=self._stop_ordinals)
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._tails = dict[int, Tails]()
@@ -170,16 +176,16 @@ class StagesPlan:
         first = self._stage_of(int(numbers.min()))
         if numbers.max() < self._stops[first]:
             return self._locate_in(first, numbers)
-        places = np.argsort(numbers, axis=None, kind="stable")
+        by_number = np.argsort(numbers, axis=None, kind="stable")
         sources = np.empty(numbers.size, np.int32)
         ordinals = np.empty(numbers.size, np.int64)
-        listed = numbers.ravel()[places]
-        edges = np.searchsorted(listed, self._stops)  # of each stage, the end of its samples
+        ascending = numbers.ravel()[by_number]
+        ends = np.searchsorted(ascending, self._stops)  # where each stage's samples end
         begin = 0
-        for stage, end in enumerate(edges.tolist()):
+        for stage, end in enumerate(ends.tolist()):
             if begin < end:
-                rows = places[begin:end]
-                sources[rows], ordinals[rows] = self._locate_in(stage, listed[begin:end])
+                rows = by_number[begin:end]
+                sources[rows], ordinals[rows] = self._locate_in(stage, ascending[begin:end])
             begin = end
         return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
@@ -188,19 +194,21 @@ class StagesPlan:
         int64 [num_sources]. Raises IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         if n == self.num_samples:  # known without a plan
-            totals: Int64s = self._given[-1].copy()
+            totals: Int64s = self._samples_before[-1].copy()
             return totals
-        counts: Int64s = self._given[stage] + self.plan_of(stage).counts(n - self._starts[stage])
+        counts: Int64s = self._samples_before[stage] + self.plan_of(stage).counts(
+            n - self._starts[stage]
+        )
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
-        the inverse of `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
 
         Fastest when consecutive entries have the same source and ascending ordinals.
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
-        sources, ordinals = check_places(sources, ordinals, self._reach)
+        sources, ordinals = check_places(sources, ordinals, self._stop_ordinals)
         ks = self.find_samples(sources, ordinals)
         if (ks < 0).any():
             first = int(np.argmax(ks < 0))
@@ -210,56 +218,56 @@ class StagesPlan:
         return ks
 
     def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Like `samples_of`, but -1 for ordinals that the plan does not have;
-        all sources must be in the plan."""
+        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be
+        in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
-        left = np.arange(len(ordinals))
-        coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
+        pending = np.arange(len(ordinals))  # entries that no stage so far has
+        current = ordinals  # ordinals of these entries; after a cut, their next ordinals
         for number, stage in enumerate(self.stages):
-            if not len(left):
+            if not len(pending):
                 break
-            following, later = self._advance(number, stage, sources[left], coming)
-            rows = left[~later]
+            next_ordinals, is_later = self._advance(number, stage, sources[pending], current)
+            rows = pending[~is_later]
             if len(rows):
-                local = coming[~later] - self._given[number][sources[rows]]
+                local = current[~is_later] - self._samples_before[number][sources[rows]]
                 ks[rows] = self._starts[number] + self.plan_of(number).samples_of(
                     sources[rows], local
                 )
-            left = left[later]
-            coming = following[later]
+            pending = pending[is_later]
+            current = next_ordinals[is_later]
         return ks
 
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
         """The first sample that reads an ordinal >= `ordinal` of a source; None if there is none
-        (or none below the sample `before`)."""
-        coming = np.array([max(0, ordinal)])
-        owner = np.array([source], np.int32)
+        or, if `before` is given, none below the sample `before`."""
+        current = np.array([max(0, ordinal)])
+        sources = np.array([source], np.int32)
         for number, stage in enumerate(self.stages):
-            following, later = self._advance(number, stage, owner, coming)
+            next_ordinals, is_later = self._advance(number, stage, sources, current)
             start = self._starts[number]
             if before is not None and before <= start:
                 return None
-            if stage.has_tails or not later[0]:
+            if stage.has_tails or not is_later[0]:
                 sample = self.plan_of(number).first_sample_from(
                     source,
-                    int(coming[0] - self._given[number, source]),
+                    int(current[0] - self._samples_before[number, source]),
                     before=before and before - start,
                 )
                 if sample is not None and sample < stage.length:
                     return start + sample
-            coming = following
+            current = next_ordinals
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """The sample with which a source has given as many samples as it has ordinals up
-        to `ordinal`, in whatever order; None if the run ends before."""
-        stage = int((self._edges[1:, source] <= ordinal).sum())
-        if stage == len(self.stages) or ordinal < self._edges[stage, source]:
+        """The sample with which a source has given as many samples, in whatever order, as it has
+        ordinals up to `ordinal`; None if the run ends before."""
+        stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
+        if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None
-        before = int(ordinal - self._edges[stage, source])
-        # What the stage had begun of a source that was withdrawn
+        before = int(ordinal - self._first_ordinals[stage, source])
+        # The ordinal was begun, but is not read since its source was withdrawn
         if before >= self.stages[stage].read[source]:
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
@@ -267,13 +275,13 @@ class StagesPlan:
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """What ordinals int64 [n] are after a stage, next ordinals if it was cut; and whether
-        they come after it: bool [n]."""
+        """What ordinals int64 [n] are called after a stage: if it was cut, their next ordinals,
+        otherwise the same; and whether the stage does not read them: bool [n]."""
         if not stage.has_tails:
-            return ordinals, ordinals >= self._given[number + 1][sources]
-        first = self._given[number][sources]
-        following, later = self._tails_of(number).find_next(sources, ordinals - first)
-        return following + first, later
+            return ordinals, ordinals >= self._samples_before[number + 1][sources]
+        first = self._samples_before[number][sources]
+        next_ordinals, is_later = self._tails_of(number).find_next(sources, ordinals - first)
+        return next_ordinals + first, is_later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
         """First token of the samples (sources, ordinals) [n], counted over all epochs of the
@@ -282,25 +290,28 @@ class StagesPlan:
         if len(self._starts) == 1:
             step = int(self._sample_tokens[0])
             return self._first_tokens[0].take(sources) + ordinals * step, step
-        stages = (self._edges[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
-        inside = ordinals - self._given[stages, sources]
+        stages = (self._first_ordinals[1:-1, sources] <= ordinals).sum(
+            axis=0
+        )  # over [num_stages - 1, n]
+        inside = ordinals - self._samples_before[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
-        same = (self._sample_tokens == self._sample_tokens[0]).all()
-        return starts, int(self._sample_tokens[0]) if same else self._sample_tokens[stages]
+        if (self._sample_tokens == self._sample_tokens[0]).all():
+            return starts, int(self._sample_tokens[0])
+        return starts, self._sample_tokens[stages]
 
     def count_tokens(self, n: int) -> Int64s:
-        """Tokens by which the first n samples advance each source,
-        without extra tokens: int64 [num_sources]."""
+        """Tokens by which the first n samples advance each source, without extra tokens: int64
+        [num_sources]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         tokens: Int64s = (
             self._first_tokens[stage]
-            + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
+            + (self.counts(n) - self._samples_before[stage]) * self._sample_tokens[stage]
         )
         return tokens
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """How many of a source's samples, in the order of their ordinals,
-        end within its first `tokens` tokens, `extra` tokens included."""
+        """How many of a source's samples, in the order of their ordinals, end within its first
+        `tokens` tokens; the `extra` tokens of a sample belong to it."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step
@@ -319,21 +330,22 @@ class StagesPlan:
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """How a source's samples cover its tokens, by ordinal; stages with samples of the same
-        length are joined."""
-        found = list[TokenRange]()
+        """How a source's samples cover its tokens, in the order of their ordinals; neighbouring
+        stages with samples of the same length share a range."""
+        ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
-            first, stop = (int(self._edges[each, source]) for each in (number, number + 1))
+            first, stop = (int(self._first_ordinals[each, source]) for each in (number, number + 1))
             if number == len(self.stages) - 1:
-                stop = int(self._reach[source])
+                stop = int(self._stop_ordinals[source])
             if first >= stop:
                 continue
             step = stage.request.sample_tokens
-            if found and found[-1].step == step:
-                found[-1] = found[-1]._replace(stop=stop)
+            if ranges and ranges[-1].step == step:
+                ranges[-1] = ranges[-1]._replace(stop=stop)
             else:
-                found.append(TokenRange(first, stop, int(self._first_tokens[number, source]), step))
-        return found
+                token = int(self._first_tokens[number, source])
+                ranges.append(TokenRange(first, stop, token, step))
+        return ranges
 
     def plan_of(self, stage: int) -> Plan:
         """The plan of stage number `stage`. Raises: PlanError if the stage cannot be planned."""
@@ -342,7 +354,7 @@ class StagesPlan:
         return self._plans[stage]
 
     def _tails_of(self, stage: int) -> Tails:
-        """What the cut of a stage leaves, which must have tails."""
+        """The tails of a stage, which must have some."""
         if stage not in self._tails:
             planned = self.stages[stage]
             find_tails = find_interleaving(planned.interleaving).find_tails
@@ -353,26 +365,30 @@ class StagesPlan:
         return self._tails[stage]
 
     def _tail_stops(self, stage: int) -> Int64s:
-        """int64 [num_sources]: where the tails of a stage end, counted from the stage's start."""
+        """int64 [num_sources]: the end of a stage's tails, in ordinals from the stage's start."""
         edges = self.stages[stage].cut_edges
         assert edges is not None
         stops: Int64s = edges[2]
         return stops
 
     def _stage_of(self, k: int) -> int:
+        """Number of the stage that has sample k; the last one for the run's end."""
         return bisect_right(self._starts, k) - 1
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
+        """See `locate_many`, of samples that are all in one stage."""
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        ordinals = ordinals + self._given[stage].take(sources)
+        ordinals = ordinals + self._samples_before[stage].take(sources)
+        # What the stage's plan counts up to is next ordinals, if stages before it were cut
         for number in reversed(self._cuts):
-            first = self._given[number][sources]
+            first = self._samples_before[number][sources]
             if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():
                 ordinals = first + self._tails_of(number).resolve(sources, ordinals - first)
         return sources, ordinals
 
 
 def _check(number: int, stage: StageRequest, num_sources: int) -> None:
+    """Check the totals of a stage. Raises: PlanError."""
     if len(stage.totals) != num_sources:
         raise PlanError(
             f"stage {number} has totals for {len(stage.totals)} sources; expected {num_sources}"

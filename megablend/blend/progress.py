@@ -1,5 +1,5 @@
-"""Where in a run each source begins, ends and repeats, and how evenly it is spread: from the plan,
-without walking the run."""
+"""Where in a run each source begins, ends and repeats, and how evenly it is spread. All of it is
+computed from the plan, without walking the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from megablend.arrays import Float64s, Int32s, Int64s
 from megablend.blend.plan import StagesPlan
 
 SCANNED = 1 << 16
-"""Samples at each end of a run that are located one by one; sources that do not occur there are
-located by ordinal."""
+"""Number of samples at each end of a run that are located one by one; sources that do not occur
+there are located by ordinal."""
 _ORDINALS = 1 << 12
-"""First or last ordinals of a source among which its first or last sample is sought."""
+"""Number of a source's first or last ordinals that are searched for its first or last sample."""
 NONE = -1
+"""Stands for the sample of a source that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +25,23 @@ class Presence:
     """Where each source occurs in a range of samples, [num_sources] each."""
 
     counts: Int64s
-    """Samples of the source."""
+    """Number of the source's samples."""
     first: Int64s
-    """Number of its first sample; NONE where it has none."""
+    """The source's first sample; NONE if it has none."""
     last: Int64s
+    """The source's last sample; NONE if it has none."""
     worst_error: Float64s
-    """Largest distance, in samples, between what the source has given and its share, over the
-    prefixes that were looked at."""
+    """Largest difference, in samples, between the source's samples and its share, over the prefixes
+    that were examined."""
 
 
 def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCANNED) -> Presence:
-    """Where each source occurs in samples [start, stop), which should
-    belong to one stage or one blend.
+    """Find where each source occurs in samples [start, stop), which should belong to one stage or
+    one blend.
 
     Args:
-        scanned: samples at each end that are located; prefix errors are those of the first ones.
+        scanned: number of samples at each end that are located one by one; `worst_error` is that of
+            the prefixes of the first ones.
     """
     before = plan.counts(start)
     after = plan.counts(stop)
@@ -54,21 +57,25 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
         ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
         found = _samples_within(plan, source, ordinals, start, stop)
         first[source] = (
-            min(found) if found else _seek(plan, source, int(before[source]) + 1, start, stop)
+            min(found)
+            if found
+            else _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
         )
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
         ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
         found = _samples_within(plan, source, ordinals, start, stop)
-        last[source] = max(found) if found else _seek(plan, source, int(after[source]), start, stop)
+        last[source] = (
+            max(found) if found else _sample_of_count(plan, source, int(after[source]), start, stop)
+        )
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """For each source, the samples with which it has given an epoch's worth of samples, the first
-    `limit` of them at most.
+    """For each source, the samples with which it has given as many samples as an epoch has, for its
+    first `limit` epochs at most.
 
-    That is within the cycle in which the last samples of the epoch are read,
-    and the first ones of the next.
+    Such a sample lies in the cycle in which the last samples of the epoch and the first ones of the
+    next are read.
     """
     return [
         [
@@ -82,22 +89,19 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
 
 def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
     """Ordinals int64 [n] that have the last tokens of a source's first `limit` epochs."""
-    ends = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
+    last_tokens = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
     found = [np.zeros(0, np.int64)]
     for each in plan.list_tokens(source):
-        inside = (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)
-        found.append(each.first + (ends[inside] - each.token) // each.step)
+        stop = each.token + (each.stop - each.first) * each.step
+        inside = last_tokens[(each.token <= last_tokens) & (last_tokens < stop)]
+        found.append(each.first + (inside - each.token) // each.step)
     return np.concatenate(found)
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """The first sample whose ordinal is at or above the limit of its source, and that source;
-    None if there is none.
-
-    Args:
-        ordinals: int64 [num_sources], the limits.
-    """
-    # The first sample is no later than the first of these.
+    """The first sample whose ordinal is at least that in `ordinals`, int64 [num_sources], for its
+    source; and that source. None if there is no such sample."""
+    # The first sample is no later than the first of these
     known = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
     first = None
     for source in np.argsort(np.where(known < 0, plan.num_samples, known), kind="stable").tolist():
@@ -111,33 +115,34 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
 def _samples_within(
     plan: StagesPlan, source: int, ordinals: range, start: int, stop: int
 ) -> list[int]:
-    """The samples in [start, stop) of ordinals; none after an amendment, where a stage first gives
-    what the one before left."""
+    """The samples of a source's ordinals that are in [start, stop). After an amendment there may be
+    none, since a stage first gives what the one before has left."""
     return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
 
 
 def _samples_of(plan: StagesPlan, source: int, ordinals: Sequence[int]) -> list[int]:
-    """The samples of a source's ordinals, without those that an amendment left unread."""
+    """The samples of a source's ordinals, without ordinals that an amendment has left unread."""
     ks = plan.find_samples(np.full(len(ordinals), source, np.int32), np.array(ordinals, np.int64))
     samples: list[int] = ks[ks >= 0].tolist()
     return samples
 
 
-def _seek(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
+def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
     """The sample in [start, stop) with which the source has given `count` samples."""
     low = start
     high = stop - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if int(plan.counts(middle + 1)[source]) >= count else (middle + 1, high)
-        )
+        if int(plan.counts(middle + 1)[source]) >= count:
+            high = middle
+        else:
+            low = middle + 1
     return low
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
-    """The largest |count - share * n| of each source over all prefixes n of these samples:
-    [num_sources]."""
+    """The largest |count - share * n| of each source over the prefixes of n of these samples, for
+    all n: [num_sources]."""
     places = np.argsort(sources, kind="stable")
     owners = sources[places]
     totals = np.bincount(sources, minlength=len(shares))

@@ -13,11 +13,13 @@ from fractions import Fraction
 
 from megablend.blend.allocate import divide_residuals
 
-_DIGITS = 10**12
+_SCALE = 10**12
+"""Cosines are rounded to multiples of 1 / _SCALE."""
 CYCLES_PER_STEP = 4
-"""The fewest cycles of a step, in periods of the source whose periods are longest, where the stage
-is long enough."""
+"""The least length of a step, in periods of the source whose periods are longest, if the stage is
+long enough."""
 MIN_STEPS = 2
+"""Number of steps that a schedule has at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,14 @@ class Schedule:
     kind: str
     """`linear` or `cosine`."""
     start: tuple[Fraction, ...]
-    """[num_sources], sum 1: the shares that the schedule begins at; it ends at those of the stage's
+    """[num_sources], sum 1: the shares from which the schedule leads to those of the stage's
     blend."""
     samples: int
-    """Length of the stage that it was made for."""
+    """Length of the stage that the schedule was made for."""
     cycle: int
-    """Samples of a cycle; a step consists of whole ones."""
+    """Samples of a cycle; a step consists of whole cycles."""
     done: tuple[Fraction, ...]
-    """How far, from 0 to 1, the shares have come in each step."""
+    """[steps], from 0 to 1: the part of the way that the shares have come in each step."""
 
     def __str__(self) -> str:
         shares = ", ".join(map(str, self.start))
@@ -42,29 +44,31 @@ class Schedule:
 
     @property
     def ends(self) -> list[int]:
-        """Where each step ends, counted from the stage's start."""
+        """The sample at which each step ends, counted from the stage's start."""
         cycles = self.samples // self.cycle
         steps = len(self.done)
         return [*(cycles * (i + 1) // steps * self.cycle for i in range(steps - 1)), self.samples]
 
     def shares(self, target: Sequence[Fraction]) -> list[list[Fraction]]:
-        """The shares in each step: [steps][num_sources]."""
+        """The shares in each step: [steps][num_sources]. `target`: shares of the stage's blend."""
         pairs = list(zip(self.start, target, strict=True))
         return [[a + (b - a) * done for a, b in pairs] for done in self.done]
 
     def totals(self, target: Sequence[Fraction]) -> list[list[int]]:
-        """Samples of each source in each step: each corrects the rounding of those before it,
-        [steps][num_sources]."""
+        """Samples of each source in each step, [steps][num_sources]: each step corrects the
+        rounding of earlier ones. `target`: shares of the stage's blend."""
         due = [Fraction(0)] * len(target)
         given = [0] * len(target)
-        before = 0
-        found = list[list[int]]()
+        start = 0
+        totals = list[list[int]]()
         for end, shares in zip(self.ends, self.shares(target), strict=True):
-            due = [had + share * (end - before) for had, share in zip(due, shares, strict=True)]
-            found.append(divide_residuals(due, given, end - before))
-            given = [had + more for had, more in zip(given, found[-1], strict=True)]
-            before = end
-        return found
+            due = [
+                before + share * (end - start) for before, share in zip(due, shares, strict=True)
+            ]
+            totals.append(divide_residuals(due, given, end - start))
+            given = [before + added for before, added in zip(given, totals[-1], strict=True)]
+            start = end
+        return totals
 
 
 def make_schedule(
@@ -73,27 +77,30 @@ def make_schedule(
     """Divide a stage into at most `steps` steps of whole cycles; None if it is too short for two.
 
     Args:
-        cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them if that
-            leaves two steps.
+        samples: length of the stage.
+        cycle: samples of a cycle.
+        longest: cycles of the longest period of a source; a step has at least CYCLES_PER_STEP times
+            as many if that leaves MIN_STEPS steps.
     """
     cycles = samples // cycle
-    number = min(steps, cycles, max(MIN_STEPS, cycles // (CYCLES_PER_STEP * longest)))
-    if number < MIN_STEPS:
+    num_steps = min(steps, cycles, max(MIN_STEPS, cycles // (CYCLES_PER_STEP * longest)))
+    if num_steps < MIN_STEPS:
         return None
     return Schedule(
         kind=kind,
         start=tuple(start),
         samples=samples,
         cycle=cycle,
-        done=tuple(_done(kind, i, number) for i in range(number)),
+        done=tuple(_done_in(kind, step, num_steps) for step in range(num_steps)),
     )
 
 
-def _done(kind: str, step: int, steps: int) -> Fraction:
-    way = Fraction(2 * step + 1, 2 * steps)
+def _done_in(kind: str, step: int, steps: int) -> Fraction:
+    """See `Schedule.done`, of one step."""
+    middle = Fraction(2 * step + 1, 2 * steps)
     if kind == "linear":
-        return way
-    return Fraction(round((1 - math.cos(math.pi * float(way))) / 2 * _DIGITS), _DIGITS)
+        return middle
+    return Fraction(round((1 - math.cos(math.pi * float(middle))) / 2 * _SCALE), _SCALE)
 
 
 def schedule_record(schedule: Schedule) -> dict[str, object]:
@@ -108,30 +115,32 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 
 def parse_schedule(record: object) -> Schedule:
-    """Raises: KeyError, TypeError, ValueError, ZeroDivisionError if the record is not one."""
+    """The inverse of `schedule_record`. Raises: KeyError, TypeError, ValueError, ZeroDivisionError
+    if the record is not that of a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(
         kind=str(record["kind"]),
         start=_fractions(record["start"]),
-        samples=_whole(record["samples"]),
-        cycle=max(1, _whole(record["cycle"])),
+        samples=_parse_count(record["samples"]),
+        cycle=max(1, _parse_count(record["cycle"])),
         done=_fractions(record["done"]),
     )
 
 
 def _numerators(values: Sequence[Fraction]) -> list[int]:
-    """Their common denominator, and the numerators."""
+    """The common denominator of fractions, followed by their numerators."""
     scale = math.lcm(*(value.denominator for value in values))
     return [scale, *(value.numerator * (scale // value.denominator) for value in values)]
 
 
 def _fractions(record: Sequence[object]) -> tuple[Fraction, ...]:
-    scale, *numerators = map(_whole, record)
+    """The inverse of `_numerators`."""
+    scale, *numerators = map(_parse_count, record)
     return tuple(Fraction(each, scale) for each in numerators)
 
 
-def _whole(value: object) -> int:
+def _parse_count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError("not a whole number")
     return value

@@ -1,5 +1,5 @@
-"""From a config's weights or amounts to exact weights and a length. Impossible blends are refused;
-errors name the source."""
+"""Compute exact weights and a length from the weights or amounts of a config. Impossible blends are
+refused; errors name the source."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from megablend.errors import PlanError
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """What to set so that a split has at least `samples` samples,
-    in the unit of its configured length.
+    """Say what to set so that a split has at least `samples` samples, in the unit in which the
+    config gives its length.
 
     Args:
-        tokens: of all sources in the split, once.
+        tokens: tokens of one epoch of all sources in the split.
     """
     if split != "train":
         return f"set `{split}_samples: {samples}` or more"
@@ -34,8 +34,8 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """What to set so that a split has at most `samples` samples, which its caps allow,
-    followed by a comma; empty for 0."""
+    """Say what to set so that a split has at most `samples` samples, as many as its caps allow. The
+    text ends with a comma; it is empty for 0 samples."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -57,14 +57,16 @@ def round_up(number: Fraction) -> str:
 DIGITS = 12
 """Significant digits of computed weights, which the ledger stores as exact shares."""
 _PRECISION = 50
+"""Significant digits of the computation."""
 
 
 def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -> list[Fraction]:
-    """The weights' fractions of their sum, each to the power 1 / temperature (1 if None),
-    rounded to 12 digits.
+    """The weights' fractions of their sum, each to the power 1 / temperature, rounded to DIGITS
+    digits.
 
     Args:
         weights: [num_sources], 0 or more, not all 0; 0 stays 0.
+        temperature: None for 1.
     """
     total = sum(weights)
     with localcontext(
@@ -77,6 +79,7 @@ def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -
 
 
 def _power(number: Fraction, temperature: Fraction) -> Fraction:
+    """A number to the power 1 / temperature, rounded to DIGITS digits."""
     value = Decimal(number.numerator) / Decimal(number.denominator)
     if temperature != 1:
         value = (value.ln() * temperature.denominator / temperature.numerator).exp()
@@ -91,16 +94,15 @@ class Shares(NamedTuple):
     """The weights and the length of a requested blend."""
 
     weights: tuple[Fraction, ...]
-    """[num_sources], summing to 1: with `on_exhausted: redistribute`, those that respect all
-    caps."""
+    """[num_sources], sum 1; with `on_exhausted: redistribute`, no source exceeds its cap."""
     requested: tuple[Fraction, ...]
-    """[num_sources], summing to 1: as the config gives them, whatever the caps."""
+    """[num_sources], sum 1: the weights as the config gives them, whatever the caps."""
     num_samples: int
 
 
 def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
-    """The number of complete samples in `tokens` tokens:
-    sample i takes tokens [i*S, i*S + S + extra)."""
+    """The number of complete samples in `tokens` tokens: sample i takes tokens
+    [i * sequence_length, (i + 1) * sequence_length + extra)."""
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
 
@@ -113,13 +115,13 @@ def cap_of(
     read: int = 0,
     most: int | None = None,
 ) -> int | None:
-    """The most samples that a source may give, by its max_epochs and max_tokens;
-    None if it has neither.
+    """The most samples that a source may give, by its max_epochs and max_tokens; None if it has
+    neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
-        read: tokens of it that were read before, over all epochs.
-        most: tokens of its first max_epochs epochs, if not all have equally many.
+        read: tokens of the source that were read before, over all epochs.
+        most: tokens of its first max_epochs epochs; by default, all epochs have equally many.
     """
     caps = []
     if source.max_epochs is not None:
@@ -136,7 +138,7 @@ def find_most_tokens(
     """Tokens of the first max_epochs epochs of each source; None for those without max_epochs.
 
     Args:
-        before: positions of the sources, see `Epochs.find_position`.
+        before: [num_sources], positions of the sources; see `Epochs.find_position`.
     """
     stops = [None] * len(sources) if before is None else before
     return [
@@ -156,11 +158,11 @@ def shares_of(
 ) -> Shares:
     """Weights and length of a blended split.
 
-    If the config sets a length, the sources' numbers are relative to it; otherwise they are
-    amounts and their sum is the length.
+    If the config sets a length, the sources' numbers are relative weights; otherwise they are
+    amounts, and their sum is the length.
 
     Args:
-        tokens: of each source in this split, including end-of-document tokens.
+        tokens: tokens of each source in this split, including end-of-document tokens.
         read: what was read of each source before; nothing by default.
 
     Raises: PlanError if a source with a share has no tokens or less than one sample, or the
@@ -169,8 +171,8 @@ def shares_of(
     extra = int(config.add_extra_token_to_sequence)
     unit = sources[0].unit or "weight"
     _refuse_empty(config, split, sources, tokens)
-    values = _values(config, sources, unit, tokens)
-    num_samples = _length(config, split, sum(tokens), extra)
+    values = _list_values(config, sources, unit, tokens)
+    num_samples = _find_length(config, split, sum(tokens), extra)
     if num_samples is None:
         values = _amounts_in_samples(config, split, sources, unit, values)
         num_samples = int(sum(values))
@@ -197,19 +199,20 @@ def shares_of(
 def _refuse_empty(
     config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]
 ) -> None:
-    named = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
-    for source, source_tokens, is_named in zip(sources, tokens, named, strict=True):
-        if source_tokens == 0 and is_named:
-            remedies = _fill(config, split)
-            if any(n > 0 and other for n, other in zip(tokens, named, strict=True)):
+    """Refuse sources that are to give samples, but have no tokens. Raises: PlanError."""
+    requested = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
+    for source, source_tokens, is_requested in zip(sources, tokens, requested, strict=True):
+        if source_tokens == 0 and is_requested:
+            remedies = _advise_tokens(config, split)
+            if any(n > 0 and other for n, other in zip(tokens, requested, strict=True)):
                 remedies.append(f"leave it out with `{source.unit or 'weight'}: 0`")
             raise PlanError(
                 f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}"
             )
 
 
-def _fill(config: Config, split: str) -> list[str]:
-    """What gives a source without tokens some in a split."""
+def _advise_tokens(config: Config, split: str) -> list[str]:
+    """Say what gives tokens in a split to a source that has none: one text a remedy."""
     share = Fraction(1) if config.listed_by_split else config.shares[SPLITS.index(split)]
     if share == 0:
         return [f"give {split} a share in `split`"]
@@ -217,15 +220,15 @@ def _fill(config: Config, split: str) -> list[str]:
     return ["add files with tokens to it", *larger]
 
 
-def _values(
+def _list_values(
     config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]
 ) -> list[Fraction]:
-    """The sources' numbers: weights relative to each other, or amounts in samples or tokens."""
-    given = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
+    """The sources' numbers, [num_sources]: relative weights, or amounts in samples or tokens."""
+    listed = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
     values = [
-        Fraction(n) if value == SIZE else value for value, n in zip(given, tokens, strict=True)
+        Fraction(n) if value == SIZE else value for value, n in zip(listed, tokens, strict=True)
     ]
-    if config.temperature is not None or SIZE in given:
+    if config.temperature is not None or SIZE in listed:
         return compute_weights(values, config.temperature)
     if unit == "epochs":
         return [value * n for value, n in zip(values, tokens, strict=True)]
@@ -235,6 +238,8 @@ def _values(
 def _amounts_in_samples(
     config: Config, split: str, sources: Sequence[Source], unit: str, amounts: list[Fraction]
 ) -> list[Fraction]:
+    """The sources' amounts in samples, [num_sources]. Raises: PlanError if one is less than a
+    sample, or not an integer."""
     if unit in ("epochs", "tokens"):
         extra = int(config.add_extra_token_to_sequence) if unit == "epochs" else 0
         values = [Fraction(samples_in(amount, config.sequence_length, extra)) for amount in amounts]
@@ -242,7 +247,7 @@ def _amounts_in_samples(
             if amount > 0 and value == 0:
                 raise PlanError(
                     f"source {source.name!r} would give {split} {float(amount):,.0f} tokens, fewer than one sample of "
-                    f"{config.sequence_length + extra}: {_enough(source, unit, amount, config.sequence_length + extra)}"
+                    f"{config.sequence_length + extra}: {_advise_amount(source, unit, amount, config.sequence_length + extra)}"
                 )
         return values
     if any(amount.denominator != 1 for amount in amounts):
@@ -252,15 +257,16 @@ def _amounts_in_samples(
     return amounts
 
 
-def _enough(source: Source, unit: str, amount: Fraction, needed: int) -> str:
-    """What to set so that a source given as an amount of tokens has at least one sample."""
+def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> str:
+    """Say what to set so that a source has at least one sample, of `needed` tokens."""
     if unit == "tokens":
         return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
     epochs = round_up((source.epochs or Fraction(0)) * needed / amount)
     return f"set `epochs: {epochs}` or more for it, or `epochs: 0`"
 
 
-def _length(config: Config, split: str, tokens: int, extra: int) -> int | None:
+def _find_length(config: Config, split: str, tokens: int, extra: int) -> int | None:
+    """The number of samples of a split that the config sets; None if it sets none."""
     if split != "train":
         samples: int | None = getattr(config, f"{split}_samples")
         return samples
@@ -282,12 +288,14 @@ def _redistribute(
     num_samples: int,
     read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
+    """The shares nearest to the requested ones in which no source exceeds its cap, [num_sources].
+    Raises: PlanError if the caps allow too few samples."""
     extra = int(config.add_extra_token_to_sequence)
-    before = read.tokens if read else [0] * len(tokens)
-    most = find_most_tokens(sources, read.epochs) if read else [None] * len(tokens)
+    read_before = read.tokens if read else [0] * len(tokens)
+    limits = find_most_tokens(sources, read.epochs) if read else [None] * len(tokens)
     caps = [
-        cap_of(source, n, config.sequence_length, extra, read=read_before, most=limit)
-        for source, n, read_before, limit in zip(sources, tokens, before, most, strict=True)
+        cap_of(source, n, config.sequence_length, extra, read=before, most=limit)
+        for source, n, before, limit in zip(sources, tokens, read_before, limits, strict=True)
     ]
     capped = [
         cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None

@@ -1,5 +1,5 @@
-"""What an order is: a map from positions in a source's endless concatenation of epochs
-to tokens of its blocks."""
+"""The interface of orders: maps from positions in a source's endless concatenation of epochs to
+tokens of its blocks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class Blocks(Protocol):
     """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens before each of `blocks` int64 [n], from 0 to num_blocks inclusive: int64 [n]."""
+        """Number of tokens before each of `blocks`, int64 [n], which are 0 to num_blocks inclusive:
+        int64 [n]."""
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run %
-        num_groups."""
+        """Number of tokens of each group, int64 [num_groups]; block b belongs to group
+        b // run % num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Store the result of `group_totals`, so that it is fast from now on in every process.
+        """Store the result of `group_totals` in the cache, so that every process finds it there.
         Raises CacheError."""
         ...
 
@@ -51,13 +52,16 @@ class Spans(NamedTuple):
     """Token ranges of a source, split at block boundaries: int64 [m] each; no span is empty."""
 
     rows: Int64s
-    """Number of the token range that the span belongs to; ascending, the spans of a range in
-    order."""
+    """Number of the range that the span belongs to; ascending, and the spans of a range are in the
+    order in which they are read."""
     epochs: Int64s
+    """Number of the span's epoch."""
     blocks: Int64s
+    """Number of the span's block."""
     starts: Int64s
     """First token, counted within the block."""
     stops: Int64s
+    """The token after the last one, counted within the block."""
 
 
 class Placed(NamedTuple):
@@ -73,11 +77,12 @@ class Placed(NamedTuple):
     starts: Int64s
     """Position of that token in the endless concatenation of epochs."""
     stops: Int64s
+    """Position after that of the part's last token."""
 
 
 class Order(Protocol):
-    """Decides in which order a source's tokens are read.
-    Safe to share between threads and to pickle."""
+    """Decides in which order a source's tokens are read. Safe to share between threads and to
+    pickle."""
 
     memory_bytes: int
     """Upper estimate of the order's memory."""
@@ -93,7 +98,7 @@ class Order(Protocol):
         Args:
             starts: int64 [n], first token of each range, 0 or more, in any order; start + length <
                 2^63.
-            length: of every range, or of each: int64 [n], 1 or more.
+            length: 1 or more: one number for all ranges, or int64 [n].
         """
         ...
 
@@ -104,7 +109,7 @@ class Order(Protocol):
 
 
 def join_spans(parts: Sequence[Spans]) -> Spans:
-    """The spans of several passes, each of which continued the token ranges of the previous one."""
+    """Join the spans of several passes, each of which continues the ranges of the one before."""
     if len(parts) == 1:
         return parts[0]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [
@@ -115,8 +120,8 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Each distinct value, ascending, with the positions where it occurs: int64 [...],
-    ascending."""
+    """Yields each distinct value of [n] integers, ascending, with the indices at which it occurs:
+    int64 [m], ascending."""
     if len(values) == 1 or (len(values) and (values == values[0]).all()):  # the common cases
         yield int(values[0]), np.arange(len(values))
         return

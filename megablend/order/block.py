@@ -1,4 +1,4 @@
-"""Blocks in a new random order every epoch; each block is read once per epoch,
+"""The block order: blocks in a new random order every epoch; each block is read once per epoch,
 from its start to its end.
 
 With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative
@@ -30,14 +30,15 @@ from megablend.order.sequential import SequentialOrder
 THRESHOLD = 1 << 16
 GROUPS = 1021
 RUNS = 1 << 11
-_KEPT = 2
-"""How many epochs, and groups, have their shuffles cached: a cycle may mix the end of one with the
-start of the next."""
+_CACHED = 2
+"""Number of epochs, and of groups, whose shuffles are cached: a cycle may mix the end of one with
+the start of the next."""
 
 
 class BlockOrder(ListedOrder):
-    """Every epoch is a permutation of the blocks, chosen by (key, epoch); `key` is of the run's seed,
-    the split and the source's name (`SplitSources.blocks`). Only tests change the keywords."""
+    """Every epoch is a permutation of the blocks, chosen by (key, epoch). `key` is a digest of the
+    run's seed, the split and the source's name (`SplitSources.blocks`). Only tests pass
+    keywords."""
 
     def __init__(
         self,
@@ -53,10 +54,10 @@ class BlockOrder(ListedOrder):
         self._num_groups = groups if blocks.num_blocks > threshold else 1
         self._run = max(1, blocks.num_blocks // (groups * runs))
         self._group_totals: Int64s | None = None
-        self._epochs = LRUCache[Listing](_KEPT)
-        self._entered = LRUCache[Listing](_KEPT)
+        self._group_cache = LRUCache[Listing](_CACHED)
+        self._member_cache = LRUCache[Listing](_CACHED)
         entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
-        self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
+        self.memory_bytes = _CACHED * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
     def precompute(self) -> None:
         """Store the groups' token totals with the index, if there are groups. Raises CacheError."""
@@ -68,14 +69,11 @@ class BlockOrder(ListedOrder):
         Order.find_tokens."""
         spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
         first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
-        group_starts = _starts_of(self._groups(epoch))
+        group_starts = _starts_of(self._shuffled_groups(epoch))
         for group, inside in by_value(spans.blocks // self._run % self._num_groups):
-            shuffled = self._members(epoch, group)
-            members = self._members_of(group)
-            first[inside] = (
-                group_starts[group]
-                + _starts_of(shuffled)[np.searchsorted(members, spans.blocks[inside])]
-            )
+            member_starts = _starts_of(self._shuffled_members(epoch, group))
+            places = np.searchsorted(self._list_members(group), spans.blocks[inside])
+            first[inside] = group_starts[group] + member_starts[places]
         first += epoch * self._blocks.num_tokens
         stored = self._blocks.before(spans.blocks) + spans.starts
         return Placed(spans.rows, stored, first + spans.starts, first + spans.stops)
@@ -83,38 +81,42 @@ class BlockOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """The groups that contain tokens `starts` int64 [n]; see ListedOrder.stretches."""
+        """The groups that contain positions `starts`, int64 [n], or the whole epoch if there is one
+        group; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
-                yield inside, (epoch, first, self._members(epoch, 0))
+                yield inside, (epoch, first, self._shuffled_members(epoch, 0))
                 continue
-            groups = self._groups(epoch)
+            groups = self._shuffled_groups(epoch)
             positions = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
             for position, in_group in by_value(positions):
-                members = self._members(epoch, int(groups.entries[position]))
+                members = self._shuffled_members(epoch, int(groups.entries[position]))
                 begin = first + int(groups.offsets[position])
                 yield np.arange(len(starts))[inside][in_group], (epoch, begin, members)
 
-    def _groups(self, epoch: int) -> Listing:
-        return self._epochs.get(
+    def _shuffled_groups(self, epoch: int) -> Listing:
+        """The groups in the order in which an epoch reads them."""
+        return self._group_cache.get(
             epoch,
             lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0),
         )
 
-    def _members(self, epoch: int, group: int) -> Listing:
+    def _shuffled_members(self, epoch: int, group: int) -> Listing:
+        """The blocks of a group in the order in which an epoch reads them."""
+
         def shuffle_members() -> Listing:
             if self._num_groups == 1:
                 members = np.arange(self._blocks.num_blocks)
                 tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
             else:
-                members = self._members_of(group)
+                members = self._list_members(group)
                 tokens = self._blocks.before(members + 1) - self._blocks.before(members)
             return _shuffle(members, tokens, self._key, epoch, group + 1)
 
-        return self._entered.get((epoch, group), shuffle_members)
+        return self._member_cache.get((epoch, group), shuffle_members)
 
-    def _members_of(self, group: int) -> Int64s:
+    def _list_members(self, group: int) -> Int64s:
         """The blocks of a group, ascending: int64 [n]."""
         num_blocks = self._blocks.num_blocks
         run = self._run
@@ -132,14 +134,14 @@ class BlockOrder(ListedOrder):
 
 
 def _starts_of(shuffled: Listing) -> Int64s:
-    """Tokens before each item in the shuffled order, by ascending item: int64 [n]."""
+    """Number of tokens before each item in the shuffled order, sorted by item: int64 [n]."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Listing:
-    """Shuffle ascending items [n] with `tokens` [n] tokens each,
-    in the random order of (key, epoch, group)."""
+    """Shuffle items, int64 [n] ascending, which have `tokens`, int64 [n], into the random order of
+    (key, epoch, group)."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))

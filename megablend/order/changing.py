@@ -1,5 +1,5 @@
-"""An order that changes with an epoch: a source finishes its epoch in one order
-and begins the next in another."""
+"""An order that changes between epochs: a source finishes an epoch in one order and begins the next
+one in another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from megablend.arrays import Int64s
 from megablend.order.base import Blocks, Order, Placed, Spans, join_spans
 
 _FOREVER = 1 << 62
+"""The position at which the last order ends."""
 
 
 class ChangingOrder:
-    """Other orders, each for some epochs.
+    """Several orders, each of which applies from some epoch on.
 
     Args:
-        blocks: of the source.
-        orders: (first epoch, order) each; first epochs ascend from 0.
+        blocks: the source's blocks.
+        orders: pairs (first epoch, order); the first epochs ascend from 0.
     """
 
     def __init__(self, blocks: Blocks, orders: Sequence[tuple[int, Order]]) -> None:

@@ -1,5 +1,5 @@
-"""Documents in a new random order every epoch, concatenated and split: a full shuffle, at the cost
-of a block read per document.
+"""The document order: documents in a new random order every epoch, concatenated and split. It is a
+full shuffle, at the cost of a block read per document.
 
 Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's
 tokens. With up to THRESHOLD documents, an epoch is one exact shuffle. Larger sources are assigned
@@ -20,8 +20,8 @@ GROUP_DOCUMENTS = 1 << 15
 
 
 class DocumentOrder:
-    """Every epoch is a permutation of the documents, chosen by (key, epoch).
-    Only tests change the keywords."""
+    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests pass
+    keywords."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class DocumentOrder:
     ) -> None:
         self._documents = blocks.documents
         count = self._documents.num_blocks
+        # With as many runs as documents, each run is one document
         self._shuffled = BlockOrder(
             self._documents, key, threshold=threshold, groups=-(-count // group), runs=count
         )
@@ -45,11 +46,11 @@ class DocumentOrder:
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        samples, epochs, documents, first, stop = self._shuffled.spans(starts, length)
-        before = self._documents.before(documents)
-        spans = self._in_place.cut(before + first, before + stop)
-        return Spans(
-            samples[spans.rows], epochs[spans.rows], spans.blocks, spans.starts, spans.stops
+        in_documents = self._shuffled.spans(starts, length)
+        before = self._documents.before(in_documents.blocks)
+        spans = self._in_place.cut(before + in_documents.starts, before + in_documents.stops)
+        return spans._replace(
+            rows=in_documents.rows[spans.rows], epochs=in_documents.epochs[spans.rows]
         )
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:

@@ -1,5 +1,6 @@
-"""Orders that list the blocks of an epoch as it reads them, and the location of ranges by these
-lists: of any number of sources by one call of a kernel, since a call costs more than its work."""
+"""Orders that list the blocks of an epoch in the order in which it reads them; and `locate_ranges`,
+which locates ranges of tokens by such lists. It takes any number of sources at once, since a call
+of a kernel costs more than its work."""
 
 from __future__ import annotations
 
@@ -19,41 +20,47 @@ class Listing(NamedTuple):
     """Blocks, or other items with tokens, in the order in which they are read."""
 
     entries: npt.NDArray[Any]
-    """[n], the number of the i-th."""
+    """[n], numbers of the items; integers of any width."""
     offsets: Int64s
-    """int64 [n + 1], tokens before the i-th."""
+    """int64 [n + 1], number of tokens before each item."""
     columns: tuple[int, ...]
-    """As kernels see both: `tokens` to `entry_bytes` of STRETCH_DTYPE."""
+    """The fields `tokens` to `entry_bytes` of STRETCH_DTYPE, by which kernels see both arrays."""
 
     @staticmethod
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
         """The listing of these items."""
-        addresses = offsets.ctypes.data, entries.ctypes.data
-        columns = int(offsets[-1]), len(entries), *addresses, entries.itemsize
+        columns = (
+            int(offsets[-1]),
+            len(entries),
+            offsets.ctypes.data,
+            entries.ctypes.data,
+            entries.itemsize,
+        )
         return Listing(entries, offsets, columns)
 
 
 Stretch: TypeAlias = tuple[int, int, Listing]
-"""What one listing describes of an epoch: the epoch, the position of its first token, the
-listing."""
+"""The part of an epoch that one listing describes: the epoch, the position of the part's first
+token, and the listing."""
 
 
 class ListedOrder(ABC):
-    """An order whose epochs consist of stretches."""
+    """An order whose epochs consist of stretches, each of which has a listing."""
 
     _blocks: Blocks
 
     @property
     def has_stretches(self) -> bool:
-        """Whether they say where tokens are: a class that derives from ours may have other spans."""
+        """Whether stretches say where tokens are: not if a class that derives from an order has
+        its own `spans`."""
         return type(self).spans is ListedOrder.spans
 
     @abstractmethod
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """The stretches that contain tokens at positions `starts` int64 [n], of which `low` and
-        `high` are the least and the greatest; each with the indices of those that it contains."""
+        """Yields the stretches that contain tokens at positions `starts`, int64 [n], each with the
+        indices of the positions in it. `low` and `high` are the least and the greatest position."""
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
@@ -63,27 +70,29 @@ class ListedOrder(ABC):
     def _by_epoch(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[int, Int64s | slice]]:
-        """The epochs that contain `starts`, and the indices of those in each."""
+        """Yields the epochs that contain positions `starts`, int64 [n], each with the indices of
+        the positions in it."""
         tokens = self._blocks.num_tokens
-        if low // tokens == high // tokens:  # as mostly
+        if low // tokens == high // tokens:  # the common case
             yield low // tokens, slice(None)
         else:
             yield from by_value(starts // tokens)
 
 
-_NONE = np.empty((5, 0), np.int64)
+_NO_OUTPUT = np.empty((5, 0), np.int64)
+"""An output for `cut` without room, so that it only counts."""
 
 
 class ListedSource(NamedTuple):
-    """A source of which ranges are located."""
+    """A source in which `locate_ranges` locates ranges."""
 
     order: ListedOrder
     shift: int = 0
-    """Added to positions, see `Reading.shift`."""
+    """Added to positions; see `Reading.shift`."""
     first_block: int = 0
-    """Number that its first block has."""
+    """Number of the source's first block."""
     skip: int = 0
-    """Tokens of this block before the first one that the order counts."""
+    """Number of tokens of the first block before the first one that the order counts."""
 
 
 def locate_ranges(
@@ -92,8 +101,10 @@ def locate_ranges(
     """Locate ranges of tokens of several sources.
 
     Args:
-        numbers: int64 [n], the source of each range: an index into `sources`.
+        numbers: int64 [n], the source of each range, as an index into `sources`.
         starts, stops: int64 [n], positions in the source's endless concatenation of epochs.
+
+    Returns: spans whose `rows` are indices of the ranges.
     """
     parts = list[Spans]()
     if any(each.shift for each in sources):
@@ -101,19 +112,22 @@ def locate_ranges(
         starts = starts + shifts
         stops = stops + shifts
     ranges = np.arange(len(starts))
-    while len(left := (starts < stops).nonzero()[0]):
+    while True:
+        left = (starts < stops).nonzero()[0]
+        if len(left) == 0:
+            return join_spans(parts)
         if len(left) < len(starts):
             ranges = ranges[left]
             numbers = numbers[left]
             starts = starts[left]
             stops = stops[left]
         table, rows, _listings = _find_stretches(sources, numbers, starts)
-        cuts = np.empty((5, cut(table, rows, starts, stops, _NONE)), np.int64)
+        num_spans = cut(table, rows, starts, stops, _NO_OUTPUT)
+        cuts = np.empty((5, num_spans), np.int64)
         cut(table, rows, starts, stops, cuts)
         parts.append(Spans(ranges[cuts[0]], *cuts[1:]))
-        # What is left of a range begins where its stretch ends
+        # The rest of a range begins where its stretch ends
         starts = (table["first"] + table["tokens"])[rows]
-    return join_spans(parts)
 
 
 def _find_stretches(
@@ -121,12 +135,12 @@ def _find_stretches(
 ) -> tuple[npt.NDArray[np.void], Int64s, list[Listing]]:
     """The stretches that contain positions `starts`, int64 [n], of the sources `numbers`.
 
-    Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in it, int64
-        [n]; and their listings, which own the memory that the table points to.
+    Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in it,
+        int64 [n]; and their listings, which own the memory that the table points to.
     """
     table = list[tuple[int, ...]]()
     listings = list[Listing]()
-    # Positions are looked up source by source: in this order
+    # Positions are looked up source by source
     by_source, groups = _group_by_source(len(sources), numbers, starts)
     sorted_starts = starts[by_source]
     sorted_rows = np.empty(len(starts), np.int64)
@@ -146,9 +160,12 @@ def _find_stretches(
 def _group_by_source(
     num_sources: int, numbers: Int64s, starts: Int64s
 ) -> tuple[Int64s | slice, Iterable[tuple[int, int, int, int, int]]]:
-    """Positions grouped by source: indices that sort them so; and for each group the number of its
-    source, where it begins and ends, its least and its greatest position."""
-    if num_sources == 1:  # often of a single sample
+    """Group positions, int64 [n], by source.
+
+    Returns: the indices that sort the positions by source; and for each group the number of its
+        source, its begin and end among the sorted positions, its least and its greatest position.
+    """
+    if num_sources == 1:  # the common case; often there is a single sample
         return slice(None), [(0, 0, len(starts), int(starts.min()), int(starts.max()))]
     by_source = np.argsort(numbers, kind="stable")
     sorted_starts = starts[by_source]

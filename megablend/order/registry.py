@@ -1,5 +1,5 @@
-"""The orders by name, with their requirements. Imports are deferred until an order is made: configs
-are checked without NumPy."""
+"""The orders by name, with their requirements. Imports are deferred until an order is made, since
+configs are checked without numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from megablend.order.base import DocumentBlocks, Order
 
 MakeOrder: TypeAlias = "Callable[[DocumentBlocks, int], Order]"
-"""(blocks of a source, random key) -> its order."""
+"""Makes the order of a source, given its blocks and a random key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ ORDERS: dict[str, OrderKind] = {
     "sequential": OrderKind(_make_sequential),
 }
 OLD_NAMES = {"page": "block", "row": "document"}
-"""What release 0.1.0 calls some orders, in configs and in ledgers."""
+"""Names that release 0.1.0 gives orders in configs and ledgers, and their names in `ORDERS`."""
 
 
 def current_name(name: str) -> str:
-    """The name of an order in `ORDERS`, given that name or the one of release 0.1.0."""
+    """The name of an order in `ORDERS`, given this name or that of release 0.1.0."""
     return OLD_NAMES.get(name, name)
 
 
 def find_order(name: str) -> OrderKind:
-    """An order by its name in `ORDERS` or the one of release 0.1.0.
-    Raises: ValueError for an unknown name."""
+    """Find an order by its name in `ORDERS` or that of release 0.1.0. Raises: ValueError for an
+    unknown name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

@@ -1,4 +1,4 @@
-"""Blocks in the order of the files, the same in every epoch."""
+"""The sequential order: blocks in the order of the files, the same in every epoch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from megablend.order.base import Blocks, Placed, Spans, by_value
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
-"""Of sources with up to this many blocks, all edges are looked up at once: that costs less than a
-binary search, whose every step looks up some."""
+"""The edges of a source's blocks are looked up all at once if it has no more blocks than this: that
+costs less than a binary search, whose every step looks up some."""
 RUN_BLOCKS = 1 << 9
-"""Blocks of other sources whose edges are looked up together."""
+"""Number of blocks of other sources whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
-"""Of sources with up to this many blocks, edges are kept: a window of many sources looks all of
-them up."""
+"""The edges of a source's blocks are kept in memory if it has no more blocks than this: a window of
+many sources looks all of them up."""
 
 
 class SequentialOrder(ListedOrder):
-    """No shuffling; `key` is unused."""
+    """Blocks are not shuffled; `key` is unused."""
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
@@ -32,12 +32,12 @@ class SequentialOrder(ListedOrder):
             self.memory_bytes = 16 * (blocks.num_blocks + 1)
 
     def precompute(self) -> None:
-        """Do nothing: there is nothing to store."""
+        """Do nothing, since there is nothing to store."""
 
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """All blocks, or runs of them; see ListedOrder.stretches."""
+        """Yields runs of neighbouring blocks, or one run of all; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._run == self._blocks.num_blocks:
@@ -51,6 +51,7 @@ class SequentialOrder(ListedOrder):
                 )
 
     def _list_run(self, run: int) -> Listing:
+        """The listing of a run of neighbouring blocks, given by its number."""
         if self._listing is not None:
             return self._listing
         blocks = np.arange(run * self._run, min((run + 1) * self._run, self._blocks.num_blocks) + 1)
@@ -72,12 +73,11 @@ class SequentialOrder(ListedOrder):
         return self.spans(starts, stops - starts)
 
     def _block_of(self, tokens: Int64s) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0: int64 [n]."""
+        """The blocks that contain `tokens` of epoch 0, int64 [n]: int64 [n]."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
-        while (
-            high - low > 1
-        ).any():  # binary search; finished entries do not change: their middle is `low`
+        # Binary search; entries that are found do not change, since their middle is `low`
+        while (high - low > 1).any():
             middle = (low + high) // 2
             left = self._blocks.before(middle) <= tokens
             low = np.where(left, middle, low)

@@ -91,7 +91,7 @@ def test_page_puts_every_block_everywhere_equally_often() -> None:
 def test_page_holds_about_as_much_as_it_says() -> None:
     for num_blocks in (1000, 70_000):
         order = BlockOrder(ListedBlocks([1] * num_blocks), 1)
-        kept = [order._epochs, order._entered]
+        kept = [order._group_cache, order._member_cache]
         for epoch in range(4):
             order.spans(np.array([epoch * num_blocks]), 1)
         held = sum(

@@ -1,5 +1,4 @@
-"""What an interleaving is: a function from sample number to (source, ordinal), and back to
-counts."""
+"""The interface of interleavings: functions from a sample number to (source, ordinal), and back."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ class StageRequest:
     totals: Int64s
     """int64 [num_sources], samples of each source; the sum is at least 1."""
     first_sample: int = 0
-    """Sample number in the run of the stage's first sample; seeds the order, so that stages do not
-    repeat each other's."""
+    """Number in the run of the stage's first sample; seeds the order, so that no stage repeats the
+    order of another."""
     first_tokens: Int64s
     """int64 [num_sources], first token of each source's first sample of the stage, counted over all
     its epochs."""
@@ -39,8 +38,8 @@ class StageRequest:
     cycles: Int64s
     """int64 [num_sources], how many cycles share each run of the source's ordinals."""
     epoch_tokens: Int64s | None = None
-    """int64 [num_sources], tokens per epoch of each source; None where runs of ordinals need not
-    end at epoch ends."""
+    """int64 [num_sources], tokens per epoch of each source; None if runs of ordinals need not end
+    at epoch ends."""
     sample_tokens: int = 1
     """Tokens from one sample's start to the next one's."""
 
@@ -70,13 +69,13 @@ class Plan(Protocol):
         ...
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source:
-        int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
-        the inverse of `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
@@ -85,8 +84,8 @@ class Plan(Protocol):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
-        has none (before `before`)."""
+        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan has
+        none or, if `before` is given, none below the sample `before`."""
         ...
 
     def nth_sample(self, source: int, n: int) -> int:
@@ -96,10 +95,10 @@ class Plan(Protocol):
 
 
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
-    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError if they
-    are not integers."""
+    """Check sample numbers and return them as int64 [n]. Raises IndexError outside
+    [0, num_samples), TypeError if they are not integers."""
     given = np.asarray(ks)
-    # Too large for 64 bits
+    # numpy has objects for integers that are too large for 64 bits
     if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):
         raise IndexError(
             f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples"
@@ -117,19 +116,24 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
 def check_places(
     sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s
 ) -> tuple[Int32s, Int64s]:
-    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError if a source or an
-    ordinal does not exist."""
-    owners = np.ascontiguousarray(sources, np.int32)
-    numbers = np.ascontiguousarray(ordinals, np.int64)
-    known = (owners >= 0) & (owners < len(totals))
-    outside = ~known | (numbers < 0)
-    outside[known] |= numbers[known] >= totals[owners[known]]
+    """Check sources and ordinals, and return them as int32 [n] and int64 [n].
+
+    Args:
+        totals: int64 [num_sources], number of ordinals of each source.
+
+    Raises: IndexError if a source or an ordinal does not exist.
+    """
+    source_array = np.ascontiguousarray(sources, np.int32)
+    ordinal_array = np.ascontiguousarray(ordinals, np.int64)
+    known = (source_array >= 0) & (source_array < len(totals))
+    outside = ~known | (ordinal_array < 0)
+    outside[known] |= ordinal_array[known] >= totals[source_array[known]]
     if outside.any():
         first = int(np.argmax(outside))
         raise IndexError(
-            f"the plan has no sample with source {owners[first]} and ordinal {numbers[first]}"
+            f"the plan has no sample with source {source_array[first]} and ordinal {ordinal_array[first]}"
         )
-    return owners, numbers
+    return source_array, ordinal_array
 
 
 def prefix_length(n: int, num_samples: int) -> int:
@@ -140,7 +144,7 @@ def prefix_length(n: int, num_samples: int) -> int:
 
 
 class LocatesMany:
-    """A mix-in: a plan's `locate` by its `locate_many`."""
+    """A mix-in that implements a plan's `locate` by its `locate_many`."""
 
     def locate(self, k: int) -> tuple[int, int]:
         """See Plan.locate."""
@@ -158,13 +162,13 @@ def check_tokens(
     epoch_tokens: Sequence[int],
     sample_tokens: int,
 ) -> None:
-    """Check that the tokens of each source, [num_sources],
-    can be counted in 64 bits. Raises: PlanError.
+    """Check that the tokens of each source can be counted in 64 bits. Raises: PlanError.
 
     Args:
-        samples: samples of each source in a stage.
-        first_tokens: first token of each source's first sample, counted over all epochs.
-        epoch_tokens: tokens per epoch of each source.
+        samples: [num_sources], samples of each source in a stage.
+        first_tokens: [num_sources], first token of each source's first sample, counted over all
+            epochs.
+        epoch_tokens: [num_sources], tokens per epoch of each source.
         sample_tokens: tokens from one sample's start to the next one's.
     """
     if sample_tokens < 1:
@@ -174,7 +178,7 @@ def check_tokens(
     ):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        # Estimates overshoot the end by less
+        # Kernels estimate positions; they overshoot the end by less than this margin
         if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:
             raise PlanError(
                 f"source {source} gives {read} samples of {sample_tokens} tokens from token {first} on, in epochs of "

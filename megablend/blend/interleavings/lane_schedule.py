@@ -1,5 +1,5 @@
-"""Which positions of a cycle each lane takes, and in which order: the pattern behind
-megablend.kernels.blend.lanes.
+"""The positions of a cycle that each lane takes, and their order: the pattern that
+megablend.kernels.blend.lanes applies.
 
 A cycle has K lanes and b slots. Its b * K positions are arranged by source, so a step of K samples
 holds every source's share if its positions are spread evenly. Divide the cycle into K windows of b
@@ -35,17 +35,18 @@ from megablend.kernels.blend.strides import golden_stride
 
 
 class LaneSchedule(NamedTuple):
-    """The pattern of a cycle: at slot p lane l takes
+    """The pattern of a cycle: at slot p, lane l takes position
     (firsts[l] + K * ((stride * p + shift) % b)) % (b * K)."""
 
     firsts: Int64s
-    """int64 [K], positions."""
+    """int64 [K], first position of each lane."""
     stride: int
     slots: int
+    """b, the number of slots."""
 
     def samples(self, positions: Int64s, shift: int) -> Int64s:
-        """The samples of the cycle at `positions` int64 [n]: int64 [n];
-        the inverse of the formula above."""
+        """The samples of the cycle at `positions`, int64 [n]: int64 [n]; the inverse of the
+        formula above."""
         lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
         turns = (positions - self.firsts[lanes]) // len(self.firsts)
         slots = (turns - shift) * pow(self.stride, -1, self.slots) % self.slots
@@ -63,8 +64,8 @@ def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
 
 
 def bit_reversal_permutation(size: int) -> Int64s:
-    """A permutation of [0, size), int64 [size], that moves neighbours far apart;
-    bit reversal for powers of two.
+    """A permutation of [0, size), int64 [size], that moves neighbours far apart: bit reversal if
+    `size` is a power of two.
 
     With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a
     * (rank of low among all reversed low's): of every 2 (4) neighbours, one belongs to
@@ -78,6 +79,7 @@ def bit_reversal_permutation(size: int) -> Int64s:
 
 
 def _reversed_bits(numbers: Int64s, width: int) -> Int64s:
+    """Numbers of `width` bits with their bits in reverse order: int64 [n]."""
     reverse = np.zeros_like(numbers)
     for bit in range(width):
         reverse |= (numbers >> bit & 1) << (width - 1 - bit)

@@ -73,7 +73,8 @@ def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
     return Tree(left_leaves, left_samples, sources.astype(np.int32), totals[sources])
 
 
-MAX_LANES = MAX_WINDOW = 1 << 20
+MAX_LANES = 1 << 20
+MAX_WINDOW = 1 << 20
 
 
 class LanePlan(LocatesMany):
@@ -81,7 +82,7 @@ class LanePlan(LocatesMany):
 
     Args:
         totals: samples of each source, [D]; the sum is at least 1 and below 2^50.
-        lanes: K, the independent streams that make up the stage.
+        lanes: K, the number of independent streams that make up the stage.
         window: samples per lane in a cycle.
         cycles: how many cycles share each run of a source's ordinals, [D], each at least 1.
         seed: decides the order; taken modulo 2^63.
@@ -128,16 +129,18 @@ class LanePlan(LocatesMany):
         self._start = first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
-        """Samples of the full cycles and the short one; the tail follows."""
+        """Samples of the full cycles and of the short one; the tail comes after them."""
         tree = self._tree = build_tree(totals)
         self._leaf_tokens = first[tree.sources]
         self._leaf_cycles = cycles[tree.sources]
-        self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[
-            tree.sources
-        ]
+        epochs = zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64)
+        self._leaf_epochs = epochs[tree.sources]
         self._sample_tokens = sample_tokens
-        cut = self._dealt % self._cycle_samples // lanes
-        self._schedules = [make_lane_schedule(lanes, slots) for slots in (window, cut) if slots]
+        short_window = self._dealt % self._cycle_samples // lanes
+        self._schedules = [
+            make_lane_schedule(lanes, slots) for slots in (window, short_window) if slots
+        ]
+        """Of a full cycle, and of the short one if there is one."""
         self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
 
@@ -146,10 +149,10 @@ class LanePlan(LocatesMany):
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source:
-        int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         n = prefix_length(n, self.num_samples)
-        # Full cycles, or part of the tail
+        # The tree counts up to the end of the last full cycle, and within the tail
         low = n if n >= self._dealt else n - n % self._cycle_samples
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
@@ -158,8 +161,7 @@ class LanePlan(LocatesMany):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
-        has none (before `before`)."""
+        """See Plan.first_sample_from."""
         ordinal = max(0, ordinal)
         ranks = np.flatnonzero(self._tree.sources == source)
         if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
@@ -173,8 +175,7 @@ class LanePlan(LocatesMany):
         return None
 
     def nth_sample(self, source: int, n: int) -> int:
-        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the
-        source's samples."""
+        """See Plan.nth_sample."""
         rank = int(self._ranks[source])
         cycle = self._cycle_of(rank, n)
         in_cycle = (
@@ -183,18 +184,14 @@ class LanePlan(LocatesMany):
             else np.zeros(0, np.int64)
         )
         _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
-        if n > seen + len(in_cycle):  # of the stage's tail
+        if n > seen + len(in_cycle):  # the sample is in the stage's tail
             tail = np.arange(self._dealt, self.num_samples)
             seen = seen + len(in_cycle)
             in_cycle = tail[self._sources(self._dealt, self.num_samples) == source]
         return int(in_cycle[n - 1 - seen])
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
-        the inverse of `locate_many`.
-
-        Raises: IndexError for a source or ordinal that the plan does not have.
-        """
+        """See Plan.samples_of."""
         sources, ordinals = check_places(sources, ordinals, self._totals)
         ks = np.empty(len(ordinals), np.int64)
         find_samples(
@@ -218,26 +215,28 @@ class LanePlan(LocatesMany):
         return ks
 
     def round_up(self, n: int) -> int:
-        """The first sample from n on at which a cycle begins,
-        or all samples beyond the last full cycle."""
+        """The first sample from n on at which a cycle begins; the stage's end beyond the last full
+        cycle."""
         full = self.num_samples - self.num_samples % self._cycle_samples
         rounded = -(-n // self._cycle_samples) * self._cycle_samples
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """What is left of each source's period after the first n samples,
-        which end with a full cycle."""
+        """What is left of each source's period after the first n samples, which must be full
+        cycles."""
         tree = self._tree
         size = len(self._tree.sources)
         periods = np.zeros((1, size, PERIOD_FIELDS), np.int64)
         edges = np.empty((3, size), np.int64)
         parts = np.zeros((1, size, int(self._leaf_cycles.max()), PART_FIELDS), np.int64)
         cut = n // self._cycle_samples
-        columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
-        shape = tree.left_leaves, tree.left_samples
         find_tails(
-            *shape,
-            *columns,
+            tree.left_leaves,
+            tree.left_samples,
+            tree.samples,
+            self._leaf_tokens,
+            self._leaf_cycles,
+            self._leaf_epochs,
             self._sample_tokens,
             self._lanes,
             self._window,
@@ -262,7 +261,7 @@ class LanePlan(LocatesMany):
 
     @cached_property
     def _ranks(self) -> Int64s:
-        """int64 [num_sources]: each source's rank in the tree, -1 if it has no samples."""
+        """int64 [num_sources]: the rank of each source in the tree; -1 if it has no samples."""
         ranks = np.full(self.num_sources, -1, np.int64)
         ranks[self._tree.sources] = np.arange(len(self._tree.sources))
         return ranks
@@ -284,9 +283,8 @@ class LanePlan(LocatesMany):
         )
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Samples int64 [n], ascending, that a leaf has in each cycle of the period
-        with its `ordinal`, then those of the stage's tail; without cycles that
-        begin at sample `stop` or later."""
+        """Yields the samples, int64 [n], ascending, that a leaf has in each cycle of the period
+        with its ordinal `ordinal`, up to sample `stop`; then all samples of the stage's tail."""
         tree = self._tree
         total = self.num_samples
         shape = tree.left_leaves, tree.left_samples
@@ -304,36 +302,37 @@ class LanePlan(LocatesMany):
         """Samples of a leaf in a cycle: int64 [n], ascending."""
         low = cycle * self._cycle_samples
         high = min((cycle + 1) * self._cycle_samples, self._dealt)
-        (before, seen) = self._counts_of(rank, low)
-        (before_high, seen_high) = self._counts_of(rank, high)
+        others_low, leaf_low = self._counts_of(rank, low)
+        others_high, leaf_high = self._counts_of(rank, high)
         schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
         shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
-        left = before_high - before
-        return low + np.sort(schedule.samples(np.arange(left, left + seen_high - seen), shift))
+        # A leaf's positions in a cycle follow those of the leaves of lower rank
+        first = others_high - others_low
+        positions = np.arange(first, first + leaf_high - leaf_low)
+        return low + np.sort(schedule.samples(positions, shift))
 
     def _cycle_of(self, rank: int, count: int) -> int:
         """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are
         of the short cycle, too."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
-        return (
-            int(first_multiple(*shape, int(tree.samples[rank]), rank, count, self._cycle_samples))
-            - 1
-        )
+        samples = int(tree.samples[rank])
+        return int(first_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """Among the first n samples: (how many are of leaves before
-        `rank`, how many of leaf `rank`)."""
+        """How many of the first n samples are of leaves of lower ranks; and how many of the leaf
+        with this rank."""
         return counts_of_leaf(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
         )
 
     def _sources(self, start: int, stop: int) -> Int32s:
-        """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many
-        cycles share a run."""
+        """Sources of samples [start, stop): int32 [stop - start]."""
+        # They do not depend on how many cycles share a run: one does
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
+        """See `locate_many`, if `leaf_cycles` cycles share each run of a leaf's ordinals."""
         sources = np.empty(ks.shape, np.int32)
         ordinals = np.empty(ks.shape, np.int64)
         locate(
@@ -373,6 +372,7 @@ def plan_lanes(stage: StageRequest) -> LanePlan:
 
 
 def _check(lanes: int, window: int, cycles: Int64s) -> None:
+    """Raises: PlanError if an argument of LanePlan is out of range."""
     if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
         raise PlanError(
             f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} samples"

@@ -26,11 +26,11 @@ class InterleavingKind:
     """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a
     reader then keeps the blocks that its lanes are reading."""
     find_tails: Callable[[Any, int], Tails | None] | None = None
-    """What a plan leaves of each source's period after its first n samples, or None where every
-    source's ordinals ascend, so that nothing is left. None for an interleaving whose stages cannot
-    be cut."""
+    """Returns what a plan leaves of each source's period after its first n samples; None if nothing
+    is left, since each source's ordinals ascend. Not set for an interleaving whose stages cannot be
+    cut."""
     round_up: Callable[[Any, int], int] = lambda plan, n: n
-    """The first n samples, or as few more as needed, after which a plan's stage can be cut."""
+    """Returns the smallest number of samples, at least n, after which a plan's stage can be cut."""
 
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {

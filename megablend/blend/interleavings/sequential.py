@@ -1,4 +1,4 @@
-"""Source 0's samples, then source 1's, and so on."""
+"""The sequential interleaving: all samples of source 0, then those of source 1, and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SequentialPlan(LocatesMany):
     Args:
         totals: samples of each source, [num_sources], not negative.
 
-    Raises: PlanError.
+    Raises: PlanError if a total is negative.
     """
 
     def __init__(self, totals: Sequence[int] | Int64s) -> None:
@@ -44,8 +44,8 @@ class SequentialPlan(LocatesMany):
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source:
-        int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
@@ -59,8 +59,7 @@ class SequentialPlan(LocatesMany):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
-        has none (before `before`)."""
+        """See Plan.first_sample_from."""
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))
         return sample if sample < stop and (before is None or sample < before) else None

@@ -1,10 +1,10 @@
-"""What is left of the periods that the end of a cycle cuts:
-the next ordinals of each source after an amendment.
+"""Tails: what is left of the periods of sources when an amendment cuts a stage at the end of a
+cycle.
 
-A source's *next* ordinals after the cut are numbered on from those it has read. The first of them
-are the tails, which stand for the ordinals of the cut period that its lanes had not read, lane by
-lane; those after the period stand for themselves. So next ordinals stand for the ordinals that were
-not read, in ascending order.
+After the cut, a source counts *next* ordinals, which continue the number of its ordinals that were
+read. The first of them, the tails, stand for the ordinals of the cut period that its lanes have not
+read, lane by lane; those beyond the period stand for themselves. So next ordinals stand for the
+ordinals that were not read, in ascending order.
 """
 
 from __future__ import annotations
@@ -25,52 +25,54 @@ class Tails:
     first: Int64s
     """int64 [num_sources], first ordinal of the cut period."""
     read: Int64s
-    """int64 [num_sources], how many ordinals were read; the first of the next ordinals."""
+    """int64 [num_sources], number of ordinals that were read, which is the first next ordinal."""
     stop: Int64s
-    """int64 [num_sources], the end of the cut period; as `read` where nothing is left."""
+    """int64 [num_sources], the end of the cut period; equal to `read` if nothing is left."""
     ranks: Int64s
-    """int64 [num_sources], ranks in `periods` and `parts`."""
+    """int64 [num_sources], rank of each source in `periods` and `parts`."""
     lanes: int
     cut: int
     """Number of the first cycle that is not read."""
     periods: Int64s
-    parts: Int64s
     """The cut periods; see megablend.kernels.blend.tails."""
+    parts: Int64s
+    """The parts of the cut periods; see megablend.kernels.blend.tails."""
 
     @property
     def left(self) -> Int64s:
-        """How many ordinals are left of each source's period: int64 [num_sources]."""
+        """Number of ordinals that are left of each source's period: int64 [num_sources]."""
         left: Int64s = self.stop - self.read
         return left
 
     def resolve(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The ordinals that next ordinals stand for: int64 [n]."""
+        """The ordinals that next ordinals, int64 [n], stand for: int64 [n]."""
         rows = np.flatnonzero((ordinals >= self.read[sources]) & (ordinals < self.stop[sources]))
-        found: Int64s = ordinals.copy()
+        resolved: Int64s = ordinals.copy()
         if not len(rows):
-            return found
-        chosen = sources[rows]
-        inside = np.empty(len(rows), np.int64)
-        places = ordinals[rows] - self.read[chosen]
+            return resolved
+        tail_sources = sources[rows]
+        tails = np.empty(len(rows), np.int64)
+        places = ordinals[rows] - self.read[tail_sources]
         tail_ordinals(
-            self.ranks[chosen], places, self.lanes, self.cut, self.periods, self.parts, inside
+            self.ranks[tail_sources], places, self.lanes, self.cut, self.periods, self.parts, tails
         )
-        found[rows] = inside
-        return found
+        resolved[rows] = tails
+        return resolved
 
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """The next ordinals that stand for `ordinals` int64 [n], or for the first ones after them
-        that are left: int64 [n]; and whether each ordinal is itself left: bool [n]."""
-        found = np.maximum(ordinals, self.read[sources])
+        """The next ordinals that stand for `ordinals`, int64 [n], or, if an ordinal was read, for
+        the first one after it that was not: int64 [n]; and whether each ordinal was not read: bool
+        [n]."""
+        next_ordinals = np.maximum(ordinals, self.read[sources])
         left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)
         if not len(rows):
-            return found, left
-        chosen = sources[rows]
+            return next_ordinals, left
+        cut_sources = sources[rows]
         counts = np.empty(len(rows), np.int64)
         is_left = np.empty(len(rows), np.int64)
         count_tails(
-            self.ranks[chosen],
+            self.ranks[cut_sources],
             ordinals[rows],
             self.lanes,
             self.cut,
@@ -79,6 +81,6 @@ class Tails:
             counts,
             is_left,
         )
-        found[rows] = self.read[chosen] + counts
+        next_ordinals[rows] = self.read[cut_sources] + counts
         left[rows] = is_left > 0
-        return found, left
+        return next_ordinals, left
