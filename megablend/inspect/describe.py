@@ -1,4 +1,4 @@
-"""describe: what a run will read, before it runs; what a cache contains."""
+"""describe: describe what a run will read, before it runs, or what a cache contains."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def describe(
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it,
-    with `committed` False and a `note`; if no index is of its files, `files` lists what is there.
+    with `committed` False and a `note`. If the config's files are not indexed, they are listed.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and
-            read amplification to estimate.
-        num_nodes, mirror_size: of the mirrors (docs/mirror.md) whose transfers to estimate: nodes
-            over which the ranks are divided (1), and bytes of each mirror, such as 2TB (the
-            config's).
-        document_lengths: count documents by length, for sources whose documents the index has a
-            table of.
+            read amplification are estimated.
+        num_nodes, mirror_size: of the mirrors (docs/mirror.md) whose transfers are estimated:
+            number of nodes over which the ranks are divided (by default 1), and bytes of each
+            mirror, such as 2TB (by default the config's).
+        document_lengths: count documents by length, if the index has a table of a source's
+            documents.
         storage: where files are found and read, in place of the one that the config asks for.
 
-    Returns: a RunDescription; a FilesDescription if no index is of the config's files; a
-        CacheDescription for a folder.
-    Raises: as `build` if the config cannot be planned; CacheError for a folder without an index;
-        ConfigError if a number is out of range, or `memory` too small for the loaders.
+    Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
+        CacheDescription for a cache.
+    Raises: as `build` if the config cannot be planned; CacheError if a cache has no index;
+        ConfigError if a number is out of range, or `memory` is too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
     mirrors = _check_mirrors(num_nodes, mirror_size, loaders)
@@ -85,19 +85,25 @@ def describe(
             note=planned,
             files=list_files(session),
         )
-    if not planned.committed:  # as `build` would
+    if not planned.committed:  # `build` would refuse them, too
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
-    seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
+    # Opening the run compares no files, and loads kernels in the background
+    not_counted = jit.loading_seconds() - loading + planned.comparison_seconds
     return describe_planned(
-        config, planned, loaders, mirrors, planned_in=seconds, document_lengths=document_lengths
+        config,
+        planned,
+        loaders,
+        mirrors,
+        planning_seconds=perf_counter() - started - not_counted,
+        document_lengths=document_lengths,
     )
 
 
 def _check_loaders(
     micro_batch_size: int | None, data_parallel_size: int, num_workers: int
 ) -> Loaders | None:
-    """The loaders to estimate; None without a micro batch.
-    Raises: ConfigError for a number out of range."""
+    """The loaders to estimate; None if no micro batch size is given. Raises: ConfigError if a
+    number is out of range."""
     whole_number("data_parallel_size", data_parallel_size, least=1)
     whole_number("num_workers", num_workers, least=0)
     if micro_batch_size is None:
@@ -113,7 +119,7 @@ def _check_loaders(
 def _check_mirrors(
     num_nodes: int | None, size: int | str | None, loaders: Loaders | None
 ) -> Mirrors | None:
-    """The mirrors to estimate; None if neither is given. Raises: ConfigError."""
+    """The mirrors to estimate; None if neither number is given. Raises: ConfigError."""
     if num_nodes is None and size is None:
         return None
     num_nodes = 1 if num_nodes is None else num_nodes
@@ -137,10 +143,10 @@ def _check_mirrors(
 
 
 def describe_cache(cache: CacheStore) -> CacheDescription:
-    """Indexes and runs of a cache. Those that cannot be read have only a `problem`."""
+    """Describe the indexes and runs of a cache. Those that cannot be read have only a `problem`."""
     digests = list_snapshots(cache)
     if not digests:
-        newest_snapshot(cache)  # raises: says what is missing
+        newest_snapshot(cache)  # raises the error for a cache without an index
     return CacheDescription(
         cache=cache.location,
         indices=tuple(_describe_readable(cache, digest) for digest in digests),
@@ -149,7 +155,7 @@ def describe_cache(cache: CacheStore) -> CacheDescription:
 
 
 def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
-    """An index of a cache, or what is wrong with it."""
+    """Describe an index of a cache, or what is wrong with it."""
     try:
         with translating(cache.location):
             return describe_index(open_snapshot(cache, digest))

@@ -1,5 +1,4 @@
-"""A run as `describe` reports it: its index, its splits, what its loaders need,
-and what deserves a second look."""
+"""Describe a run: its index, its splits, what its loaders need, and what deserves a second look."""
 
 from __future__ import annotations
 
@@ -53,11 +52,12 @@ from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""Samples over which read amplification is estimated: some shuffle windows, in some tenths of a
-second."""
+"""Number of samples for which read amplification is estimated: some shuffle windows, which takes
+some tenths of a second."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+"""Names that YAML has without quotes."""
 _LONG_SECONDS = 0.5
-"""Planning that takes longer is not repeated to measure it: imports take a small part of it."""
+"""Planning that has taken longer is not repeated to measure it: imports are a small part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Loaders:
 
     @property
     def step_samples(self) -> int:
-        """Samples of a micro step of all ranks."""
+        """Number of samples in a micro step of all ranks."""
         return self.micro_batch_size * self.data_parallel_size
 
 
@@ -80,7 +80,7 @@ class Mirrors:
 
     num_nodes: int
     size: int | None
-    """Bytes of each; None: that of the config, or no limit."""
+    """Bytes of each mirror; None for the size in the config, or, without one, no limit."""
 
 
 def describe_planned(
@@ -89,15 +89,20 @@ def describe_planned(
     loaders: Loaders | None,
     mirrors: Mirrors | None,
     *,
-    planned_in: float,
+    planning_seconds: float,
     document_lengths: bool,
 ) -> RunDescription:
-    """Describe a run that is committed, or as it would be. `planned_in`:
-    seconds, without loading kernels. Raises as `describe`."""
+    """Describe a run as it is committed, or would be.
+
+    Args:
+        planning_seconds: time that planning has taken, without loading kernels.
+
+    Raises: as `describe`.
+    """
     compiled = planned.compiled
     run = compiled.run
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
-    warnings = [warning for _, found in splits.values() for warning in found]
+    warnings = [warning for _, of_split in splits.values() for warning in of_split]
     warnings += warn_of_token_documents(config, run.store.snapshot)
     warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_epochs(run)
     warnings += warn_of_shared_files(compiled)
@@ -118,7 +123,7 @@ def describe_planned(
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
         bad_documents=_list_bad(config, run.store.storage),
-        opening_seconds=_measure_opening(config, run, planned_in),
+        opening_seconds=_measure_opening(config, run, planning_seconds),
         full_share_stages=write_full_share_stages(compiled),
     )
     if loaders is None:
@@ -126,7 +131,7 @@ def describe_planned(
     described = _with_estimates(described, config, run, loaders)
     if mirrors is None:
         return described
-    # Not imported where there is no mirror
+    # Imported only if there are mirrors
     from megablend.prefetch.estimate_mirror import estimate_mirror
 
     estimate = estimate_mirror(run, **asdict(loaders), **asdict(mirrors))
@@ -134,44 +139,45 @@ def describe_planned(
 
 
 def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | None:
+    """The documents of text that the last build has left out; None if there are none."""
     if not has_text(config):
         return None
-    from megablend.text.source import list_bad  # few need it
+    from megablend.text.source import list_bad  # imported only if it is needed
 
-    return (
-        tuple(
-            BadDocuments(source=name, **asdict(bad))
-            for name, source in config.all_sources.items()
-            if source.text is not None
-            for bad in list_bad(config, name, storage)
-        )
-        or None
+    documents = tuple(
+        BadDocuments(source=name, **asdict(bad))
+        for name, source in config.all_sources.items()
+        if source.text is not None
+        for bad in list_bad(config, name, storage)
     )
+    return documents or None
 
 
 def _describe_splits(
     train: Compiled, loaders: Loaders | None, *, document_lengths: bool
 ) -> dict[str, tuple[SplitDescription, list[str]]]:
-    """The splits of a run that have sources, each with the warnings about it."""
+    """Describe the splits of a run that have sources. Returns, by the split's name, its description
+    and the warnings about it."""
 
     def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:
-        steps = None if loaders is None else split.run.num_samples // loaders.step_samples
-        warnings = find_warnings(split) + (
-            [] if loaders is None else warn_of_steps(split.run, loaders.step_samples)
-        )
+        steps = None
+        warnings = find_warnings(split)
+        if loaders is not None:
+            steps = split.run.num_samples // loaders.step_samples
+            warnings = warnings + warn_of_steps(split.run, loaders.step_samples)
         return describe_split(split, steps, document_lengths=document_lengths), warnings
 
     splits = {"train": describe(train)}
     for split, other in compile_others(train):
-        splits[split] = (
-            describe(other)
-            if isinstance(other, Compiled)
-            else (_cannot_be_planned(other, loaders), [])
-        )
+        if isinstance(other, Compiled):
+            splits[split] = describe(other)
+        else:
+            splits[split] = _describe_unplanned(other, loaders), []
     return splits
 
 
-def _cannot_be_planned(error: PlanError, loaders: Loaders | None) -> SplitDescription:
+def _describe_unplanned(error: PlanError, loaders: Loaders | None) -> SplitDescription:
+    """Describe a split that cannot be planned."""
     return SplitDescription(
         samples=0,
         tokens=0,
@@ -186,7 +192,7 @@ def _cannot_be_planned(error: PlanError, loaders: Loaders | None) -> SplitDescri
 def _with_estimates(
     described: RunDescription, config: Config, run: Run, loaders: Loaders
 ) -> RunDescription:
-    """The description with what its loaders read and need, and the warnings about that."""
+    """Add to a description what the loaders read and need, and the warnings about that."""
     sizes = asdict(loaders)
     skips = load_skips(config.cache_store, run.ledger)
     memory = find_memory_need(run, skips, **sizes)
@@ -194,13 +200,16 @@ def _with_estimates(
         run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
     )
     warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
-    if problem := unfit_lanes(config.lanes, **sizes):
-        warnings.append(problem)
-    if (unfit := unfit_step(run, skips, 0, loaders.step_samples)) is not None:
+    problem_of_lanes = unfit_lanes(config.lanes, **sizes)
+    if problem_of_lanes is not None:
+        warnings.append(problem_of_lanes)
+    problem_of_steps = unfit_step(run, skips, 0, loaders.step_samples)
+    if problem_of_steps is not None:
         warnings.append(
-            f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}"
+            f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {problem_of_steps}"
         )
-    if rest := skips.count_trained(run.num_samples) % loaders.step_samples:
+    rest = skips.count_trained(run.num_samples) % loaders.step_samples
+    if rest:
         warnings.append(
             f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
             "with drop_last=False"
@@ -218,8 +227,9 @@ def _with_estimates(
 
 
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
-    """What loaders read from object stores. If no loaders are described: what one loader reads, or,
-    if its memory is too small, what one for each lane reads."""
+    """Estimate what loaders read from object stores. If no loaders are given, estimate one loader,
+    or, if its memory is too small, one for each lane. None if that is too small as well, or all
+    files are local."""
     alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
     tried = (
         [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]
@@ -232,24 +242,24 @@ def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
     return None
 
 
-def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
-    """Seconds in which train is opened and its first and last samples are located,
+def _measure_opening(config: Config, run: Run, planning_seconds: float) -> float:
+    """The time, in seconds, that it takes to open train and to locate its first and last samples,
     without loading kernels.
 
-    Planning that took less than _LONG_SECONDS is repeated, as some of that time was for imports.
+    Planning that took less than _LONG_SECONDS is repeated, since imports were part of that time.
     """
     started = perf_counter()
-    if planned_in < _LONG_SECONDS:
-        planned_in = 0.0
-        again = foresee_run(Session(config, storage=run.store.storage), compares_files=False)
-        run = run if isinstance(again, str) else again.compiled.run
+    if planning_seconds < _LONG_SECONDS:
+        planning_seconds = 0.0
+        replanned = foresee_run(Session(config, storage=run.store.storage), compares_files=False)
+        run = run if isinstance(replanned, str) else replanned.compiled.run
     run.plan.locate_many([0, run.num_samples - 1])
-    return planned_in + perf_counter() - started
+    return planning_seconds + perf_counter() - started
 
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
-    """An index of a cache, or several as one, with its sources."""
-    # Looking for each costs much where sources are many
+    """Describe an index of a cache, or several that are joined, with its sources."""
+    # Looking for each table takes long if there are many sources
     has_tables = bool(snapshot.store.list_files(DOCUMENTS))
     sources = tuple(
         IndexedSource(
@@ -267,24 +277,25 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
         )
         for number, entry in enumerate(snapshot.sources)
     )
-    repeated = snapshot.list_repeated() if isinstance(snapshot, JoinedSnapshot) else []
-    again = [snapshot.file(number) for number in repeated]
+    numbers = snapshot.list_repeated() if isinstance(snapshot, JoinedSnapshot) else []
+    repeated = [snapshot.file(number) for number in numbers]
     return IndexDescription(
         digest=snapshot.digest,
         index_bytes=sum(
             path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()
         ),
-        files=sum(source.files for source in sources) - len(again),
-        blocks=sum(source.blocks for source in sources) - sum(file.num_blocks for file in again),
-        rows=sum(source.rows for source in sources) - sum(file.rows for file in again),
-        tokens=sum(source.tokens for source in sources) - sum(file.tokens for file in again),
+        files=sum(source.files for source in sources) - len(repeated),
+        blocks=sum(source.blocks for source in sources) - sum(file.num_blocks for file in repeated),
+        rows=sum(source.rows for source in sources) - sum(file.rows for file in repeated),
+        tokens=sum(source.tokens for source in sources) - sum(file.tokens for file in repeated),
         sources=sources,
     )
 
 
 def write_full_share_stages(compiled: Compiled) -> str | None:
-    """The stages that replace `on_exhausted: redistribute`; None if it changes no share, or the
-    config sets no length."""
+    """The YAML of stages that replace `on_exhausted: redistribute`, in which sources keep their
+    shares until they reach their caps; None if no share was changed, or the config sets no
+    length."""
     config = compiled.config
     has_length = any(getattr(config, name) is not None for name in LENGTHS)
     if compiled.weights == compiled.requested or not has_length:
@@ -301,17 +312,16 @@ def write_full_share_stages(compiled: Compiled) -> str | None:
     lines = ["stages:"]
     before = stages[0][1]
     for number, (end, weights) in enumerate(stages):
-        gone = [
+        left_out = [
             source
             for source, old, new in zip(compiled.sources, before, weights, strict=True)
             if old and not new
         ]
         keys = []
-        if gone:
-            unit = gone[0].unit or "weight"
-            keys.append(
-                f"sources: {{{', '.join(f'{_quote(source.name)}: {{{unit}: 0}}' for source in gone)}}}"
-            )
+        if left_out:
+            unit = left_out[0].unit or "weight"
+            changes = ", ".join(f"{_quote(source.name)}: {{{unit}: 0}}" for source in left_out)
+            keys.append(f"sources: {{{changes}}}")
         if number < len(stages) - 1 or end < compiled.run.num_samples:
             keys.append(f"samples: {end}")
         lines += [f"  {'-' if i == 0 else ' '} {key}" for i, key in enumerate(keys)] or ["  - {}"]
@@ -320,4 +330,5 @@ def write_full_share_stages(compiled: Compiled) -> str | None:
 
 
 def _quote(name: str) -> str:
+    """A name as YAML has it."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)

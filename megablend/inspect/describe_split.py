@@ -1,5 +1,5 @@
-"""The sources of one split as `describe` reports them: what they hold, what is requested of them,
-what the run reads."""
+"""Describe the sources of one split: what they contain, what is requested of them, and what the run
+reads."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from megablend.run.compile import Compiled
 from megablend.run.run import Run
 
 EPOCHS = 32
-"""Epochs of a source whose ends are reported."""
+"""The most epochs of a source whose ends are reported."""
 COUNTED = 1 << 20
-"""Documents that are counted; of more, evenly spaced ones."""
+"""The most documents of a source whose lengths are counted; if it has more, evenly spaced ones
+are."""
 SAMPLED_BLOCKS = 256
-"""Blocks of a source whose sizes are looked up."""
+"""The most blocks of a source whose sizes are looked up."""
 
 
 def describe_split(
     compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False
 ) -> SplitDescription:
-    """The sources of one split: what they hold, what is requested of them, what the run reads."""
+    """Describe the sources of one split. `steps`: see `SplitDescription`."""
     run = compiled.run
     ends = [0, *run.ledger.ends]
     scanned = max(1 << 10, SCANNED // (len(ends) - 1))
@@ -51,8 +52,8 @@ def describe_split(
     whole = _join(parts)
     counts = whole.counts.tolist()
     read = run.plan.count_tokens(run.num_samples).tolist()
-    ends_of = find_epoch_ends(run.plan, limit=EPOCHS)
-    stored = _estimate_stored_bytes(run)
+    epoch_ends = find_epoch_ends(run.plan, limit=EPOCHS)
+    stored_bytes = _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
         tokens=sum(read),
@@ -65,8 +66,8 @@ def describe_split(
                 samples,
                 read[number],
                 whole,
-                ends_of[number],
-                stored[number],
+                epoch_ends[number],
+                stored_bytes[number],
                 document_lengths=document_lengths,
             )
             for number, samples in enumerate(counts)
@@ -82,22 +83,24 @@ def describe_split(
 
 
 def _join(parts: list[Presence]) -> Presence:
-    """Where each source occurs in several stages, one after the other."""
+    """Where each source occurs in consecutive stages, from where it occurs in each."""
     counts = np.sum([part.counts for part in parts], axis=0)
     firsts, lasts = (
         np.array([getattr(part, name) for part in parts]) for name in ("first", "last")
     )
-    never = (firsts == NONE).all(axis=0)
+    is_absent = (firsts == NONE).all(axis=0)
     first = np.where(firsts == NONE, np.iinfo(np.int64).max, firsts).min(axis=0)
     worst = np.max([part.worst_error for part in parts], axis=0)
-    return Presence(counts, np.where(never, NONE, first), lasts.max(axis=0), worst)
+    return Presence(counts, np.where(is_absent, NONE, first), lasts.max(axis=0), worst)
 
 
 def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
+    """Describe a stage, given its number in the ledger, its first sample and where sources
+    occur."""
     stage = run.ledger.stages[number]
     samples = int(part.counts.sum())
     shares = stage.blend.shares
-    # not of one length where the stage begins with a drain
+    # Samples of a stage that begins with a drain may have two lengths
     tokens = run.plan.count_tokens(start + samples) - run.plan.count_tokens(start)
     return StageDescription(
         start=start,
@@ -122,22 +125,27 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
 
 
 def _sample(number: np.int64) -> int | None:
+    """A sample number as a result has it."""
     return None if number == NONE else int(number)
 
 
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
+    """The first source that begins a second epoch; None if there is none, or the split is not
+    blended."""
     if not run.is_blended:
         return None
     extra = run.extra_token
-    # Where epochs overlap, the sample after one pass may come before some of these.
-    passes = [
+    # The first ordinal of each source's second epoch. Where epochs overlap in a cycle, its sample
+    # may come before some of the first epoch
+    ordinals = [
         run.plan.count_within(number, run.plan.epochs.start(number, 1), extra)
         for number in range(len(run.sources))
     ]
-    first = find_first_from(run.plan, np.array(passes, np.int64))
-    return (
-        None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
-    )
+    first = find_first_from(run.plan, np.array(ordinals, np.int64))
+    if first is None:
+        return None
+    sample, source = first
+    return FirstRepeat(source=run.sources[source].name, sample=sample)
 
 
 def _describe_source(
@@ -151,14 +159,15 @@ def _describe_source(
     *,
     document_lengths: bool,
 ) -> SourceDescription:
+    """Describe source number `number`, of which the run reads so many samples and tokens."""
     run = compiled.run
     source = compiled.sources[number]
     part = run.data.parts[number]
     length = compiled.config.sequence_length
     extra = run.extra_token
     tokens = int(part["tokens"])
-    used = read + extra if samples else 0
-    epochs = run.plan.epochs.count(number, used)
+    end = read + extra if samples else 0  # the position after the last token that is read
+    epochs = run.plan.epochs.count(number, end)
     requested = compiled.requested[number] if run.is_blended else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
@@ -170,7 +179,7 @@ def _describe_source(
         samples=samples,
         epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
-        tokens_left_in_epoch=max(0, run.plan.epochs.start(number, math.ceil(epochs)) - used),
+        tokens_left_in_epoch=max(0, run.plan.epochs.start(number, math.ceil(epochs)) - end),
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
@@ -191,35 +200,27 @@ def _describe_source(
 
 
 def _estimate_stored_bytes(run: Run) -> list[int]:
-    """Stored bytes of each source's blocks in this split, from evenly spaced ones if it has
-    many: [num_sources]."""
-    ranges = list(
-        zip(
-            run.data.parts["first_block"].tolist(),
-            run.data.parts["stop_block"].tolist(),
-            strict=True,
-        )
-    )
-    chosen = [
+    """Stored bytes of each source's blocks in this split, estimated from evenly spaced blocks if it
+    has many: [num_sources]."""
+    parts = run.data.parts
+    ranges = list(zip(parts["first_block"].tolist(), parts["stop_block"].tolist(), strict=True))
+    sampled = [
         np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
         for first, stop in ranges
     ]
-    stored = run.store.snapshot.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
-    sums = [
-        int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])
-    ]
+    stored = run.store.snapshot.blocks(np.concatenate(sampled))["stored_bytes"].astype(np.int64)
+    by_source = np.split(stored, np.cumsum([len(ids) for ids in sampled])[:-1])
     return [
-        total * (stop - first) // max(1, len(ids))
-        for total, ids, (first, stop) in zip(sums, chosen, ranges, strict=True)
+        int(sizes.sum()) * (stop - first) // max(1, len(sizes))
+        for sizes, (first, stop) in zip(by_source, ranges, strict=True)
     ]
 
 
 def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Documents of a source in the split by length:
-    [0] those of no token, [i] those of 2^(i-1) to 2^i - 1 tokens.
+    """Count the documents of a source in the split by length: [0] of no token, [i] of 2^(i-1) to
+    2^i - 1 tokens. With more than COUNTED documents, the numbers are estimates.
 
-    Returns: None if the index has no table of the source's documents. With more than COUNTED
-        documents the numbers are estimates.
+    Returns: None if the index has no table of the source's documents.
 
     Raises: CacheError if the table is damaged.
     """
@@ -233,9 +234,10 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
     if table_bytes(blocks.snapshot, number) is None:
         return None
     counted = min(COUNTED, documents)
-    which = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
+    sampled = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
     lengths = open_table(blocks.snapshot, number).lengths(
-        which, has_eod=run.sources[source].append_eod is not None
+        sampled, has_eod=run.sources[source].append_eod is not None
     )
+    # The binary exponent of a length is the number of its bits
     bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
     return tuple((bins * documents // counted).tolist())

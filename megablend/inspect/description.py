@@ -1,4 +1,4 @@
-"""What `describe` returns."""
+"""The results of `describe`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class FirstRepeat(Record):
 
     source: str
     sample: int
-    """Number of the first sample of its second epoch."""
+    """Number of the first sample of the source's second epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceDescription(Record):
-    """A source of one split, and how much of it the run reads: from config, index and plan."""
+    """A source of one split and how much of it the run reads, by config, index and plan."""
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {
         "share_wanted": "requested_share",
@@ -45,37 +45,39 @@ class SourceDescription(Record):
     actual_share: float
     """Fraction of the samples that the source has in the run."""
     samples: int
+    """Number of samples that the source has in the run."""
     epochs: float
-    """How many times its tokens are read."""
+    """How many times the source's tokens are read."""
     max_epochs: float | None
-    """The limit that the config sets."""
+    """The limit on `epochs` that the config sets; None if it sets none."""
     tokens_left_in_epoch: int
-    """Tokens of its last epoch that the run does not reach."""
+    """Tokens of the source's last epoch that the run does not reach."""
     tokens_read: int
     """Tokens that the run reads, over all epochs."""
     stored_bytes: int
-    """Size of its blocks in this split as they are stored; of many blocks an estimate from some of
-    them."""
+    """Size of the source's blocks in this split as they are stored; estimated from some of them if
+    there are many."""
     max_tokens: int | None
-    """The limit that the config sets."""
+    """The limit on `tokens_read` that the config sets; None if it sets none."""
     most_samples: int | None
-    """Samples that its limits allow; None where it has none."""
+    """Number of samples that the source's limits allow; None if it has none."""
     first_sample: int | None
-    """Number of its first sample in the run; None where it has none."""
+    """Number of the source's first sample in the run; None if it has none."""
     last_sample: int | None
+    """Number of the source's last sample in the run; None if it has none."""
     epoch_ends: tuple[int, ...]
-    """Numbers of the samples with which it has given an epoch's worth of samples; at most the first
-    32. Those of the epoch that are still unread then, and those of the next one that were read
-        before, are of one cycle (lanes * shuffle_window)."""
+    """Numbers of the samples with which the source has given as many samples as an epoch has; of
+    the first 32 epochs at most. Samples of the epoch that are still unread then, and those of the
+    next epoch that were read before, are in the same cycle (lanes * shuffle_window samples)."""
     worst_prefix_error: float
-    """Largest distance from its share, in samples, over the prefixes of each stage that end in its
-    first 65,536 samples."""
+    """Largest difference from the source's share, in samples, over the prefixes of each stage that
+    end in its first 65,536 samples."""
     document_lengths: tuple[int, ...] | None = None
-    """Documents by length, where requested and known to the index: [0] of no token, [i] of 2^(i-1)
-    to 2^i - 1 tokens."""
+    """Number of documents by length: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens. None if it
+    was not requested, or the index has no table of the source's documents."""
     withdrawn_tokens: int | None = None
-    """Tokens of epochs that were begun which are not read, since their files were withdrawn; None
-    where there are none."""
+    """Tokens that are not read of epochs that were begun, because their files were withdrawn; None
+    if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,16 +86,20 @@ class StageSource(Record):
 
     name: str
     share: float
-    """Fraction of the stage's samples that the stage plans."""
+    """Fraction of the stage's samples that was planned."""
     actual_share: float
+    """Fraction of the stage's samples that the source has."""
     samples: int
     tokens: int
-    """Tokens that the stage reads of it."""
+    """Tokens of the source that the stage reads."""
     first_sample: int | None
-    """Number of its first sample in the stage, counted from the start of the run; None where it has
-    none."""
+    """Number of the source's first sample in the stage, counted from the start of the run; None if
+    it has none."""
     last_sample: int | None
+    """Number of the source's last sample in the stage, counted from the start of the run; None if
+    it has none."""
     worst_prefix_error: float
+    """As in SourceDescription."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -107,7 +113,7 @@ class StageDescription(Record):
     lanes: int
     sources: tuple[StageSource, ...]
     drain: Drain | None = None
-    """What of it continues the stage before; None if nothing does."""
+    """The first samples that continue the stage before; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,44 +129,44 @@ class SplitDescription(Record):
     blended: bool
     """Whether sources are mixed by share; otherwise the split is one pass over each."""
     first_repeated_source: FirstRepeat | None
-    """None where no source begins a second epoch."""
+    """None if no source begins a second epoch."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
-    """Why the split cannot be planned; it then has no samples."""
+    """Why the split cannot be planned; it has no samples then. None if it can be."""
     steps: int | None = None
-    """Micro steps of all ranks together, where `micro_batch_size` was given."""
+    """Number of micro steps of all ranks together, if `micro_batch_size` was given."""
     stages: tuple[StageDescription, ...] | None = None
-    """None where the split has only one."""
+    """None if the split has only one stage."""
     sources_left_out: int | None = None
-    """Sources that `select_sources` left out; None if all are there."""
+    """Number of sources that `select_sources` left out; None if it left out none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexedSource(Record):
-    """A source as it was indexed: from the index alone."""
+    """A source as the index describes it."""
 
     name: str
     format: str | None
-    """None where an older release did not record it."""
+    """Name of the format; None if an older release did not record it."""
     column: str | None
-    """Column that the config named."""
+    """Column that the config named; None if it named none."""
     column_taken: str | None
-    """Column that the tokens are read from; None where the format has no columns."""
+    """Column that the tokens are read from; None if the format has no columns."""
     skipped: tuple[str, ...]
-    """Files left out because they cannot be read (`on_unreadable: skip`)."""
+    """Files that were left out because they cannot be read (`on_unreadable: skip`)."""
     files: int
     blocks: int
     rows: int
     tokens: int
     document_table_bytes: int | None
-    """Size of its table of documents; None where it has none."""
+    """Size of the table of the source's documents; None if there is none."""
     extra_columns: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexDescription(Record):
-    """An index of a cache, or those of a run as one, with sums over its sources: of several
-    indexes a file that did not change counts once."""
+    """An index of a cache, or all indexes of a run together, with sums over its sources. A file
+    that several indexes have, unchanged, counts once."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     digest: str
@@ -171,7 +177,7 @@ class IndexDescription(Record):
     tokens: int
     sources: tuple[IndexedSource, ...]
     sources_left_out: int | None = None
-    """Sources that `select_sources` left out; None if all are there."""
+    """Number of sources that `select_sources` left out; None if it left out none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -184,20 +190,21 @@ class DamagedIndex(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BadDocuments(Record):
-    """Documents of a source of text that were left out for one reason
+    """The documents of a source of text that were left out for one reason
     (`on_bad_document: skip`)."""
 
     source: str
     kind: str
-    """See docs/text.md."""
+    """The reason; see docs/text.md."""
     count: int
+    """Number of documents."""
     first: tuple[str, ...]
-    """Path, place and reason of the first ones."""
+    """Path, place and reason of the first documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunDescription(Record):
-    """What a run reads, or would read."""
+    """What a run reads, or would read if it were built."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
         {
@@ -220,12 +227,11 @@ class RunDescription(Record):
     committed: bool
     """Whether `build` has committed the run as described."""
     note: str | None
-    """How the description differs from what is committed, and what to do; None where it does
-    not."""
+    """How the description differs from what is committed, and what to do; None if it does not."""
     plan: str
     """Digest of the run's plan."""
     stages: tuple[int, ...]
-    """Sample numbers at which its stages end."""
+    """Sample numbers at which the stages end."""
     skips: tuple[SkippedSamples, ...]
     """Ranges of samples that the run skips."""
     lanes: int
@@ -235,38 +241,40 @@ class RunDescription(Record):
     problems: tuple[str, ...]
     """Data files that are missing or changed, one line each."""
     warnings: tuple[str, ...]
-    """Numbers of the plan that deserve a second look."""
+    """Properties of the plan that deserve a second look, one line each."""
     opening_seconds: float
     """Time to open train in this process, apart from imports and compiled kernels."""
     full_share_stages: str | None = None
-    """YAML of `stages` in which sources keep their shares until they run out, where
-    `on_exhausted: redistribute` changes them."""
+    """YAML of `stages` in which sources keep their shares until they reach their caps; None if
+    `on_exhausted: redistribute` changes no share."""
     read_amplification: float | None = None
-    """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
+    """Bytes that loaders read for each byte that they use, if `micro_batch_size` was given."""
     transfer: Transfer | None = None
-    """What the described loaders, or one, will request of object stores to read train; None where
-    all files are local, or one cannot be opened."""
+    """What the given loaders (by default one) request of object stores to read train; None if all
+    files are local, or a file cannot be opened."""
     mirror: MirrorEstimate | None = None
-    """What reading train takes through a mirror on each node, where `num_nodes` or `mirror_size`
-    was given."""
+    """What reading train through a mirror on each node takes, if `num_nodes` or `mirror_size` was
+    given."""
     bad_documents: tuple[BadDocuments, ...] | None = None
     """Documents that the last build left out; None if there are none."""
     fitting_lanes: int | None = None
-    """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size`
-    was given."""
+    """The least number of lanes, not below the config's, that suits the loaders, if
+    `micro_batch_size` was given."""
     memory_per_rank: int | None = None
-    """Bytes that the loaders of a rank need at least, where `micro_batch_size` was given."""
+    """Bytes that the loaders of a rank need at least, if `micro_batch_size` was given."""
     memory_limit_per_rank: int | None = None
-    """Bytes that `memory` allows them, where `micro_batch_size` was given."""
+    """Bytes that `memory` allows the loaders of a rank, if `micro_batch_size` was given."""
     most_lanes: int | None = None
-    """The most lanes that suit the loaders and fit in `memory`; None also where memory does not
-    depend on lanes."""
+    """The greatest number of lanes that suits the loaders and fits in `memory`; None also if the
+    memory that is needed does not depend on lanes."""
     fitting_unit: int | None = None
-    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change
-    between steps only, where `micro_batch_size` was given; None if they do not change."""
+    """A number that steps (micro batch x ranks) must divide, since the length or the masks of
+    samples can change only between steps, if `micro_batch_size` was given; None if they do not
+    change."""
 
     def __str__(self) -> str:
-        """What deserves a look, then a line for each split and each of its sources: for `print`."""
+        """The description as `print` shows it: problems and warnings, then a line for each split
+        and each of its sources."""
         lines = [f"warning: {each}" for each in (*self.problems, *self.warnings)]
         lines.append(f"run {self.run!r}: samples of {self.sequence_length:,} tokens")
         for name, split in self.splits.items():
@@ -280,14 +288,17 @@ class RunDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceFiles(Record):
-    """The files of a source that is not indexed yet: from the config and a listing."""
+    """The files of a source that is not indexed yet, as listed."""
 
     name: str
     format: str | None
     files: int
+    """Number of files."""
     bytes: int
+    """Total size of the files."""
     share: dict[str, float | str] | None
-    """The share that the config requests: its unit, and the number as written, or `size`."""
+    """The share that the config requests: a dict of its unit and the number, or `size`. None if the
+    config gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -305,16 +316,16 @@ class FilesDescription(Record):
     """What is missing, and what to do."""
     files: tuple[SourceFiles, ...]
     sources_left_out: int | None = None
-    """Sources that `select_sources` left out; None if all are there."""
+    """Number of sources that `select_sources` left out; None if it left out none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CacheDescription(Record):
-    """What a cache holds."""
+    """What a cache contains."""
 
     cache: str
     indices: tuple[IndexDescription | DamagedIndex, ...]
-    """The oldest first."""
+    """The indexes, from the oldest to the newest."""
     runs: tuple[RunSummary | DamagedRun, ...]
 
 

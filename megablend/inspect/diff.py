@@ -1,4 +1,4 @@
-"""diff: from which sample on two runs differ, and how. Samples are located, not read."""
+"""diff: find the sample from which on two runs differ, and how. Samples are located, not read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
 _FIRST_CHUNK = 1 << 10
+"""Number of samples that are compared first."""
 _LARGEST_CHUNK = 1 << 16
-"""Samples that are compared at once."""
+"""The most samples that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -35,16 +36,15 @@ class DiffResult(Record):
     a: str
     b: str
     samples: tuple[int, int]
-    """Samples of each."""
+    """Number of samples of each run."""
     agrees_up_to: int
-    """Where the stages end that both have, or where an amendment cut one of them."""
+    """The sample at which the stages that both have end, or one of them was cut."""
     differences: tuple[Difference, ...]
     parts_at: int | None
-    """The first sample that is not the same in both; None if one is the beginning of the other, and
-    with a state."""
+    """The first sample that is not the same in both; None if one is the beginning of the other, or
+    samples were not compared."""
     is_by_samples: bool
-    """Whether samples were compared; with a state, which has only digests, `parts_at` is not
-    known."""
+    """Whether samples were compared: not with a state, which has only digests."""
 
     def _has(self, name: str) -> bool:
         return self.is_by_samples if name == "parts_at" else name != "is_by_samples"
@@ -52,11 +52,14 @@ class DiffResult(Record):
 
 @translating("diff")
 def diff(a: str | Path, b: str | Path) -> DiffResult:
-    """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a
-    checkpoint's state, as JSON.
+    """Compare train of two runs.
 
-    Raises: ConfigError if one of them is none of these, or a config has no index yet; as `open`
-        does.
+    Args:
+        a, b: the path of a config (which is planned as `build` would), or of a run's ledger or a
+            checkpoint's state as JSON.
+
+    Raises: as `open` does; ConfigError if a file is none of these, or the files of a config are not
+        indexed.
     """
     first = _read(a)
     second = _read(b)
@@ -88,7 +91,8 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     chunk = _FIRST_CHUNK
     while start < stop:
         ks = np.arange(start, min(start + chunk, stop))
-        if (sample := compare.first_difference(ks)) is not None:
+        sample = compare.first_difference(ks)
+        if sample is not None:
             return sample
         start = start + len(ks)
         chunk = min(2 * chunk, _LARGEST_CHUNK)
@@ -96,14 +100,14 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
 
 
 class _Comparison:
-    """Compares samples of two runs: by position where a source's order is the same in both,
-    elsewhere by their tokens' places."""
+    """Compares samples of two runs: by position if a source's order is the same in both, otherwise
+    by the places of their tokens."""
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
         names = {source.name: i for i, source in enumerate(a.sources)}
         self._number = np.array([names.get(source.name, -1) for source in b.sources], np.int32)
-        """[sources of b]: their numbers in a, -1 where it has none."""
+        """int32 [sources of b]: their numbers in a; -1 for a source that a does not have."""
         self._same_order = np.array(
             [_have_same_order(a, b, i, source.name) for i, source in enumerate(a.sources)], bool
         )
@@ -111,45 +115,47 @@ class _Comparison:
         self._files = [_number_contents(run, ids) for run in self._runs]
 
     def first_difference(self, ks: Int64s) -> int | None:
-        """The first of the samples ks, ascending, that differs."""
+        """The first of the samples ks, int64 [n] ascending, that differs; None if none does."""
         a, b = self._runs
-        (sources, ordinals) = a.plan.locate_many(ks)
-        (others, other_ordinals) = b.plan.locate_many(ks)
-        (starts, steps) = a.plan.token_ranges(sources, ordinals)
-        (other_starts, other_steps) = b.plan.token_ranges(others, other_ordinals)
-        differ = (sources != self._number[others]) | (steps != other_steps)
-        same = self._same_order[sources]
-        differ |= same & (starts != other_starts)
+        sources_a, ordinals_a = a.plan.locate_many(ks)
+        sources_b, ordinals_b = b.plan.locate_many(ks)
+        starts_a, steps_a = a.plan.token_ranges(sources_a, ordinals_a)
+        starts_b, steps_b = b.plan.token_ranges(sources_b, ordinals_b)
+        differ = (sources_a != self._number[sources_b]) | (steps_a != steps_b)
+        has_same_order = self._same_order[sources_a]
+        differ |= has_same_order & (starts_a != starts_b)
         first = int(np.argmax(differ)) if differ.any() else len(ks)
-        unknown = np.flatnonzero(~same[:first])  # other samples before are the same
-        places = [
-            self._places(0, sources, ordinals, unknown),
-            self._places(1, others, other_ordinals, unknown),
-        ]
-        length = min(len(each[0]) for each in places)
-        wrong = np.zeros(length, bool)
-        for x, y in zip(*places, strict=True):
-            wrong |= x[:length] != y[:length]
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            first = int(unknown[min(each[0][at] for each in places)])
-        elif len(places[0][0]) != len(places[1][0]):
-            longer = max(places, key=lambda each: len(each[0]))
-            first = int(unknown[longer[0][length]])
+        # Samples before it are the same, except perhaps those of sources with different orders
+        unknown = np.flatnonzero(~has_same_order[:first])
+        pieces_a = self._list_pieces(0, sources_a, ordinals_a, unknown)
+        pieces_b = self._list_pieces(1, sources_b, ordinals_b, unknown)
+        rows_a = pieces_a[0]
+        rows_b = pieces_b[0]
+        length = min(len(rows_a), len(rows_b))
+        pieces_differ = np.zeros(length, bool)
+        for column_a, column_b in zip(pieces_a, pieces_b, strict=True):
+            pieces_differ |= column_a[:length] != column_b[:length]
+        if pieces_differ.any():
+            piece = int(np.argmax(pieces_differ))
+            first = int(unknown[min(rows_a[piece], rows_b[piece])])
+        elif len(rows_a) != len(rows_b):
+            longer = max(rows_a, rows_b, key=len)
+            first = int(unknown[longer[length]])
         return int(ks[first]) if first < len(ks) else None
 
-    def _places(
-        self, which: int, sources: npt.NDArray[np.int32], ordinals: Int64s, chosen: Int64s
+    def _list_pieces(
+        self, number: int, sources: npt.NDArray[np.int32], ordinals: Int64s, rows: Int64s
     ) -> tuple[Int64s, ...]:
-        """For each piece of the chosen samples: the sample's number, the file's content, the
-        block's byte offset, start, stop."""
-        run = self._runs[which]
-        spans = run.locate_spans(sources[chosen], ordinals[chosen])
+        """The pieces of the samples at `rows`, in run number `number`: for each an index into
+        `rows`, the number of its file's content, its block's byte offset, start and stop in the
+        block; int64 [m] each."""
+        run = self._runs[number]
+        spans = run.locate_spans(sources[rows], ordinals[rows])
         snapshot = run.store.snapshot
         offsets = snapshot.blocks(spans.blocks)["offset"].astype(np.int64)
         return (
             spans.rows,
-            self._files[which][snapshot.file_of(spans.blocks)],
+            self._files[number][snapshot.file_of(spans.blocks)],
             offsets,
             spans.starts,
             spans.stops,
@@ -157,17 +163,17 @@ class _Comparison:
 
 
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
-    """Whether a source's samples are the same ordinal for ordinal, as the settings show."""
+    """Whether the settings of two runs show that a source's samples are the same, ordinal by
+    ordinal. `source`: its number in a."""
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
-    same_epochs = (
-        a.plan.epochs.segments[source] == b.plan.epochs.segments[other]
-        and a.ledger.blend.seed == b.ledger.blend.seed
-    )
-    eods = a.sources[source].append_eod == b.sources[other].append_eod
     return bool(
-        same_epochs and eods and a.split == b.split and a.data.parts[source] == b.data.parts[other]
+        a.split == b.split
+        and a.ledger.blend.seed == b.ledger.blend.seed
+        and a.plan.epochs.segments[source] == b.plan.epochs.segments[other]
+        and a.sources[source].append_eod == b.sources[other].append_eod
+        and a.data.parts[source] == b.data.parts[other]
     )
 
 
@@ -177,8 +183,12 @@ def _list_snapshots(run: Run) -> list[str]:
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
-    """A number for the tokens that each file of a run's index gives, the same for the same content:
-    int64 [num_files]."""
+    """A number for each file of a run's index, int64 [num_files]; files that give the same tokens
+    have the same number.
+
+    Args:
+        ids: numbers that were given so far, by content and end-of-document token; is extended.
+    """
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)
     for source, eod in zip(snapshot.sources, run.store.append_eod, strict=False):
@@ -190,17 +200,19 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """A sample up to which two runs are the same if they differ only in the version of the plan; 0
-    if they differ in more.
+    """A sample before which two runs that differ only in the version of the plan are the same; 0
+    for runs that differ in more.
 
-    Both versions order a source's samples the same way until the period in
-    which its first epoch ends.
+    Both versions order a source's samples in the same way until the period in which its first epoch
+    ends.
     """
     if len(a.blends) > 1 or len(b.blends) > 1:
         return 0
     short, long = sorted((a.ledger, b.ledger), key=lambda ledger: len(ledger.ends))
-    same = a.ledger.indices == b.ledger.indices and short.ends == long.ends[: len(short.ends)]
-    if not same or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
+    have_same_stages = (
+        a.ledger.indices == b.ledger.indices and short.ends == long.ends[: len(short.ends)]
+    )
+    if not have_same_stages or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
         return 0
     first = short.ends[-1]
     for source, tokens in enumerate(a.data.tokens):
@@ -213,7 +225,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
 
 
 def _read(path: str | Path) -> Run | State:
-    """A run that a config, a ledger or a state describes."""
+    """Open the run of a config or a ledger, or parse a state."""
     if is_remote(path):
         raise ConfigError(f"{path}: is in an object store; give the run's config, or a state file")
     path = Path(path)
@@ -221,11 +233,12 @@ def _read(path: str | Path) -> Run | State:
         raise ConfigError(
             f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state"
         )
-    record = _json_of(path)
-    if record is not None and (
+    record = _read_json(path)
+    is_ledger = record is not None and (
         {"blend", "ends"} <= record.keys()
         or {"version", "run", "sources", "stages"} <= record.keys()
-    ):
+    )
+    if is_ledger:
         return _open_ledger_file(path)
     if record is not None and {"consumed_samples", "stages"} <= record.keys():
         return State.from_dict(record)
@@ -236,8 +249,8 @@ def _read(path: str | Path) -> Run | State:
 
 
 def _open_ledger_file(path: Path) -> Run:
-    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache,
-    whose index is not known."""
+    """Open the run of a ledger in its cache. Raises: ConfigError if the ledger is outside a cache,
+    so that its index is not known."""
     path = path.absolute()
     cache = path.parent.parent
     if path.parent.name != RUNS or not (cache / SNAPSHOTS).is_dir():
@@ -251,10 +264,10 @@ def _open_ledger_file(path: Path) -> Run:
     return session.open()
 
 
-def _json_of(path: Path) -> dict[str, Any] | None:
-    """What a file of one JSON object holds; None for other files."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Read a file that has one JSON object; None for other files."""
     try:
         record = parse_json(path.read_text(encoding="utf-8")) if path.suffix == ".json" else None
     except (OSError, ValueError):
-        return None  # as a config it is refused with its place
+        return None  # it is read as a config then, and the error names the place
     return record if isinstance(record, dict) else None

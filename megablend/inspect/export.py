@@ -1,5 +1,5 @@
-"""export: the order of a run as Parquet, for audits and for other loaders.
-Samples are located, not read."""
+"""export: write the order of a run to Parquet, for audits and for other loaders. Samples are
+located, not read."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from megablend.system.atomic_write import flush_folder, temp_sibling
 from megablend.system.failures import translating
 
 CHUNK = 1 << 14
-"""Samples of a row group, located and written at once."""
+"""Number of samples of a row group, which are located and written at once."""
 UNKNOWN = -1
+"""Stands for a row that is not known."""
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 _PIECES = pa.struct(
     [
@@ -52,25 +53,26 @@ SCHEMA = pa.schema(
         pa.field("pieces", pa.list_(pa.field("element", _PIECES, nullable=False)), nullable=False),
     ]
 )
-"""A row a sample. `epoch` is that of its first token; `ordinal` is its number within its source,
-over all epochs. A piece is tokens [start, stop) of block number `block` of a file, which begins at
-`byte_offset`; end-of-document tokens that are added count. Its first token is in `row` of the file,
-null where the index has no table of documents (`order: document` makes one)."""
+"""The columns of the file, which has one row a sample. `ordinal` is the sample's number within its
+source, over all epochs; `epoch` is that of its first token. A piece is tokens [start, stop) of
+block number `block` of a file, which begins at `byte_offset`; end-of-document tokens that are added
+count. The piece's first token is in `row` of the file; null if the index has no table of documents
+(`order: document` makes one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExportResult(Record):
-    """What `export` wrote."""
+    """The file that `export` has written."""
 
     run: str
     split: str
     start: int
     stop: int
-    """Its rows are samples [start, stop)."""
+    """The file's rows are samples [start, stop)."""
     file: str
-    """Its absolute path."""
+    """Absolute path of the file."""
     bytes: int
-    """Its size."""
+    """Size of the file."""
 
 
 @translating("export")
@@ -85,18 +87,18 @@ def export(
     cache: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
-    """Write where the tokens of samples [start, stop) are to a Parquet file, in bounded memory; it
-    appears only once complete.
+    """Write where the tokens of samples [start, stop) are stored to a Parquet file, in bounded
+    memory. The file appears when it is complete.
 
     Args:
-        what: a config, or a cache's folder (then `run` is needed). If a config was edited since,
-            the run's ledger decides.
-        target: the file, replaced if it exists.
-        stop: the run's end if absent.
-        progress: called with the samples written and to write.
+        what: a config, or a cache's folder; `run` is needed with the latter. If the config was
+            edited since the build, the run's ledger decides.
+        target: path of the file, which is replaced if it exists.
+        stop: by default the run's end.
+        progress: called with the number of samples that are written, and of all.
 
-    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a
-        file or that the run needs; ResourceError if the file cannot be written.
+    Raises: as `open_dataset`; ConfigError if samples are outside the run, or the target is not a
+        file, or the run needs it; ResourceError if the file cannot be written.
     """
     session = Session(what, cache=cache, run=run)
     opened = session.open(split)
@@ -122,7 +124,7 @@ def export(
 def _write(
     run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Write the rows of samples [start, stop) to a file that appears only once complete."""
+    """Write the rows of samples [start, stop) to a file that appears when it is complete."""
     unfinished = temp_sibling(path)
     try:
         with pq.ParquetWriter(
@@ -143,7 +145,7 @@ def _write(
 
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    """Rows of SCHEMA for samples ks, at least one."""
+    """Locate samples ks, int64 [n], at least one: a table of SCHEMA."""
     snapshot = run.store.snapshot
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
@@ -154,7 +156,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     )
     first_blocks = np.array([entry.first_block for entry in entries], np.int64)
     rows = find_rows(run, sources[spans.rows], spans)
-    columns = [
+    piece_columns = [
         paths.take(pa.array(files)),
         pa.array(spans.blocks - first_blocks[files]),
         pa.array(snapshot.blocks(spans.blocks)["offset"].astype(np.int64)),
@@ -166,29 +168,28 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1)).astype(np.int32)
     pieces = pa.ListArray.from_arrays(
         pa.array(offsets),
-        pa.StructArray.from_arrays(columns, fields=list(_PIECES)),
+        pa.StructArray.from_arrays(piece_columns, fields=list(_PIECES)),
         type=SCHEMA.field("pieces").type,
     )
     names = pa.array([source.name for source in run.sources], pa.string())
     first_epochs = spans.epochs[offsets[:-1]]
-    listed = [
+    sample_columns = [
         pa.array(ks),
         pa.DictionaryArray.from_arrays(pa.array(sources), names),
         pa.array(ordinals),
         pa.array(first_epochs),
         pieces,
     ]
-    return pa.Table.from_arrays(listed, schema=SCHEMA)
+    return pa.Table.from_arrays(sample_columns, schema=SCHEMA)
 
 
 def _list_lengths(run: Run) -> list[list[int]]:
-    """The sequence length from each sample on where it changes: pairs of first sample and
-    length."""
+    """The sequence lengths of the run: pairs of the first sample and the length from there on."""
     return [[section.start, section.sequence_length] for section in run.sections]
 
 
 def _describe(run: Run) -> dict[bytes, bytes]:
-    """What the file's metadata says of the run, under the key `megablend`."""
+    """The metadata of the file: a description of the run under the key `megablend`."""
     described = {
         "run": run.ledger.run,
         "split": run.split,
@@ -202,11 +203,11 @@ def _describe(run: Run) -> dict[bytes, bytes]:
 
 
 def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
-    """The row of its file in which each span's first token is; UNKNOWN if no table has the
-    source's documents: int64 [m].
+    """The row of its file that has each span's first token, int64 [m]; UNKNOWN if there is no table
+    of the source's documents.
 
     Args:
-        sources: of each span, int32 [m].
+        sources: int32 [m], the source of each span.
 
     Raises: CacheError if a table is damaged.
     """
@@ -215,33 +216,31 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
         firsts = np.array([each.first_block for each in readings])
-        # An earlier part of the run may read a later snapshot
+        # Readings need not be in the order of their blocks: an earlier one may read a later
+        # snapshot
         order = np.argsort(firsts, kind="stable")
         owners = order[np.searchsorted(firsts[order], spans.blocks[positions], side="right") - 1]
-        for number, here in by_value(owners):
-            rows[positions[here]] = _find_in(
-                readings[number], names[source], spans, positions[here]
-            )
+        for number, inside in by_value(owners):
+            here = positions[inside]
+            rows[here] = _find_rows_of(readings[number], names[source], spans, here)
     return rows
 
 
-def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
-    """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN
-    without a table: int64 [n]."""
+def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
+    """See `find_rows`, for the spans at `positions`, int64 [n], whose blocks all belong to a
+    reading of the source with this name: int64 [n]."""
     blocks = reading.blocks
     numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot
     source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
-    is_counted = snapshot.sources[
-        source
-    ].documents  # a table may be of another snapshot of the same files
+    # A table may have been made for another snapshot of the same files
+    is_counted = snapshot.sources[source].documents
     if not is_counted or table_bytes(snapshot, source) is None:
         return np.full(len(positions), UNKNOWN)
     first_row = snapshot.running("rows_before", [snapshot.sources[source].blocks.start])
     local = blocks.local_blocks(numbers)
     stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
-    listed = blocks.documents
-    documents = listed.index_blocks(_find_documents(listed, stored))
+    documents = blocks.documents.index_blocks(_find_documents(blocks.documents, stored))
     first_blocks = np.array(
         [snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64
     )
@@ -250,7 +249,8 @@ def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> In
 
 
 def _find_documents(documents: PartDocuments, stored: Int64s) -> Int64s:
-    """The document of each stored token, int64 [n]: the last that begins at or before it."""
+    """The document of each stored token, int64 [n]: the last one that begins at or before it, int64
+    [n]."""
     low = np.zeros(len(stored), np.int64)
     high = np.full(len(stored), documents.num_blocks)
     while (high - low > 1).any():

@@ -1,5 +1,5 @@
-"""The figures of a source as tables show them, on the HTML page and in the terminal.
-Numbers only: columns of words are in megablend.cli.describe."""
+"""The figures of a source as tables show them, on the HTML page and in the terminal. Only numbers
+are here; columns of words are in megablend.cli.describe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Figure(NamedTuple):
 
     title: str
     number: str | Callable[[SourceDescription], float | None]
-    """What it is: an attribute of the source, or a function of it."""
+    """The name of an attribute of the source, or a function of the source."""
     digits: str = ","
-    """How `format` writes it."""
+    """Format specification of the number."""
     of_blends: bool = False
-    """Whether only blended splits have it: in others nobody requested shares, and the sources
-    follow one another."""
+    """Whether only blended splits have the figure: in others, no shares are requested, and the
+    sources follow one another."""
 
     def find(self, source: SourceDescription) -> float | None:
         """The number; None if the source has none."""

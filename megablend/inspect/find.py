@@ -1,8 +1,8 @@
-"""find: at which samples of a run a file, or one of its documents, is read; the inverse of `show`.
-No data is read but, for a document, the blocks in which it begins and ends.
+"""find: find the samples of a run that read a file, or one of its documents; the inverse of `show`.
+No data is read except, for a document, the blocks in which it begins and ends.
 
-`match_files` says which files are meant, `stored_tokens` which tokens of a source these have, and
-`sample_pieces` which samples an epoch reads them in.
+`match_files` finds the files that are meant, `stored_tokens` which tokens of a source they have,
+and `sample_pieces` in which samples an epoch reads these.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class FoundPiece(Record):
 
     first_token: int
     stop_token: int
-    """The token of the sample after the last one that is the file's."""
+    """The token of the sample after the piece's last one."""
     offset: int
-    """Where the first of these tokens is among the tokens that the file (or row) has in this
+    """Number of the piece's first token among the tokens that the file (or row) has in this
     split."""
 
 
@@ -50,7 +50,7 @@ class FoundSample(Record):
     step: int | None
     """The step that reads the sample; None if it is skipped, or no `batch_size` was given."""
     counts_steps: bool
-    """Whether a `batch_size` was given, and the dict therefore has `step`."""
+    """Whether a `batch_size` was given, so that the dict has `step`."""
 
     def _has(self, name: str) -> bool:
         return self.counts_steps if name == "step" else name != "counts_steps"
@@ -67,12 +67,12 @@ class FoundFile(Record):
     """Tokens that the file (or row) has in the split."""
     samples: tuple[FoundSample, ...]
     complete: bool
-    """Whether `samples` are all that have tokens of the file; False where `limit` left some out."""
+    """Whether `samples` are all that have tokens of the file; False if `limit` left some out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FindResult(Record):
-    """At which samples a run reads a file, for each source that has it."""
+    """The samples in which a run reads a file, for each source that has it."""
 
     run: str
     split: str
@@ -96,19 +96,21 @@ def find(
     byte: int | None = None,
     key: str | None = None,
 ) -> FindResult:
-    """At which samples a run reads a file, or one row of it, or a document of a file of text.
+    """Find the samples in which a run reads a file, or one row of it, or a document of a file of
+    text.
 
     Args:
-        what: a config, or a cache's folder (then `run` is needed).
-        file: path of a data file, however it is written, or the end of the path that was indexed.
-        row: of the file, from 0; a document. All of the file if absent.
-        batch_size: samples of a step, over all ranks: then steps are reported too.
-        limit: samples to list at most; no more epochs are then looked at.
-        line, byte, key: at most one of them, of a document of the file of text `file`; see
+        what: a config, or a cache's folder; `run` is needed with the latter.
+        file: path of a data file, in any spelling, or the end of the path that was indexed.
+        row: number of a row of the file, counted from 0, which is a document; by default the whole
+            file.
+        batch_size: samples of a step, over all ranks; if given, steps are reported, too.
+        limit: the most samples to list; further epochs are then not examined.
+        line, byte, key: place of a document if `file` is a file of text; at most one of them. See
             `megablend.text.places.find_document`.
 
-    Raises: ConfigError if no file, several files, or no such row is meant; CacheError; as
-        BlockStore.read does.
+    Raises: as BlockStore.read does; CacheError; ConfigError if no file or several files match, or
+        there is no such row or document.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
@@ -147,23 +149,23 @@ def find(
 
 
 def _group_by_source(run: Run, files: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-    """The numbers of files in the index, by their path and the source of the split that has them:
-    of each source one number for every snapshot. Without files that the split does not read."""
+    """Group numbers of files in the index by path and source of the split: each group has a number
+    for every snapshot that has the file. Files that the split does not read are left out."""
     names = run.data.index_names
-    found: dict[tuple[str, int], list[int]] = {}
+    by_source: dict[tuple[str, int], list[int]] = {}
     for file in files:
         store, number = locate_file(run, file)
         snapshot = store.snapshot
         name = snapshot.sources[snapshot.file(number).column].name
         if name in names:
             path = run.store.snapshot.path(file, run.store.roots)
-            found.setdefault((path, names.index(name)), []).append(file)
-    return found
+            by_source.setdefault((path, names.index(name)), []).append(file)
+    return by_source
 
 
 def _describe_sample(found: EpochSample, skips: Skips, batch_size: int | None) -> FoundSample:
-    """A sample with its place in the training: whether it is skipped,
-    and at which step it is read otherwise."""
+    """Describe a sample with its place in the training: whether it is skipped, or the step that
+    reads it."""
     skipped = skips.next_sample(found.sample) != found.sample
     step = None
     if batch_size is not None and not skipped:

@@ -1,4 +1,4 @@
-"""Which files of a run's index are meant by a path, or by the end of one."""
+"""Find the files of a run's index that are meant by a path, or by the end of one."""
 
 from __future__ import annotations
 
@@ -13,50 +13,53 @@ from megablend.run.run import Run
 from megablend.storage.location import find_scheme
 
 _NAMED_FILES = 5
-"""Files that a message names."""
+"""The most files that a message names."""
 
 
 def match_files(run: Run, file: str) -> list[int]:
-    """Numbers of the files of the index that a path, or the end of one, means: several if
-    sources share the file. A file that was renamed has the paths that it had, too.
+    """The numbers of the index's files that match a path, or the end of one: several if sources
+    share the file. A file that was renamed matches its earlier paths, too.
 
-    Raises: ConfigError if it means none, or different ones.
+    Raises: ConfigError if none matches, or files of different paths do.
     """
     if not file:
         raise ConfigError(
             "found an empty path, expected a data file of the index; `megablend describe` lists the sources"
         )
-    # A pair is named by its .bin, and often by its prefix
+    # A pair of .bin and .idx has the path of its .bin; users often give the prefix
     spellings = (file, f"{file.removesuffix('.idx')}.bin")
     paths = _list_likely_paths(run, spellings)
     absolute = {each if find_scheme(each) else str(Path(each).absolute()) for each in spellings}
-    if exact := [i for i, path in paths.items() if path in absolute]:
+    exact = [i for i, path in paths.items() if path in absolute]
+    if exact:
         return exact
-    found = [i for i, path in paths.items() if path.endswith(tuple(f"/{s}" for s in spellings))]
+    endings = tuple(f"/{each}" for each in spellings)
+    found = [i for i, path in paths.items() if path.endswith(endings)]
     if not found:
-        # Perhaps written in another way, with `..` or through links. The links are followed only
-        # now, since that asks the file system for each file.
+        # The path may contain `..` or links. Links are followed only now, since that asks the file
+        # system for each file
         resolved = {i: _resolve_links(path) for i, path in paths.items()}
         real = {_resolve_links(each) for each in absolute}
-        if exact := [i for i, path in resolved.items() if path in real]:
+        exact = [i for i, path in resolved.items() if path in real]
+        if exact:
             return exact
-        endings = tuple(f"/{os.path.normpath(each)}" for each in spellings)
-        found = [i for i, path in resolved.items() if path.endswith(endings)]
+        normal = tuple(f"/{os.path.normpath(each)}" for each in spellings)
+        found = [i for i, path in resolved.items() if path.endswith(normal)]
     snapshot = run.store.snapshot
     if found or not isinstance(snapshot, JoinedSnapshot):
         _check_is_one_path(file, [paths[i] for i in found], snapshot.digest)
         return found
-    ends = tuple(f"/{each}" for each in spellings)
+    # The file may have been renamed
     former = snapshot.list_former_paths(run.store.roots).items()
-    old = [i for i, path in former if path in absolute or path.endswith(ends)]
-    current = [snapshot.path(i, run.store.roots) for i in old]
+    renamed = [i for i, path in former if path in absolute or path.endswith(endings)]
+    current = [snapshot.path(i, run.store.roots) for i in renamed]
     _check_is_one_path(file, current, snapshot.digest)
     return match_files(run, current[0])
 
 
 def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
-    """The blocks of the snapshot that has a file of the run's index, and the file's number
-    there."""
+    """The blocks of the snapshot that has a file of the run's index; and the file's number in that
+    snapshot."""
     for store in run.store.stores:
         if number < store.snapshot.num_files:
             return store, number
@@ -65,8 +68,8 @@ def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
 
 
 def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
-    """The paths of the files of tokens whose names end like one of the spellings, by number. No
-    others can match, and names are cheaper to look through than paths are to make."""
+    """The paths of the files of tokens whose names end with that of one of the spellings, by the
+    files' numbers. No others can match, and comparing names costs less than making paths."""
     snapshot = run.store.snapshot
     # Extra columns list their files again
     has_tokens = snapshot.files.columns < len(snapshot.sources)
@@ -84,8 +87,7 @@ def _resolve_links(location: str) -> str:
 
 
 def _check_is_one_path(file: str, paths: Sequence[str], index: str) -> None:
-    """Raises: ConfigError if there are no paths of the index that end like `file`, or different
-    ones."""
+    """Raises: ConfigError if `paths`, which match `file`, are none, or different ones."""
     distinct = sorted(set(paths))
     if not distinct:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The file that a user names for a result: refused if the run needs what is there."""
+"""Check the file that a user names for a result: it is refused if the run needs it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EXPECTED = "expected a file that may be replaced; write to another file"
 def check_output(target: str | Path, session: Session) -> Path:
     """Check the file that a result about a session's run is written to.
 
-    Returns: its absolute path.
-    Raises: ConfigError if it is the config, a data file of the run or of the newest index, or
-        inside the cache; as `check_target`.
+    Returns: the file's absolute path.
+    Raises: as `check_target`; ConfigError if the file is the config, a data file of the run or of
+        the newest index, or inside the cache.
     """
     path = Path(target).absolute()
     check_target(path)
@@ -52,8 +52,8 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
-    """The source that has a file; None if none has. Only files of its size, or of its name
-    without suffixes, are compared."""
+    """The name of the source that has a file; None if none has it. Only files of the same size, or
+    of the same name without suffixes, are compared."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()
     likely = snapshot.files.sizes == path.stat().st_size
@@ -66,6 +66,7 @@ def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str |
 
 
 def _is_same(path: Path, other: str | Path) -> bool:
-    with contextlib.suppress(OSError):  # it does not exist, or is a URL
+    """Whether two paths are those of one file."""
+    with contextlib.suppress(OSError):  # `other` does not exist, or is a URL
         return os.path.samefile(path, other)  # noqa: PTH121
     return False

@@ -1,4 +1,4 @@
-"""Which samples of a run have a source's stored tokens, epoch by epoch.
+"""Find the samples of a run that have a source's stored tokens, epoch by epoch.
 
 An epoch reads a range of stored tokens in one or more pieces, each at its position in the source's
 endless concatenation of epochs (`Placed`). The samples of the source lie on these positions at
@@ -27,11 +27,12 @@ class SamplePiece(NamedTuple):
     first_token: int
     stop_token: int
     offset: int
-    """The first of them, counted from the start of the stored range that was looked for."""
+    """Number of the first token, counted from the start of the requested range of stored tokens."""
 
 
 class SamplePieces(NamedTuple):
-    """Pieces of the samples of one epoch: int64 [n] each, a `SamplePiece` and its sample."""
+    """Pieces of the samples of one epoch as columns, int64 [n] each: the fields of `SamplePiece`,
+    and the sample."""
 
     samples: Int64s
     first_tokens: Int64s
@@ -40,8 +41,8 @@ class SamplePieces(NamedTuple):
 
 
 class EpochSample(NamedTuple):
-    """A sample that has tokens which were looked for, the epoch that it reads them in, and which
-    they are."""
+    """A sample that has requested tokens, the epoch in which it reads them, and its pieces of
+    them."""
 
     sample: int
     epoch: int
@@ -51,11 +52,11 @@ class EpochSample(NamedTuple):
 def iterate_samples(
     run: Run, source: int, ranges: Sequence[StoredRange | None]
 ) -> Iterator[EpochSample]:
-    """The samples that have stored tokens of a source, epoch by epoch, each by its number. An epoch
-    is looked at when its first sample is needed.
+    """Yields the samples that have stored tokens of a source, epoch by epoch, within an epoch by
+    number. An epoch is examined when its first sample is needed.
 
     Args:
-        ranges: the stored tokens that are meant, for each of the source's readings.
+        ranges: for each of the source's readings, the requested stored tokens; None for none.
     """
     end = _find_end(run, source)
     for reading, stored in zip(run.locator.readings(source), ranges, strict=True):
@@ -72,7 +73,7 @@ def iterate_samples(
 
 
 def _find_end(run: Run, source: int) -> int:
-    """Where the source's last sample ends; 0 if it has none."""
+    """The position at which the source's last sample ends; 0 if it has none."""
     ranges = run.plan.list_tokens(source)
     if not ranges:
         return 0
@@ -83,8 +84,8 @@ def _find_end(run: Run, source: int) -> int:
 def _find_pieces(
     run: Run, source: int, reading: Reading, epoch: int, stored: StoredRange
 ) -> SamplePieces:
-    """The pieces of samples that one epoch of a reading makes of a range of stored tokens, as far
-    as the run goes; by sample, each sample's in order."""
+    """The pieces of samples that have a range of stored tokens in one epoch of a reading, as far as
+    the run goes; sorted by sample and by position in the sample."""
     placed = reading.find_tokens(epoch, stored.start, stored.stop)
     parts = [
         _cut_into_samples(run, source, reading, placed, each)
@@ -98,27 +99,27 @@ def _find_pieces(
 
 
 def _cut_into_samples(
-    run: Run, source: int, reading: Reading, placed: Placed, of_one_length: TokenRange
+    run: Run, source: int, reading: Reading, placed: Placed, token_range: TokenRange
 ) -> SamplePieces:
-    """Cut placed tokens by the samples that have them, of those that follow each other at one
-    distance; `offsets` are still `placed.stored`.
+    """Cut placed tokens into pieces of the samples of `token_range` that have them; `offsets` are
+    still counted as `placed.stored`.
 
-    Sample j of them, from 0, has tokens [j * step, j * step + step + extra), where the first token
-    of sample 0 is token 0: the extra ones are the first of the next sample, too.
+    Sample j of the range has tokens [j * step, (j + 1) * step + extra), counted from the first
+    token of sample 0: its extra tokens are the first ones of the next sample, too.
     """
     extra = run.extra_token
-    step = of_one_length.step
-    num_samples = of_one_length.stop - of_one_length.first
-    range_starts = placed.starts - of_one_length.token
-    range_stops = placed.stops - of_one_length.token
+    step = token_range.step
+    num_samples = token_range.stop - token_range.first
+    range_starts = placed.starts - token_range.token
+    range_stops = placed.stops - token_range.token
 
-    # Of each placed range: the first sample that ends after its start, and how many from there on
-    # begin before its end.
+    # For each placed range: the first sample that ends after its start, and how many samples from
+    # there on begin before its end
     first = np.maximum((range_starts - step - extra) // step + 1, 0)
     stop = np.minimum((range_stops - 1) // step + 1, num_samples)
     counts = np.maximum(stop - first, 0)
 
-    # From here on one row for each pair of a range and a sample that has some of it.
+    # From here on, there is one row for each pair of a range and a sample that has some of it
     rows = np.repeat(np.arange(len(counts)), counts)
     rows_before = np.cumsum(counts) - counts
     samples = first[rows] + np.arange(len(rows)) - rows_before[rows]
@@ -130,7 +131,7 @@ def _cut_into_samples(
     begins = samples * step
     starts = np.maximum(range_starts[rows], begins)
     stops = np.minimum(range_stops[rows], begins + step + extra)
-    ordinals = of_one_length.first + samples
+    ordinals = token_range.first + samples
     numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
     found = SamplePieces(
         samples=numbers,
@@ -139,9 +140,9 @@ def _cut_into_samples(
         offsets=placed.stored[rows] + starts - range_starts[rows],
     )
 
-    # The plan may not have the ordinal. And of the sample that ends where the files change, the
-    # extra token is read either before or after the change.
-    positions = of_one_length.token + begins
+    # The plan may lack the ordinal; and the extra token of the sample that ends where the files
+    # change is read by only one of the two readings
+    positions = token_range.token + begins
     is_read = (numbers >= 0) & (positions < reading.stop)
     if reading.extra_before:
         is_read &= positions >= reading.position

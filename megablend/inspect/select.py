@@ -1,5 +1,5 @@
-"""Select which sources of a description to show, and sort them:
-the few that matter out of thousands."""
+"""Select the sources of a description that are shown, and sort them: the few that matter of
+thousands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SORTS: dict[str, tuple[str, ...]] = {
     "samples": ("samples",),
     "epochs": ("epochs",),
 }
-"""Attributes that each `sort` uses, the first that a source has: names ascending, numbers
-descending."""
+"""The attributes by which each `sort` may sort; the first one that a source has is used. Names are
+in ascending, numbers in descending order."""
 
 
 def select_sources(
@@ -32,17 +32,15 @@ def select_sources(
     sort: str | None = None,
     match: str | None = None,
 ) -> FilesDescription | RunDescription:
-    """The description with only those sources that are to be shown; totals still cover all sources.
-
-    `sources_left_out` says how many of a list's sources are left out.
+    """A description with only the selected sources; totals still cover all sources, and
+    `sources_left_out` is the number of sources that a list lacks.
 
     Args:
-        top: number of sources to keep; None or 0 for all.
+        top: number of sources to keep in each list; None or 0 for all.
         sort: a key of SORTS; by default the config's order.
         match: a pattern for names of sources, such as `web-*`.
 
-    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no
-        source.
+    Raises: ConfigError if `sort` is unknown, `top` is negative, or `match` matches no source.
     """
     if sort is not None and sort not in SORTS:
         hint = did_you_mean(sort, SORTS, before="; ")

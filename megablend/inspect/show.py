@@ -1,4 +1,4 @@
-"""show: exactly what a sample, or a rank's part of a step, is made of, without a cluster."""
+"""show: show exactly what a sample, or a rank's part of a step, consists of, without a cluster."""
 
 from __future__ import annotations
 
@@ -31,36 +31,37 @@ class Piece(Record):
     block: int
     """Number of the block in the index; `export` counts the blocks of each file."""
     byte_offset: int
-    """Where the block starts in the file."""
+    """Byte of the file at which the block begins."""
     first_token: int
     stop_token: int
     """The piece is tokens [first_token, stop_token) of the block, appended ones counted; `find`
     counts within the sample."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
-    """Of a source of text: where the documents are that the tokens are of."""
+    """For a source of text: the places of the documents that the tokens belong to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SampleDescription(Record):
-    """What a sample contains, and where it comes from."""
+    """What a sample contains, and where that is stored."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"appended"})
     sample: int
     split: str
     source: str
     ordinal: int
-    """Its number among the samples of its source."""
+    """Number of the sample among those of its source."""
     epochs: tuple[int, ...]
+    """Epochs of the source that the sample has tokens of."""
     pieces: tuple[Piece, ...]
     document_starts: tuple[int, ...]
-    """Positions in the sample at which a document, or its rest in this sample or in another block,
-    begins; the first is 0."""
+    """Positions in the sample at which a document begins, or a further part of one, which is in
+    another sample or another block; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """By extra column, one number per token."""
+    """Numbers of each extra column, one per token, by the column's name."""
     appended: tuple[int, ...] = ()
-    """Positions of the tokens that `append_eod` appended: they are in no file."""
+    """Positions of the tokens that `append_eod` appended, which are in no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -87,13 +88,13 @@ def show(
     """Show what a sample contains and where it comes from.
 
     Args:
-        config: a config, or a cache's folder (then `run` is needed). If the config was edited
-            since, the run's ledger decides.
+        config: a config, or a cache's folder; `run` is needed with the latter. If the config was
+            edited since the build, the run's ledger decides.
         run: name of a run of the cache, in place of the config's.
         cache: cache folder, in place of the config's `cache`.
         storage: where files are read, in place of the one that the config asks for.
 
-    Raises: as `open_dataset`; ConfigError for a sample outside the run.
+    Raises: as `open_dataset`; ConfigError if the sample is not one of the run's.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     sample = whole_number("sample", sample)
@@ -121,13 +122,13 @@ def show_step(
     """Show what a data-parallel rank read at a step.
 
     A step is `global_batch_size` samples (by default one micro step, micro_batch_size *
-    data_parallel_size), assigned to ranks as PretrainingSampler and Megatron do. Batches that grew
-    during a run have no such number: show their samples instead.
+    data_parallel_size), which are assigned to ranks as PretrainingSampler and Megatron do. If the
+    batch size changes during a run, steps have no such number: show samples instead.
 
     Args:
         config, run, cache, storage: as for `show`.
 
-    Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a
+    Raises: as `show`; ConfigError if the rank or the step does not exist, or a step is not a
         multiple of a micro step.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
@@ -178,6 +179,7 @@ def show_step(
 
 
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
+    """Describe a sample of a dataset, given its number."""
     snapshot = dataset.run.store.snapshot
     store = dataset.run.store
     sample = dataset.sample(number)
@@ -216,8 +218,8 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
 
 
 def _find_appended(store: BlockStore, append_eod: int | None, spans: Spans) -> tuple[int, ...]:
-    """Which tokens of a sample are appended: each may be one that its file has as well, so the
-    documents of the blocks are looked at. None are found in blocks that were replaced."""
+    """The positions of a sample's appended tokens. A file may have the same token id, so they are
+    found by the documents of the blocks. None are found in blocks that were replaced."""
     if append_eod is None or store.damaged.intersection(spans.blocks.tolist()):
         return ()
     offsets, _ = store.pieces(spans.blocks)

@@ -1,6 +1,6 @@
-"""Which of a source's stored tokens a file has, or one of its rows.
+"""Find the stored tokens of a source that a file, or one of its rows, has.
 
-Stored tokens are counted from the first of the source in the split, in the order of the files.
+Stored tokens are counted from the source's first one in the split, in the order of the files.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StoredRange(NamedTuple):
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> list[StoredRange | None]:
-    """What each of the source's readings has of a file or of one of its rows: None if its snapshot
-    does not have the file.
+    """The stored tokens of a file, or of one of its rows, in each of the source's readings; None if
+    the reading's snapshot does not have the file.
 
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
@@ -42,17 +42,17 @@ def list_stored_ranges(
         store.snapshot.digest: (store, number)
         for store, number in (locate_file(run, file) for file in files)
     }
-    found = list[StoredRange | None]()
+    ranges = list[StoredRange | None]()
     for reading in run.locator.readings(source):
-        known = by_snapshot.get(reading.blocks.snapshot.digest)
-        if known is None:
-            found.append(None)
+        store_and_number = by_snapshot.get(reading.blocks.snapshot.digest)
+        if store_and_number is None:
+            ranges.append(None)
             continue
-        store, number = known
+        store, number = store_and_number
         entry = store.snapshot.file(number)
         read = partial(_read_block, run, store)
-        found.append(find_stored_range(store, reading.blocks, entry, row, read))
-    return found
+        ranges.append(find_stored_range(store, reading.blocks, entry, row, read))
+    return ranges
 
 
 def find_stored_range(
@@ -65,11 +65,11 @@ def find_stored_range(
     """The stored tokens of a file or of one of its rows; empty if none is in the split.
 
     Args:
-        store, blocks, entry: of one snapshot of the index.
-        read: as for `find_document`.
+        store, blocks, entry: all of one snapshot of the index.
+        read: decodes a block; as for `find_document`.
 
-    Raises: ConfigError if there is no such row, or the index does not know rows; as
-        BlockStore.read does.
+    Raises: as BlockStore.read does; ConfigError if there is no such row, or the index has not
+        counted rows.
     """
     if row is None:
         edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
@@ -86,8 +86,8 @@ def find_stored_range(
 
 
 def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
-    """The number of a file's row among all documents of its source. Raises: ConfigError if there
-    is no such row, or the index does not know rows."""
+    """The number of a file's row among all documents of its source. Raises: ConfigError if there is
+    no such row, or the index has not counted rows."""
     snapshot = store.snapshot
     source = snapshot.sources[entry.column]
     if not source.documents:
@@ -105,8 +105,8 @@ def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
 
 
 def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
-    """Decode a block of one of the run's snapshots where its file is now,
-    which may have been renamed since."""
+    """Decode a block of one of the run's snapshots. It is read as a block of the run, since its
+    file may have been renamed in a later snapshot."""
     first = run.store.first_blocks[run.store.stores.index(store)]
     decoded: DecodedBlock = run.store.read([first + block])[0]
     return decoded

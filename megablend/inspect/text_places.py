@@ -1,4 +1,4 @@
-"""Where pieces of samples are in the text that was tokenised."""
+"""Find the places of samples' tokens in the text that was tokenised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megablend.text.places import TextPart, TextPlace, list_parts, locate_rows, 
 
 
 class TextPlaces:
-    """Finds documents of text; of a run whose sources hold tokens, there are none."""
+    """Finds documents of text of a run; there are none for sources whose files have tokens."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -26,17 +26,19 @@ class TextPlaces:
 
     @cached_property
     def _parts(self) -> dict[tuple[str, str], list[TextPart]]:
+        """See `list_parts`, of all files."""
         return list_parts(self.paths)
 
     def list_documents(self, path: str, block: int, start: int, stop: int) -> tuple[TextPlace, ...]:
         """The documents that have tokens [start, stop) of a block, counted with the tokens that
         `append_eod` adds. Raises: DataError if the token file is damaged."""
-        if (part := parse_path(path)) is None or start >= stop:
+        part = parse_path(path)
+        if part is None or start >= stop:
             return ()
         snapshot = self._run.store.snapshot
         number = int(snapshot.file_of(np.array([block]))[0])
-        store, inner = locate_file(self._run, number)
-        file = store.snapshot.file(inner)
+        store, number_in_store = locate_file(self._run, number)
+        file = store.snapshot.file(number_in_store)
         entry = store.snapshot.sources[file.column]
         first_block = snapshot.file(number).first_block
         storage = self._run.store.storage
@@ -44,8 +46,8 @@ class TextPlaces:
         tokens = int(before[file.first_block + file.num_blocks] - before[file.first_block])
         row, offsets = read_rows(path, entry, block - first_block, tokens, storage)
         lengths = np.diff(offsets)
-        source = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
-        if source.get(entry.name) is not None:
+        eods = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
+        if eods.get(entry.name) is not None:  # each document has one more token
             lengths = lengths + (lengths > 0)
         ends = np.cumsum(lengths)
         first = int(np.searchsorted(ends, start, side="right"))

@@ -1,4 +1,5 @@
-"""What a run would be: planned on the existing index, without committing anything."""
+"""Plan a run on the existing index as `build` would, without committing anything; and list the
+files of sources that are not indexed."""
 
 from __future__ import annotations
 
@@ -30,21 +31,22 @@ class Foreseen:
 
     compiled: Compiled
     committed: bool
-    """Whether the ledger has committed exactly this."""
+    """Whether the run's ledger has committed exactly this."""
     note: str | None
-    """How it differs from what is committed, and what to do; None where it does not."""
-    compared_in: float = 0.0
-    """Seconds that comparing the index with the files took, which opening the run does not take."""
+    """How the run differs from what is committed, and what to do; None if it does not."""
+    comparison_seconds: float = 0.0
+    """Time that comparing the index with the files took; opening the run does not compare them."""
 
 
 def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
-    """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
+    """Plan train as the config requests it, by the run's ledger if it has one. Nothing is
+    committed.
 
     Args:
-        compares_files: whether the newest index, if the run is planned on it, has to be of the
-            files as they are now.
+        compares_files: check that the newest index, if the run is planned on it, has the files as
+            they are now.
 
-    Returns: the run; or, if no index is of what the config requests, why, and what to do.
+    Returns: the run; or, if no index has what the config requests, why not, and what to do.
     Raises: PlanError, ConfigError if the config cannot be planned; DataError if its files
         cannot be found; CacheError if the cache is damaged.
     """
@@ -57,49 +59,50 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         return (
             f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
         )
-    planned = None
-    if ledger is not None and config.num_snapshots <= len(ledger.indices):
-        planned = _plan_by_ledger(config, ledger, storage, snapshots[-1])
-        if isinstance(planned, Foreseen):
-            return planned
+    # The run by its ledger, or why the ledger refuses the config
+    by_ledger: Foreseen | PlanError | None = None
+    reads_committed_only = ledger is not None and config.num_snapshots <= len(ledger.indices)
+    if ledger is not None and reads_committed_only:
+        by_ledger = _plan_by_ledger(config, ledger, storage, snapshots[-1])
+        if isinstance(by_ledger, Foreseen):
+            return by_ledger
     newest = open_snapshot(config.cache_store, snapshots[-1])
     started = perf_counter()
-    keeps = ledger is not None and newest.digest in ledger.indices
-    if (
-        compares_files
-        and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None
-    ):
-        return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"
-    compared_in = perf_counter() - started
-    if ledger is not None and planned is None:  # a stage reads the newest index
-        planned = _plan_by_ledger(config, ledger, storage, newest.digest)
-    if isinstance(planned, Foreseen):
-        return dataclasses.replace(planned, compared_in=compared_in)
+    if compares_files:
+        is_kept = ledger is not None and newest.digest in ledger.indices
+        problem = find_unindexed(config, newest, storage, is_kept=is_kept)
+        if problem is not None:
+            return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"
+    seconds = perf_counter() - started
+    if ledger is not None and not reads_committed_only:  # a stage reads the newest index
+        by_ledger = _plan_by_ledger(config, ledger, storage, newest.digest)
+    if isinstance(by_ledger, Foreseen):
+        return dataclasses.replace(by_ledger, comparison_seconds=seconds)
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
-    if planned is not None:
-        note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
+    if by_ledger is not None:
+        note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {by_ledger}"
     compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
     check_limits(compiled)
-    return Foreseen(compiled=compiled, committed=False, note=note, compared_in=compared_in)
+    return Foreseen(compiled=compiled, committed=False, note=note, comparison_seconds=seconds)
 
 
 def _open_requested(
     config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
 ) -> BlockStore:
-    """The blocks that a config's stages read: of the newest index,
-    or of the run's if a stage has new data.
+    """Open the blocks that a config's stages read: those of the newest index, or, if a stage has
+    new data, those of the run's indexes, followed by the newest.
 
     Raises: as `open_stores`.
     """
-    count = config.num_snapshots
-    if ledger is None or count == 1:
+    num_snapshots = config.num_snapshots
+    if ledger is None or num_snapshots == 1:
         return open_block_store(config, newest, storage)
     digests = dict.fromkeys([*ledger.indices, newest.digest])
-    return open_stores(config, list(digests)[:count], storage)
+    return open_stores(config, list(digests)[:num_snapshots], storage)
 
 
 def list_files(session: Session) -> tuple[SourceFiles, ...]:
-    """What is known of each source without an index.
+    """List the files of each source: what is known of it without an index.
 
     Raises: ConfigError if a path matches no file; MissingFileError.
     """
@@ -120,18 +123,18 @@ def list_files(session: Session) -> tuple[SourceFiles, ...]:
 
 
 def _share(source: Source) -> dict[str, float | str] | None:
-    """The share as the config gives it: its unit, and the number or `size`."""
+    """See `SourceFiles.share`."""
     if source.unit is None:
         return None
-    given = getattr(source, source.unit)
-    return {source.unit: given if isinstance(given, str) else float(given)}
+    number = getattr(source, source.unit)
+    return {source.unit: number if isinstance(number, str) else float(number)}
 
 
 def _plan_by_ledger(
     config: Config, ledger: Ledger, storage: Storage, newest: str
 ) -> Foreseen | PlanError:
-    """The committed run, or what extending it would make of it;
-    or why the ledger refuses the config."""
+    """Plan the committed run, or its extension if the config requests more samples. Returns the
+    error if the ledger refuses the config."""
     try:
         compiled = compile_committed(config, "train", ledger, storage, newest)
         committed = ledger.until(compiled.num_samples)

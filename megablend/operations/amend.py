@@ -1,5 +1,5 @@
-"""amend: change a run's blend from a sample on, without losing or repeating a token,
-and say what that changes."""
+"""amend: change a run's blend from a sample on, without losing or repeating a token, and describe
+what that changes."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class Outlook(Record):
     share: float
     """Fraction of the samples."""
     tokens: int
+    """Tokens that are read of the source."""
     epochs: float
-    """How often it has been read at the run's end."""
+    """How many epochs of the source have been read at the run's end."""
     first_repeat: int | None
-    """The first sample from the amendment on that reads a token again; None where there is none."""
+    """The first sample from the amendment on that reads a token again; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -64,22 +65,22 @@ class Amendment(Record):
 
     run: str
     committed: bool
-    """Whether it was made; not with `dry_run`."""
+    """Whether the amendment was made; False with `dry_run`."""
     requested: int
-    """The sample that was asked for."""
+    """The sample that was requested."""
     at: int
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
-    """Samples from `at` on that are read in the old settings, since the length of samples
+    """Number of samples from `at` on that are read in the old settings, since the length of samples
     changes."""
     drained: Drain | None
     """These samples by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
-    """from, drain: what a config that makes the run alone says of drains from `at` on, each at the
-    stage from that sample on."""
+    """Dicts of `from` and `drain` for the drains from `at` on: the settings of the stages that
+    begin there with which a config makes the same run without amendments."""
     fitting_unit: int | None
-    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change
-    between steps only; None if they do not change."""
+    """A number that steps (micro batch x ranks) must divide, since the length or the masks of
+    samples can change only between steps; None if they do not change."""
     plan_before: str
     """Digest of the plan before."""
     plan: str
@@ -88,11 +89,11 @@ class Amendment(Record):
     """Samples of the run before."""
     samples: int
     changes: tuple[dict[str, Any], ...]
-    """what, before, after: the settings that differ from `at` on."""
+    """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
     note: str | None = None
-    """What the files that the config's paths match now have more than the index that the run reads;
-    None where nothing."""
+    """Which files that the config's paths match now are not in the index that the run reads; None
+    if all are."""
 
 
 @translating("amend")
@@ -108,61 +109,67 @@ def amend(
 ) -> Amendment:
     """Let a run go on, from a sample, with the next stage that its edited config lists.
 
-    States taken before stay valid, and are resumed on the amended plan. A state that
-    was trained past the sample on the plan before is refused, unless the run is
-    amended again with that `state`.
+    States saved before that sample stay valid, and are resumed on the amended plan. A state that
+    is past the sample on the earlier plan is refused, unless the run is amended again with that
+    `state`.
 
     Args:
         at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
-        state: a state instead, from `state_dict()`: its position, `after` samples further.
-        batch: where the length of samples changes is a multiple of it, counted from sample 0, and
-            of the lanes before and after; by default of the lanes alone. What all ranks read in a
-            step, micro batch x ranks.
+        state: given instead of `at`, a state from `state_dict()`: the sample is `after` samples
+            after its position.
+        batch: samples that all ranks read in a step, micro batch x ranks. Samples get another
+            length only at a multiple of it, counted from sample 0, and of the lanes before and
+            after; by default, of the lanes alone.
         cache: cache folder, in place of the config's.
-        dry_run: only say what would change.
+        dry_run: only return what would change.
 
-    Raises: ConfigError if the config lists no stage to begin there; PlanError if it changes
-        samples before, or cannot be planned; StateError for a state of another run; CacheError
-        if the run was not built, or cannot be written, or the newest index, which a stage with
-        `new_data` reads, has other files or options than the config.
+    Raises: ConfigError if the config lists no stage that begins at the sample; PlanError if it
+        changes earlier samples, or cannot be planned; StateError if the state is of another run;
+        CacheError if the run was not built, or cannot be written, or the newest index, which a
+        stage with `new_data` reads, has other files or options than the config.
     """
     session = Session(config, cache=cache)
-    checked = session.config
+    checked_config = session.config
     if (at is None) == (state is None):
         raise ConfigError("give either `at` (a sample) or `state` (whose position is used)")
     ledger = session.require_ledger()
     if state is None:
-        known = ledger
+        resumed = ledger
         sample = whole_number("at", at)
     else:
-        taken = State.from_dict(state)
-        known = rewind_to(ledger, taken)
-        sample = taken.consumed_samples + whole_number("after", after, least=0)
+        parsed = State.from_dict(state)
+        resumed = rewind_to(ledger, parsed)
+        sample = parsed.consumed_samples + whole_number("after", after, least=0)
     before = session.open_by_ledger()
     plan = before.plan
-    if known != ledger:
-        plan = plan_stages(known.stages, before.data.tokens_by_index, before.data.blocks)
-    cut = cut_ledger(known, plan, sample)
-    _check_skips(checked, known, cut.num_samples)
-    _check_stages(checked, cut)
+    if resumed != ledger:
+        plan = plan_stages(resumed.stages, before.data.tokens_by_index, before.data.blocks)
+    cut = cut_ledger(resumed, plan, sample)
+    _check_skips(checked_config, resumed, cut.num_samples)
+    _check_stages(checked_config, cut)
     step = 1 if batch is None else whole_number("batch", batch)
     compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
-    amended = dataclasses.replace(compiled.ledger, request=checked.request_digest)
+    amended = dataclasses.replace(compiled.ledger, request=checked_config.request_digest)
     if not dry_run:
-        with checked.cache_store.hold():
-            if load_ledger(checked.cache_store, checked.run) != ledger:
+        with checked_config.cache_store.hold():
+            if load_ledger(checked_config.cache_store, checked_config.run) != ledger:
                 raise CacheError(
-                    f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
+                    f"{checked_config.cache}: run {checked_config.run!r} was changed by another process just now; try again"
                 )
-            save_ledger(checked.cache_store, amended, replaces=ledger)
-    found = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
-    return dataclasses.replace(found, note=note)
+            save_ledger(checked_config.cache_store, amended, replaces=ledger)
+    amendment = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
+    return dataclasses.replace(amendment, note=note)
 
 
 def _compile_amended(
     session: Session, cut: Ledger, batch: int, *, keep: bool
 ) -> tuple[Compiled, str | None]:
-    """The amended run, and a note about its files. Raises: as `amend` does."""
+    """Compile the amended run. Returns it, and `Amendment.note`. Raises: as `amend` does.
+
+    Args:
+        cut: the run's ledger up to the amendment.
+        keep: store in the cache what opening the run will need.
+    """
     config = session.config
     storage = session.run_storage
     committed = session.require_ledger()
@@ -185,23 +192,25 @@ def _compile_amended(
 def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
     """Compare the index that a new stage reads with the files that the config's paths match now.
 
-    Returns: what it lacks; None if it is of all these files, or no new stage reads another
-        index.
-    Raises: CacheError if it is not of this config.
+    Returns: a note on files that the index lacks; None if it lacks none, or no new stage reads
+        another index.
+    Raises: CacheError if the index was made for another config.
     """
     if not compiled.ledger.indices[len(cut.indices) :]:
         return None
     newest = open_snapshot(compiled.config.cache_store, compiled.ledger.indices[-1])
-    if (found := find_unindexed(compiled.config, newest, storage)) is None:
+    unindexed = find_unindexed(compiled.config, newest, storage)
+    if unindexed is None:
         return None
-    if not found.only_lacks_files:
-        raise CacheError(f"{found.text}; {INDEX_REMEDY}")
-    return f"{found.text}; to read them, index again (`megablend index CONFIG`) and amend the run again"
+    if not unindexed.only_lacks_files:
+        raise CacheError(f"{unindexed.text}; {INDEX_REMEDY}")
+    return f"{unindexed.text}; to read them, index again (`megablend index CONFIG`) and amend the run again"
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
-    """Raises: ConfigError if the amendment would fall into samples that are skipped."""
-    if (skipped := load_skips(config.cache_store, ledger).containing(at)) is not None:
+    """Refuse an amendment within samples that are skipped. Raises: ConfigError."""
+    skipped = load_skips(config.cache_store, ledger).containing(at)
+    if skipped is not None:
         raise ConfigError(
             f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
             f"sample {skipped[1]:,} or later"
@@ -209,12 +218,12 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 
 
 def _check_stages(config: Config, cut: Ledger) -> None:
-    """Raises: ConfigError if the config has no stages, with those of the run as it would list
-    them."""
+    """Refuse a config without stages. Raises: ConfigError that lists those of the run as a config
+    would."""
     at = cut.num_samples
     if not config.stages and at < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
-            # What the config said of such stages is not in the ledger.
+            # The ledger does not tell how the config described such stages
             raise ConfigError(
                 f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {at:,}: list them as they "
                 f"were (`megablend runs show`), then one with `from: {at}` and what changes"
@@ -227,6 +236,7 @@ def _check_stages(config: Config, cut: Ledger) -> None:
 
 
 def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool) -> Amendment:
+    """Describe what an amendment changes. `run`: the amended run; `before`: as it was."""
     ledger = before.ledger
     number = run.ledger.starts.index(at)
     drain = describe_drain(run, number)
@@ -267,23 +277,21 @@ def _as_change(difference: Difference) -> dict[str, Any]:
 
 
 def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
-    """The sources from sample `at` on, by one of the two plans."""
+    """What each source of the amended run gives from sample `at` on by a plan, [num_sources]."""
     start = min(at, plan.num_samples)
     end = plan.num_samples
     samples = (plan.counts(end) - plan.counts(start)).tolist()
     read = plan.count_tokens(start).tolist()
     total = plan.count_tokens(end).tolist()
     extra = run.extra_token
-    found = []
-    for source, first in enumerate(
-        plan.epochs.start(source, 1) for source in range(plan.num_sources)
-    ):
-        repeat = (
-            plan.first_sample_from(source, plan.count_within(source, first, extra))
-            if first
-            else None
-        )
-        found.append(
+    outlooks = []
+    for source in range(plan.num_sources):
+        first_epoch = plan.epochs.start(source, 1)  # its tokens
+        repeat = None
+        if first_epoch:
+            ordinal = plan.count_within(source, first_epoch, extra)
+            repeat = plan.first_sample_from(source, ordinal)
+        outlooks.append(
             Outlook(
                 share=samples[source] / max(1, end - start),
                 tokens=total[source] - read[source],
@@ -291,6 +299,6 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
                 first_repeat=None if repeat is None else max(repeat, start),
             )
         )
-    # Of sources that the plan does not have yet
+    # The plan before the amendment may lack the last sources
     unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)
-    return found + [unread] * (len(run.sources) - len(found))
+    return outlooks + [unread] * (len(run.sources) - len(outlooks))

@@ -1,5 +1,5 @@
-"""build: index what is not indexed yet, then commit the run's order, or extend it;
-build_index: only the index."""
+"""build: index the files that are not indexed yet, then commit the run's order, or extend it.
+build_index: only index the files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 from megablend.system.log import LOG
 
-_OF_A_NODE = frozenset(
+_NODE_KEYS = frozenset(
     {
         "local_cache",
         "storage",
@@ -59,8 +59,9 @@ _OF_A_NODE = frozenset(
         "warnings",
     }
 )
-"""Keys that a node may set for itself: they do not change what is built."""
-_MOST_RACES = 5
+"""Keys of the config in which nodes may differ, since they do not change what is built."""
+_MAX_RETRIES = 5
+"""How often a commit is repeated if another build was faster."""
 
 
 def build_index(
@@ -72,18 +73,18 @@ def build_index(
     storage: Storage | None = None,
     processes: int | None = None,
 ) -> BuiltIndex:
-    """Index the config's files without committing a run: `describe` then reports what a run of this
-    config would read.
+    """Index the config's files without committing a run. `describe` can then report what a run of
+    this config would read.
 
     Arguments, processes and errors are those of `build`.
 
-    Returns: the same on all ranks.
+    Returns: the same result on all ranks.
     """
     launch = launch or detect()
     session = Session(config, cache=cache, storage=storage)
     report = _index(session, launch, progress, processes)
     try:
-        documents = _tabulate(session, _find_ledger(session, launch), report, launch)
+        documents = _build_document_tables(session, _find_ledger(session, launch), report, launch)
     except BaseException as error:
         launch.abort(error)
     return BuiltIndex(index=report, documents=documents, ranks=launch.size)
@@ -109,11 +110,11 @@ def build(
         launch: the processes that build; by default detected from the environment.
         storage: where files are found and read, in place of the one that the config asks for; the
             same on all ranks.
-        checksums: also make checksums of all blocks of the index, which reads all data once. Reads
-            from elsewhere than a local disk are then compared with them.
-        processes: of each rank for tokenising text; by default the cores that it may use.
+        checksums: also make checksums of all blocks of the index, which reads all data once. What
+            is read from elsewhere than a local disk is then compared with them.
+        processes: processes of each rank that tokenise text; by default as many as it has cores.
 
-    Returns: the same on all ranks.
+    Returns: the same result on all ranks.
     Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
         LaunchError. Under MPI an error on one rank ends all ranks, with that rank's message and the
         error's exit code.
@@ -126,10 +127,9 @@ def build(
         with translating(session.config.cache):
             ledger = _find_ledger(session, launch)
             if ledger is not None and _repair(session, ledger, report, launch, progress):
-                report = _index(
-                    session, launch, progress, processes
-                )  # the config's own is the newest again
-            documents = _tabulate(session, ledger, report, launch)
+                # Repairs make indexes, too: make the one of this config the newest again
+                report = _index(session, launch, progress, processes)
+            documents = _build_document_tables(session, ledger, report, launch)
             if checksums:
                 digest = ledger.index if ledger else report.digest
                 make_checksums(
@@ -150,12 +150,12 @@ def build(
 
 
 def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
-    """The run's ledger, as rank 0 finds it. Called by all ranks."""
+    """The run's ledger as rank 0 finds it; None if there is none. Called by all ranks."""
     return launch.bcast(session.ledger if launch.rank == 0 else None)
 
 
 def _list_read(session: Session) -> dict[str, list[str]]:
-    """By text source: the token files that the run reads already."""
+    """The token files that the run reads already, by the name of their text source."""
     names = dict[str, list[str]]()
     for digest in session.ledger.indices if session.ledger else ():
         snapshot = open_snapshot(session.cache, digest)
@@ -176,16 +176,16 @@ def _index(
     """Check the config, tokenise its text, and index its files. Called by all ranks."""
     try:
         with translating("build"):
-            checked = session.config
-            check_sample(checked)
-            _check_same_config(launch, checked)
-            specs = list_specs(checked)
-            if has_text(checked):
-                from megablend.text.tokenise import tokenise  # few need it
+            checked_config = session.config
+            check_sample(checked_config)
+            _check_same_config(launch, checked_config)
+            specs = list_specs(checked_config)
+            if has_text(checked_config):
+                from megablend.text.tokenise import tokenise  # imported only if it is needed
 
                 known = _list_read(session) if launch.rank == 0 else None
                 specs = tokenise(
-                    checked,
+                    checked_config,
                     specs,
                     launch=launch,
                     storage=session.storage,
@@ -203,15 +203,15 @@ def _index(
         progress=progress,
     )
     try:
-        with translating(checked.cache):
+        with translating(checked_config.cache):
             if launch.rank == 0:
                 indexed = open_snapshot(session.cache, report.digest)
-                refuse_token_documents(checked, indexed, session.ledger)
-                refuse_known_outliers(checked, indexed, session.storage)
+                refuse_token_documents(checked_config, indexed, session.ledger)
+                refuse_known_outliers(checked_config, indexed, session.storage)
     except BaseException as error:
         launch.abort(error)
     if launch.rank == 0:
-        _log_report(checked.cache, report)
+        _log_report(checked_config.cache, report)
     launch.barrier()  # no rank continues with what rank 0 refuses
     return report
 
@@ -237,8 +237,8 @@ def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> 
 
 
 def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
-    """The snapshots of which the run arranges single documents, and the newest: their numbers in
-    the run, in order."""
+    """The snapshots that need document tables: those whose documents the run shuffles, and the
+    newest one. Returns their numbers in the run, by digest."""
     known = (
         {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
     )
@@ -250,26 +250,26 @@ def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> 
     return {**needed, report.digest: known.get(report.digest, len(known))}
 
 
-def _tabulate(
+def _build_document_tables(
     session: Session, ledger: Ledger | None, report: BuildReport, launch: Communicator
 ) -> TablesReport | None:
-    """Make the document tables that the run needs, and those of the newest snapshot, which are
-    reported. Called by all ranks.
+    """Make the document tables that the run needs, and those of the newest snapshot. Called by all
+    ranks.
 
-    Returns: None if the order needs none.
+    Returns: the report on the newest snapshot; None if the run's orders need no tables.
     """
     config = session.config
     if not config.sources_needing_lengths:
         return None
     for digest, number in _list_tabled(config, ledger, report).items():
-        # It may lack sources that are withdrawn
         snapshot = open_snapshot(config.cache_store, digest)
         if not all(entry.documents for entry in snapshot.sources):
-            continue  # an older one, which planning refuses
+            continue  # planning refuses this snapshot, which is an older one
         store = open_block_store(config, snapshot, session.run_storage, number=number)
         numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
         tables = build_tables(
             store,
+            # Sources that are withdrawn may be missing
             [numbers[name] for name in config.sources_needing_lengths if name in numbers],
             launch=launch,
         )
@@ -283,9 +283,11 @@ def _repair(
     launch: Communicator,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Repair the snapshots that a run keeps.
-    Returns: whether one of them was damaged. Called by all ranks."""
-    found = [
+    """Repair the snapshots that a run keeps. Called by all ranks.
+
+    Returns: whether one of them was damaged.
+    """
+    was_damaged = [
         repair_kept_index(
             session.config,
             dataclasses.replace(ledger, stages=(stage,)),
@@ -296,22 +298,22 @@ def _repair(
         )
         for stage in {stage.index: stage for stage in ledger.stages}.values()
     ]
-    return any(found)
+    return any(was_damaged)
 
 
 def _commit_run_or_retry(
     session: Session, report: BuildReport, documents: TablesReport | None
 ) -> BuildResult:
-    """Commit the run; again if another build was faster, in a cache that cannot be locked."""
-    for _ in range(_MOST_RACES):
+    """Commit the run; in a cache that cannot be locked, repeat that if another build was faster."""
+    for _ in range(_MAX_RETRIES):
         with contextlib.suppress(OvertakenError):
             return _commit_run(session, report, documents)
     return _commit_run(session, report, documents)
 
 
 def _warn_of_other_splits(compiled: Compiled) -> list[str]:
-    """Why validation or test splits cannot be opened: a run can be trained without them, but
-    evaluation should not find out."""
+    """Say why valid or test cannot be opened. A run can be trained without them, but it should be
+    known before they are evaluated."""
     return [
         f"{split}: cannot be opened: {problem}"
         for split, problem in compile_others(compiled)
@@ -322,7 +324,7 @@ def _warn_of_other_splits(compiled: Compiled) -> list[str]:
 def _commit_run(
     session: Session, report: BuildReport, documents: TablesReport | None
 ) -> BuildResult:
-    """Start the run's ledger, or append a stage to it."""
+    """Commit the run: start its ledger, or append a stage to it if more samples are requested."""
     config = session.config
     ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
     digests = _list_needed(config, ledger, report)
@@ -338,7 +340,7 @@ def _commit_run(
     if ledger is None or (committed, committed.request) != (ledger, ledger.request):
         save_ledger(config.cache_store, committed, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
-    # The files of an index that was just built have just been checked.
+    # The files of the index that was just built need no check
     problems = (
         check_store(config, store, withdrawn=config.withdrawn).problems
         if store.snapshot.digest != report.digest
@@ -381,8 +383,7 @@ def _check_same_config(launch: Communicator, config: Config) -> None:
 
     Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
     """
-    # a folder may have another path on another node; that it is the same one is checked by a file
-    # in it
-    skipped = _OF_A_NODE if is_remote(config.cache) else _OF_A_NODE | {"cache"}
+    # Nodes may have different paths to one folder; a file in it tells whether it is the same
+    skipped = _NODE_KEYS if is_remote(config.cache) else _NODE_KEYS | {"cache"}
     if launch.size > 1:
         check_same_settings(launch, config.model_dump(exclude=set(skipped)))

@@ -1,4 +1,4 @@
-"""What `build` and `build_index` return."""
+"""The results of `build` and `build_index`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class BuiltIndex(Record):
 
     index: BuildReport
     documents: TablesReport | None
-    """How the document tables were built; None where the order needs none."""
+    """How the document tables were built; None if the run's orders need none."""
     ranks: int = 1
     """Number of processes that built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuildResult(BuiltIndex):
-    """What a build did."""
+    """The result of building a run."""
 
     ledger: Ledger
-    """What the run is committed to now."""
+    """The run's ledger after the build."""
     stages_before: int
     """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """With `pinned`, the files of the older index that are missing or changed: the run cannot be
-    read to its end."""
+    """If the run is `pinned`, the files of its older index that are missing or changed: the run
+    cannot be read to its end."""
     warnings: tuple[str, ...] = ()
-    """Numbers of the plan that deserve a second look; see `find_warnings`."""
+    """Properties of the plan that deserve a second look; see `find_warnings`."""
 
     @property
     def pinned(self) -> bool:
-        """Whether the run keeps reading an older snapshot of the index,
-        which its committed order depends on."""
+        """Whether the run goes on reading an older snapshot of the index, on which its committed
+        order depends."""
         return self.ledger.index != self.index.digest
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""check: do all data files of a run exist, as they were indexed?"""
+"""check: whether all data files of a run exist and are as they were indexed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from megablend.storage.base import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckResult(Record):
-    """What a check of data files found."""
+    """The result of checking data files."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
         {"older_problems", "warnings", "uncommitted", "unfit_steps"}
@@ -49,16 +49,15 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """The same for files that later stages with new data no longer have; each line says which
-    samples read them."""
+    """The same for files that the last snapshot of the run lacks; each line says which samples read
+    the file."""
     warnings: tuple[str, ...] = ()
-    """What of the run is readable, but hardly meant."""
+    """What works, but is probably not intended."""
     uncommitted: str | None = None
-    """Why loaders refuse the config: it was edited, and the run is committed to what it was. None
-    if they do not, or there is no run; files are compared with what the run reads."""
+    """Why loaders refuse the config: it was edited, but the run is committed to what it was before;
+    files are compared with what the run reads. None if they accept it, or there is no run."""
     unfit_steps: str | None = None
-    """Why the steps of the loaders that were asked about do not fit the run; None if they do, or
-    were not asked about."""
+    """Why steps of the given size do not fit the run; None if they do, or no size was given."""
 
     @property
     def has_problems(self) -> bool:
@@ -76,8 +75,8 @@ def check(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckResult:
-    """Check every file that a run may read, in parallel: does it exist, with the size and times
-    that the build saw?
+    """Check, in parallel, whether every file that a run may read exists with the size and times
+    that the build recorded.
 
     If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)`
     compares all of its blocks if the index has checksums of them. Without a run of that name, the
@@ -86,11 +85,12 @@ def check(
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, in place of the config's `cache`.
-        state: a checkpoint's, from `state_dict()`: what is missing of files that only earlier
-            samples read is then left out, and of those that later ones read it is a problem.
-            Without it such files are in `older_problems`.
-        micro_batch_size, data_parallel_size: of loaders, whose steps from the state's position on
-            (or the first sample) are compared with changes of length, masks and skipped samples.
+        state: a state from `state_dict()`. Files that the last snapshot lacks are then checked
+            only if samples from its position on read them, and faults of them are `problems`.
+            Without a state, they are `older_problems`.
+        micro_batch_size, data_parallel_size: of loaders; check that their steps, from the state's
+            position (or the first sample) on, fit the changes of length and masks, and the skipped
+            samples.
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
@@ -98,17 +98,17 @@ def check(
         its files, or the cache is damaged; StateError if `state` is not a state.
     """
     session = Session(config, cache=cache, storage=storage)
-    checked = session.config
+    checked_config = session.config
     ledger = session.ledger
     if ledger is not None:
-        load_skips(session.cache, ledger)  # a damaged record is a problem of the run
+        load_skips(session.cache, ledger)  # raises an error if their record is damaged
     digests = ledger.indices if ledger else (open_newest(session).digest,)
-    taken = None if state is None else State.from_dict(state)
-    position = None if taken is None else taken.consumed_samples
-    run, uncommitted = (None, None) if ledger is None else _open(session, taken)
-    store = open_stores(checked, digests, session.storage)
-    gone = checked.withdrawn if uncommitted is None else ()
-    result = check_store(checked, store, withdrawn=gone, progress=progress)
+    parsed = None if state is None else State.from_dict(state)
+    position = None if parsed is None else parsed.consumed_samples
+    run, uncommitted = (None, None) if ledger is None else _open(session, parsed)
+    store = open_stores(checked_config, digests, session.storage)
+    withdrawn = checked_config.withdrawn if uncommitted is None else ()
+    result = check_store(checked_config, store, withdrawn=withdrawn, progress=progress)
     result = replace(result, uncommitted=uncommitted)
     if micro_batch_size is not None and run is not None:
         step = whole_number("micro_batch_size", micro_batch_size, least=1)
@@ -120,13 +120,18 @@ def check(
 
 
 def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
-    """The run as loaders open it; if they refuse the config, as it was committed, and why, unless
-    the config is that of the state."""
+    """Open the run as loaders do; if they refuse the config, open it as it was committed.
+
+    Returns: the run, and why loaders refuse the config; None if they accept it, with or without
+        the state.
+    """
     try:
         return open_run(session.config, "train", storage=session.storage), None
     except (PlanError, CacheError) as error:
-        says = f"the config is not what run {session.run!r} is committed to, and loaders refuse it"
-        reason = f"{says}: {error}"
+        reason = (
+            f"the config is not what run {session.run!r} is committed to, and loaders refuse it: "
+            f"{error}"
+        )
     if state is not None:
         with contextlib.suppress(PlanError, CacheError, StateError):
             open_run(session.config, "train", state, storage=session.storage)
@@ -141,8 +146,8 @@ def _check_older(
     position: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
-    """The result, with what is wrong with files that only older snapshots of the run have, and what
-    of epochs it leaves out."""
+    """Add to a result the problems of files that only older snapshots of the run have, and warnings
+    of epochs that are not read to their end."""
     result = replace(result, warnings=(*result.warnings, *warn_of_epochs(run)))
     stops = {
         file.number: file.stop
@@ -150,10 +155,10 @@ def _check_older(
         if file.stop is not None and file.is_needed(position or 0)
     }
     checker = FileChecker(run.store.snapshot, run.store.roots, session.storage)
-    found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
+    errors = check_each(checker, list(stops), progress=progress)
     older = tuple(
         f"{error}; only samples before {stops[number]:,} read it"
-        for number, error in found
+        for number, error in zip(stops, errors, strict=True)
         if error
     )
     files = result.files + len(stops)
@@ -170,26 +175,26 @@ def check_store(
     withdrawn: Collection[str],
     progress: Callable[[Progress], None] | None = None,
 ) -> CheckResult:
-    """Check the files of an opened index; of several, those of the last one.
+    """Check the files of an opened index; if a run reads several, those of the last one.
 
     Args:
-        withdrawn: names of sources, whose files are left out.
+        withdrawn: names of sources whose files are left out.
 
     Raises: CacheError.
     """
     names = [name for name in config.all_sources if name not in withdrawn]
     numbers = files_of(store.snapshot, names)
-    found = check_files(
-        FileChecker(store.snapshot, store.roots, store.storage), numbers, progress=progress
-    )
+    checker = FileChecker(store.snapshot, store.roots, store.storage)
+    errors = check_files(checker, numbers, progress=progress)
     return CheckResult(
         index=store.snapshot.digest,
         files=len(numbers),
-        problems=tuple(str(error) + _remedy_of(error) for error in found),
+        problems=tuple(str(error) + _remedy_of(error) for error in errors),
         warnings=tuple(warn_of_token_documents(config, store.snapshot)),
     )
 
 
 def _remedy_of(error: DataError) -> str:
-    """What to do about a missing file, after the problem; other errors say it themselves."""
+    """What to do about a missing file, to be appended to the error; other errors say it
+    themselves."""
     return f"; {MISSING_REMEDY}" if isinstance(error, MissingFileError) else ""

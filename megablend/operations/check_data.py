@@ -1,5 +1,5 @@
-"""check --data: the smallest and the largest token id of every source,
-and rows with ids outside the vocabulary.
+"""check --data: find the smallest and the largest token id of every source, and rows with ids
+outside the vocabulary.
 
 Every block of the run's index is read once, files in parallel. Only the first wrong row of each
 file is reported.
@@ -24,6 +24,7 @@ from megablend.storage.base import Storage
 from megablend.system import count_cpus
 
 MAX_THREADS = 8
+"""The most threads that read files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -34,15 +35,16 @@ class SourceTokens(Record):
     files: int
     tokens: int
     smallest: int | None
-    """None where no token was read."""
+    """Smallest id; None if no token was read."""
     largest: int | None
+    """Largest id; None if no token was read."""
     vocab_size: int | None
-    """Token ids must be less than this, as far as the config says."""
+    """Number of token ids: all must be less than this. None if the config does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckDataResult(Record):
-    """What `check_data` found."""
+    """The result of `check_data`."""
 
     index: str
     """Digest of the index that was read."""
@@ -51,7 +53,7 @@ class CheckDataResult(Record):
     """A line for each file that has a token out of range (path, row, what was found and expected),
     or cannot be read."""
     unread: int
-    """How many of the `problems` are files that cannot be read."""
+    """Number of the `problems` that are files which cannot be read."""
 
 
 def check_data(
@@ -61,16 +63,16 @@ def check_data(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckDataResult:
-    """Read all tokens of a config's run, or of the newest index
-    if it was not built yet, and check their ids.
+    """Read all tokens of a config's run, or of the newest index if the run was not built yet, and
+    check their ids.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
         progress: called after each file, from one thread at a time.
         storage: where files are read, in place of the one that the config asks for.
 
-    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError if there is
-        no index of its files.
+    Raises: ConfigError if the config is not valid, or a tokenizer cannot be read; CacheError if
+        there is no index of the config's files.
     """
     session = Session(what, cache=cache, storage=storage)
     sizes = vocab_sizes(session.config)
@@ -80,7 +82,7 @@ def check_data(
     roots = open_block_store(session.config, snapshot, session.storage, number=number).roots
     store = BlockStore(snapshot, roots=roots, storage=session.storage)
     entries = [entry for entry in snapshot.sources if entry.name in sizes]
-    found: dict[int, FileTokens] = {}
+    by_file: dict[int, FileTokens] = {}
 
     def check(number: int) -> FileTokens:
         entry = snapshot.sources[snapshot.file(number).column]
@@ -92,22 +94,22 @@ def check_data(
     done = 0
     with ThreadPoolExecutor(min(MAX_THREADS, count_cpus())) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
-            found[number] = tokens
+            by_file[number] = tokens
             done += file_bytes[number]
             if progress is not None:
                 progress(
                     Progress(
-                        files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes
+                        files=len(by_file), num_files=len(numbers), bytes=done, num_bytes=num_bytes
                     )
                 )
     return CheckDataResult(
         index=snapshot.digest,
         sources=tuple(
-            _source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name])
+            _source_tokens(entry, [by_file[i] for i in entry.files], sizes[entry.name])
             for entry in entries
         ),
-        problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
-        unread=sum(not each.is_read for each in found.values()),
+        problems=tuple(str(each.problem) for each in by_file.values() if each.problem is not None),
+        unread=sum(not each.is_read for each in by_file.values()),
     )
 
 

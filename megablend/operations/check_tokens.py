@@ -1,5 +1,5 @@
-"""Token ids: how many there are, as far as the config says,
-and which ids of a file are out of range.
+"""Token ids: how many there are, as far as the config says, and which ids of a file are out of
+range.
 
 `build` refuses files whose stored statistics are out of range: such a file is read, so that the
 error names the row; statistics that turn out to be wrong are ignored. Files without statistics are
@@ -30,35 +30,36 @@ from megablend.run.open_store import open_block_store
 from megablend.storage.base import Storage
 
 MAX_IDS = 1 << 32
-"""Token ids there can be at all, where no `vocab_size` is given."""
+"""Number of token ids if no `vocab_size` is given."""
 BATCH_BYTES = 16 << 20
-"""Size of the tokens that are decoded together; each thread has one batch in memory."""
+"""Bytes of tokens that are decoded together; each thread has one batch in memory."""
 
 
 class FileTokens(NamedTuple):
-    """What was found in a file."""
+    """The token ids of a file."""
 
     smallest: int | None
-    """None where no token was read."""
+    """Smallest id; None if no token was read."""
     largest: int | None
+    """Largest id; None if no token was read."""
     problem: DataError | None
     """The first token out of range, or why the file cannot be read."""
     is_read: bool
-    """Whether all of the file could be read."""
+    """Whether the whole file could be read."""
 
 
 def check_file(
     store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None
 ) -> FileTokens:
-    """Read all tokens of file `number` of the index, and compare them with the number of token ids
-    (MAX_IDS if None)."""
+    """Read all tokens of file `number` of the index, and check that they are less than
+    `vocab_size` (MAX_IDS if None)."""
     snapshot = store.snapshot
     file = snapshot.file(number)
     path = snapshot.path(number, store.roots)
     first_token = int(snapshot.tokens_before[file.first_block])
     limit = vocab_size or MAX_IDS
-    bad = None
-    wrong = 0
+    first_wrong: tuple[int, int] | None = None  # its number in the file, and the token
+    num_wrong = 0
     lowest = None
     highest = None
     try:
@@ -71,18 +72,19 @@ def check_file(
             lowest = low if lowest is None else min(lowest, low)
             highest = high if highest is None else max(highest, high)
             if low < 0 or high >= limit:
-                places = np.flatnonzero((tokens < 0) | (tokens >= limit))
-                wrong += len(places)
-                if bad is None:
+                wrong = np.flatnonzero((tokens < 0) | (tokens >= limit))
+                num_wrong += len(wrong)
+                if first_wrong is None:
                     before = int(snapshot.tokens_before[ids[0]]) - first_token
-                    bad = before + int(places[0]), int(tokens[places[0]])
+                    first_wrong = before + int(wrong[0]), int(tokens[wrong[0]])
         problem = None
-        if bad is not None:
-            where = _place(path, entry, bad[0], file.tokens, store.storage)
+        if first_wrong is not None:
+            token_number, token = first_wrong
+            where = _describe_place(path, entry, token_number, file.tokens, store.storage)
             expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
             problem = DataError(
                 path,
-                f"{where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: if this is the "
+                f"{where}: token {token}, expected {expected}; {num_wrong:,} tokens of the file are out of range: if this is the "
                 "column of tokens, rewrite the file; if not, set `column:` to the one that is",
             )
         return FileTokens(lowest, highest, problem, is_read=True)
@@ -91,7 +93,7 @@ def check_file(
 
 
 def _batches(snapshot: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
-    """The blocks of a file in order, some BATCH_BYTES of tokens at a time: int64 [n] each."""
+    """The blocks of a file in order, in batches of about BATCH_BYTES of tokens: int64 [n] each."""
     ids = np.arange(file.first_block, file.first_block + file.num_blocks)
     width = np.dtype(file.opened.token_dtype).itemsize
     before = snapshot.tokens_before[file.first_block : file.first_block + file.num_blocks]
@@ -99,19 +101,24 @@ def _batches(snapshot: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]
     return [part for part in np.split(ids, np.flatnonzero(np.diff(batch)) + 1) if len(part)]
 
 
-def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> str:
+def _describe_place(
+    path: str, entry: SourceEntry, token_number: int, num_tokens: int, storage: Storage
+) -> str:
+    """Where a token of a file is, in words: its row, or its number if the row cannot be found."""
     try:
-        row, row_group = find_row(path, entry, place, num_tokens, storage)
+        row, row_group = find_row(path, entry, token_number, num_tokens, storage)
         return f"row {row}" + (f" (row group {row_group})" if entry.kind.has_row_groups else "")
-    except ConfigError:  # an index of a version that took a column which now has to be named, and did not keep its name
-        return f"the file's token number {place:,}"
+    # The index is of an earlier version, which chose a column that has to be named now, and did not
+    # store its name
+    except ConfigError:
+        return f"the file's token number {token_number:,}"
 
 
 def find_row(
     path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage
 ) -> tuple[int, int]:
-    """The row of a file, from 0, that contains its token number `place`, and its row group;
-    found by indexing the file once more.
+    """The row of a file, counted from 0, that contains its token number `place`, and the row's row
+    group. The file is indexed once more.
 
     Raises: as `Format.index` does; ChangedFileError if the file is not the one that was indexed.
     """
@@ -127,8 +134,8 @@ def find_row(
 def read_rows(
     path: str, entry: SourceEntry, block: int, num_tokens: int, storage: Storage
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """The first row of a file that has tokens in its block number `block`, and where each row that
-    has some begins in the block, and the end: int64 [n + 1].
+    """The first row of a file that has tokens in block number `block`; and the token of the block
+    at which each row that has some begins, followed by the number of tokens: int64 [n + 1].
 
     Raises: as `find_row`.
     """
@@ -137,6 +144,7 @@ def read_rows(
 
 
 def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storage) -> FileIndex:
+    """Index a file with its documents. Raises: as `find_row`."""
     read = dataclasses.replace(entry.read, column=entry.column_taken, count_documents=True)
     index = entry.kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
@@ -149,6 +157,7 @@ def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storag
 def _read_rows(
     path: str, entry: SourceEntry, index: FileIndex, block: int, storage: Storage
 ) -> tuple[int, npt.NDArray[np.int64]]:
+    """See `read_rows`."""
     rows_before = int(index.blocks["rows"][:block].sum()) - bool(
         index.blocks["flags"][block] & STARTS_MID_DOCUMENT
     )
@@ -166,31 +175,33 @@ def _read_rows(
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """The number of token ids of each source, by its name in the index;
-    None if the config does not say.
+    """The number of token ids of each source, by its name in the index; None if the config does not
+    say.
 
     Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its
         vocabulary.
     """
-    read: dict[str, int] = {}
+    size_of_tokenizer: dict[str, int] = {}
     sizes: dict[str, int | None] = {}
     for name, source in config.all_sources.items():
-        given = source.vocab_size if source.vocab_size is not None else config.vocab_size
-        if given is None and source.text is not None and config.tokenizer is not None:
-            given = str(find_tokenizer(config.tokenizer))
-        if isinstance(given, str):
-            given = read[given] if given in read else read.setdefault(given, read_vocab_size(given))
-        if given is not None and source.append_eod is not None and source.append_eod >= given:
+        size = source.vocab_size if source.vocab_size is not None else config.vocab_size
+        if size is None and source.text is not None and config.tokenizer is not None:
+            size = str(find_tokenizer(config.tokenizer))
+        if isinstance(size, str):  # the path of a tokenizer
+            if size not in size_of_tokenizer:
+                size_of_tokenizer[size] = read_vocab_size(size)
+            size = size_of_tokenizer[size]
+        if size is not None and source.append_eod is not None and source.append_eod >= size:
             raise ConfigError(
-                f"{source.place}: append_eod {source.append_eod} is not in a vocabulary of {given:,}; expected 0 to {given - 1}"
+                f"{source.place}: append_eod {source.append_eod} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
             )
-        sizes[name] = given
+        sizes[name] = size
     return sizes
 
 
 def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) -> None:
-    """Refuse an index of the config's sources whose files are known
-    to have tokens outside the vocabulary.
+    """Refuse an index whose files have tokens outside the vocabulary, according to their
+    statistics.
 
     Raises: DataError, which names file, row and token of the first; ConfigError if a tokenizer
         cannot be read.
@@ -202,23 +213,23 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
     sizes = vocab_sizes(config)
     store = None
     for entry in snapshot.sources:
-        if entry.name not in sizes:  # an extra column, of any numbers
+        if entry.name not in sizes:  # an extra column, which may have any numbers
             continue
         limit = sizes[entry.name] or MAX_IDS
         files = np.arange(entry.files.start, entry.files.stop)
-        for number in files[
-            is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))
-        ].tolist():
+        is_outside = is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))
+        for number in files[is_outside].tolist():
             store = store or open_block_store(config, snapshot, storage, number=0)
-            if (problem := check_file(store, entry, number, sizes[entry.name]).problem) is not None:
+            problem = check_file(store, entry, number, sizes[entry.name]).problem
+            if problem is not None:
                 raise problem
 
 
 def read_vocab_size(path: str) -> int:
-    """The number of ids of a tokenizer: one more than the largest, added tokens included.
+    """The number of ids of a tokenizer: one more than its largest id, added tokens included.
 
     Args:
-        path: a tokenizer.json as Hugging Face's tokenizers write it.
+        path: a tokenizer.json as Hugging Face's tokenizers library writes it.
 
     Raises: ConfigError if it cannot be read, or is something else.
     """
@@ -243,6 +254,6 @@ def read_vocab_size(path: str) -> int:
 
 
 def _model_ids(vocab: Any) -> list[int]:
-    """Ids of a model's own tokens: a dict has them as values,
-    the list of a unigram model as places."""
+    """The ids of a model's own tokens: the values of a dict, or, of the list of a unigram model,
+    the indices."""
     return list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))

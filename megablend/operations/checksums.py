@@ -1,5 +1,5 @@
-"""Checksums of blocks, made by `build` on request: the ranks share the files, and rank 0
-commits."""
+"""Make checksums of an index's blocks, if `build` is asked for them: the ranks share the files, and
+rank 0 commits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def make_checksums(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Read all blocks of an index and store their checksums,
-    unless that was done before. Called by all ranks.
+    """Read all blocks of an index and store their checksums, unless that was done before. Called by
+    all ranks.
 
     Raises: DataError; CacheError.
     """
@@ -52,25 +52,25 @@ def make_checksums(
     mine = assign_longest_first(sizes, launch.size)[launch.rank]
     paths = {number: _path_of(config, snapshot, number) for number in mine}
     num_threads = max((storage.limits(path).max_files for path in paths.values()), default=1)
-    found = dict[int, Sums]()
+    sums_of_file = dict[int, Sums]()
     done = 0
 
     def compute(number: int, _: RequestedReads) -> Sums:
         return compute_sums(snapshot, number, paths[number], storage)
 
     for number, sums in run_in_threads(compute, mine, num_threads):
-        found[number] = sums
+        sums_of_file[number] = sums
         done += sizes[number]
         if progress is not None and launch.rank == 0:
             progress(
                 Progress(
-                    files=len(found),
+                    files=len(sums_of_file),
                     num_files=len(mine),
                     bytes=done,
                     num_bytes=sum(sizes[i] for i in mine),
                 )
             )
-    gathered = launch.gather(found)
+    gathered = launch.gather(sums_of_file)
     if launch.rank == 0:
         by_number = {number: sums for each in gathered for number, sums in each.items()}
         with store.hold():

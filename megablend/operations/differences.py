@@ -1,4 +1,5 @@
-"""In what two ledgers differ, in the terms of configs: indices, the blends of their stages, where stages end."""
+"""List the differences between two ledgers, in the terms of configs: their indices, the blends of
+their stages, and where stages end."""
 
 from __future__ import annotations
 
@@ -15,66 +16,80 @@ from megablend.run.stage import Blend
 from megablend.run.state import State
 
 _TERMS = OLD_KEYS | {"plan": "plan_version"}
-"""What is called otherwise in ledgers."""
+"""Keys of ledgers that have other names in configs, and these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Record):
-    """One thing in which two runs differ; None stands for what one of them does not have."""
+    """One thing in which two runs differ."""
 
     what: str
+    """Name of the setting, or of what else differs."""
     a: Any
+    """Its value in the first run; None if the run does not have it."""
     b: Any
+    """Its value in the second run; None if the run does not have it."""
 
 
 def describe_blend(blend: Blend) -> dict[str, Any]:
-    """A blend as a JSON-able dict, with the keys and values of configs."""
+    """A blend as a JSON-serializable dict, with the keys and values of configs."""
     described = {_TERMS.get(key, key): value for key, value in blend_record(blend).items()}
     return described | ({"order": blend.order} if "order" in described else {})
 
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
-    """The differences between two ledgers; of a state, only index and stages are known."""
+    """The differences between two ledgers. Of a state, only the indices and the chain of stages are
+    known."""
     found = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
-        for start, x, y in _pair_blends(a, b):
-            of_stage = f" from sample {start:,} on" if start else ""
+        for start, blend_a, blend_b in _pair_blends(a, b):
+            from_sample = f" from sample {start:,} on" if start else ""
             found += [
-                replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)
+                replace(each, what=each.what + from_sample)
+                for each in list_blend_differences(blend_a, blend_b)
             ]
         found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
     else:
-        first, second = ([[link.stop, link.digest] for link in links_of(each)] for each in (a, b))
-        found.append(Difference(what="stages", a=first, b=second))
+        ends_a, ends_b = ([[link.stop, link.digest] for link in links_of(each)] for each in (a, b))
+        found.append(Difference(what="stages", a=ends_a, b=ends_b))
     return [each for each in found if each.a != each.b]
 
 
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
-    """The settings of two blends, and whether they differ:
-    of each its name, and its values in both."""
-    x, y = (describe_blend(each) for each in (a, b))
-    sources = _differences_of_sources(x.pop("sources"), y.pop("sources"))
-    return [*_compare(x, y), *sources]
+    """All settings of two blends, each with its values in both, whether they differ or not."""
+    settings_a, settings_b = (describe_blend(each) for each in (a, b))
+    sources = _compare_sources(settings_a.pop("sources"), settings_b.pop("sources"))
+    return [*_compare(settings_a, settings_b), *sources]
 
 
 def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Difference]:
+    """All keys of two dicts, each with its values in both. `of`: is appended to the keys."""
     return [
         Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())
     ]
 
 
-def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
-    before, after = ({source["name"]: source for source in listed} for listed in (a, b))
-    names = list(dict.fromkeys([*before, *after]))
+def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
+    """All settings of the sources of two blends; sources that one of them lacks; and, if none does,
+    the sequence of the sources."""
+    by_name_a, by_name_b = ({source["name"]: source for source in listed} for listed in (a, b))
+    names = list(dict.fromkeys([*by_name_a, *by_name_b]))
     found = []
     for name in names:
-        x, y = (listed.get(name) for listed in (before, after))
-        if x is None or y is None:
-            found.append(Difference(what=f"source {name!r}", a=x and "present", b=y and "present"))
+        source_a = by_name_a.get(name)
+        source_b = by_name_b.get(name)
+        if source_a is None or source_b is None:
+            found.append(
+                Difference(
+                    what=f"source {name!r}",
+                    a=source_a and "present",
+                    b=source_b and "present",
+                )
+            )
         else:
-            found += _compare(x, y, f" of source {name!r}")
-    if len(before) == len(names) == len(after):
-        found.append(Difference(what="sequence of sources", a=list(before), b=list(after)))
+            found += _compare(source_a, source_b, f" of source {name!r}")
+    if len(by_name_a) == len(names) == len(by_name_b):
+        found.append(Difference(what="sequence of sources", a=list(by_name_a), b=list(by_name_b)))
     return found
 
 
@@ -84,7 +99,8 @@ def links_of(which: Ledger | State) -> tuple[Link, ...]:
 
 
 def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
-    """The blends of two ledgers from each sample on where one of them changes."""
+    """The samples from which on a blend of either ledger changes, as far as both go, each with the
+    two blends."""
     last = min(a.num_samples, b.num_samples)
     pairs = [
         (start, a.stage_at(start).blend, b.stage_at(start).blend)

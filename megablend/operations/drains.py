@@ -1,4 +1,4 @@
-"""Drains: what a stage reads first, in the settings of the stage before, and in which shares."""
+"""Describe drains: the samples that a stage reads first, in the settings of the stage before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class DrainSource(Record):
     name: str
     samples: int
     share: float
+    """Fraction of the drain's samples."""
     share_before: float
-    """Its share where the stage before stopped."""
+    """The source's share when the stage before stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -32,17 +33,16 @@ class Drain(Record):
 
 def describe_drain(run: Run, number: int) -> Drain | None:
     """The drain at the start of stage `number` of the ledger; None if there is none."""
-    stretches = run.plan.stages
+    parts = run.plan.stages
     start = run.ledger.starts[number]
-    place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
-    drain = stretches[place]
-    if drain.number == number:
+    first = next((i for i, part in enumerate(parts) if part.start >= start), 0)
+    drain = parts[first]
+    if drain.number == number:  # the stage begins in its own settings
         return None
     blend = run.ledger.stages[drain.number].blend
-    planned = stretches[place - 1].request
-    shares = (
-        planned.totals / planned.num_samples
-    ).tolist()  # as exact as a step of a schedule has them
+    # The shares of a schedule's last step are known by its totals only
+    request = parts[first - 1].request
+    shares = (request.totals / request.num_samples).tolist()
     if blend.schedule is None:
         shares[: len(blend.sources)] = map(float, blend.shares)
     samples = drain.read.tolist()

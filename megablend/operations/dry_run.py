@@ -1,4 +1,4 @@
-"""build --dry-run: what indexing the config's files will request from object stores, without
+"""build --dry-run: estimate what indexing the config's files requests from object stores, without
 building anything."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DryRun(Record):
-    """What indexing a source would take if nothing of it were indexed."""
+    """What indexing a source takes if nothing of it is indexed yet."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"tokenising"})
     name: str
@@ -31,19 +31,23 @@ class DryRun(Record):
     bytes: int
     """Total size of the data files."""
     requests: int
-    """Those to make at least; 0 for files on a local disk."""
+    """Number of requests, at least; 0 for files on a local disk."""
     source_bytes: int
-    """Bytes to request at least."""
+    """Bytes that are requested, at least."""
     cost: float | None
-    """Where the config gives prices."""
+    """Cost of these requests; None if the config gives no prices."""
     most_requests: int
-    """The most; the same where all files were tried."""
+    """Number of requests, at most; equal to `requests` if all files were tried."""
     most_source_bytes: int
+    """Bytes that are requested, at most."""
     most_cost: float | None
+    """Cost, at most."""
     tabled: bool
-    """Whether `build` then reads the lengths of its documents, too, which is not included."""
+    """Whether `build` reads the lengths of the source's documents afterwards, which is not
+    included."""
     tokenising: str | None = None
-    """Of text that is not tokenised: how much, and what that takes, from a sample."""
+    """How much text is to be tokenised, and what that takes, estimated from a sample; None if the
+    source is not text."""
 
 
 @translating("build")
@@ -54,32 +58,36 @@ def dry_run(
     storage: Storage | None = None,
     processes: int | None = None,
 ) -> list[DryRun]:
-    """Find the files of a config's sources, and the requests and bytes that indexing them takes. To
-    find these, up to 512 files of each source in an object store (more if they differ much) are
-    indexed without reading their data. Of text that is not tokenised, the beginnings of up to 16
-    files are. Nothing is kept.
+    """Find the files of a config's sources, and estimate the requests and bytes that indexing them
+    takes.
+
+    For the estimate, up to 512 files of each source in an object store (more if they differ much)
+    are indexed without reading their data, and the beginnings of up to 16 files of text are
+    tokenised. Nothing is kept.
 
     Args:
-        processes: that would tokenise.
+        processes: number of processes that will tokenise.
 
     Raises: ConfigError, DataError.
     """
     session = Session(config, cache=cache, storage=storage)
-    checked = session.config
+    checked_config = session.config
     storage = session.storage
-    found = list[DryRun]()
-    tabled = checked.sources_needing_lengths
-    for spec in list_specs(checked):
-        if checked.all_sources[spec.name].text is not None:
-            found.append(_estimate_text(checked, spec, storage, processes))
+    estimates = list[DryRun]()
+    tabled = checked_config.sources_needing_lengths
+    for spec in list_specs(checked_config):
+        if checked_config.all_sources[spec.name].text is not None:
+            estimates.append(_estimate_text(checked_config, spec, storage, processes))
             continue
         before = count_requests()
         listing = list_source(spec, storage)
-        listed = np.subtract(count_requests(), before)
-        options = checked.storage.find(listing.files[0].path)
-        least, most = (Counted(*(listed + each)) for each in estimate_indexing(listing, storage))
+        listing_requests = np.subtract(count_requests(), before)
+        options = checked_config.storage.find(listing.files[0].path)
+        least, most = (
+            Counted(*(listing_requests + each)) for each in estimate_indexing(listing, storage)
+        )
         transfer = price_transfer(least, most, options)
-        found.append(
+        estimates.append(
             DryRun(
                 name=spec.name,
                 files=len(listing.files),
@@ -93,13 +101,14 @@ def dry_run(
                 tabled=spec.name in tabled,
             )
         )
-    return found
+    return estimates
 
 
 def _estimate_text(
     config: Config, spec: SourceSpec, storage: Storage, processes: int | None
 ) -> DryRun:
-    from megablend.text.estimate import estimate_pending  # few need it
+    """Estimate what indexing a source of text takes."""
+    from megablend.text.estimate import estimate_pending  # imported only if it is needed
 
     files, expected, number = estimate_pending(config, spec, storage, processes)
     return DryRun(

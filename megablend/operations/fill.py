@@ -1,4 +1,4 @@
-"""node fill: what a run reads, on the disks of its nodes before it begins."""
+"""node fill: fetch what a run reads to the disks of its nodes before it begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from megablend.prefetch.due_ranges import list_ranges
 from megablend.storage.hints import Filled, takes_hints
 from megablend.system.failures import translating
 
-_BLOCKS_AT_A_TIME = 1 << 16
+_BATCH = 1 << 16
+"""Blocks whose ranges are requested together, unless a file has more."""
 
 
 @translating("fill")
@@ -30,11 +31,11 @@ def fill_mirror(
     one machine, otherwise its share of the pieces. Call it on each machine.
 
     Args:
-        cache: in place of the config's.
-        is_dry: only count.
-        progress: called with the blocks' files that are done.
+        cache: cache folder, in place of the config's.
+        is_dry: fetch nothing, only count.
+        progress: called with the number of files that are done.
 
-    Raises: ConfigError if nothing of the run is mirrored; as `open` and reads do; ResourceError if
+    Raises: as `open` and reads do; ConfigError if nothing of the run is mirrored; ResourceError if
         no node process answers.
     """
     run = open_dataset(config, cache=cache).run
@@ -51,10 +52,8 @@ def fill_mirror(
     file = 0
     while file < snapshot.num_files:
         first = int(snapshot.files.first_block[file])
-        file = max(
-            file + 1,
-            int(np.searchsorted(snapshot.files.first_block, first + _BLOCKS_AT_A_TIME)) - 1,
-        )
+        stop = int(np.searchsorted(snapshot.files.first_block, first + _BATCH)) - 1
+        file = max(file + 1, stop)
         blocks = np.arange(first, snapshot.files.first_block[file])
         ranges = list_ranges(run, blocks, np.full(len(blocks), math.inf))
         filled = filled.plus(storage.fill(ranges, is_dry=is_dry))

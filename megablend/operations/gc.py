@@ -19,6 +19,7 @@ from megablend.system.failures import translating
 from megablend.system.log import LOG
 
 DEFAULT_DAYS = 7.0
+"""What was used within so many days is kept, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -35,11 +36,11 @@ class GcResult(Record):
     kept: tuple[str, ...]
     """Digests of the indexes that are kept."""
     other_files: int
-    """Number of fragments, document tables and other files removed."""
+    """Number of removed fragments, document tables and other files."""
     bytes: int
-    """Disk space of all that is removed."""
+    """Disk space that everything removed had."""
     token_files: tuple[str, ...] = ()
-    """Paths of the files of tokens made from text that are removed."""
+    """Paths of the removed files of tokens, which were made from text."""
 
 
 @translating("gc")
@@ -56,12 +57,12 @@ def gc(
 
     Args:
         cache: its folder or URL, or a config that names it.
-        older_than_days: keep anything used within so many days; set this longer than your longest
-            job that reads an index directly (`open_index`).
+        older_than_days: keep everything that was used within so many days; set it longer than
+            your longest job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
-        tokens: also remove files of tokens that `build` made of a config's text, and that no index
-            of this cache which is kept names; they are made again where they are needed.
-            Other caches that share the folder are not looked at.
+        tokens: also remove files of tokens that `build` made of a config's text and that none of
+            the kept indexes names; a build makes them again if it needs them. Other caches that
+            share the folder are not considered.
 
     Raises: ConfigError; CacheError if there is no cache, a build is running, or a ledger or an
         index to keep is damaged.
@@ -77,12 +78,13 @@ def gc(
             "omit `tokens`"
         )
 
-    def needed() -> set[str]:
-        return {index for ledger in list_runs(store) for index in ledger.indices} | set(
-            list_references(store)
-        )
+    def list_needed() -> set[str]:
+        of_runs = {index for ledger in list_runs(store) for index in ledger.indices}
+        return of_runs | set(list_references(store))
 
-    collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    collected = collect(
+        store, list_needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run
+    )
     if not dry_run:
         for digest in collected.snapshots:
             LOG.info("%s: removed index %s, which no run uses", store.location, digest)
@@ -103,7 +105,8 @@ def gc(
 def _collect_tokens(
     session: Session, kept: Sequence[str], min_age_seconds: float, dry_run: bool
 ) -> dict[str, int]:
-    """Remove the token files that no kept index names. Returns: their paths and sizes."""
+    """Remove the token files that no kept index names. Returns the sizes of these files in bytes,
+    by their paths."""
     from megablend.text.places import parse_path
     from megablend.text.token_folder import TokenFolder
 
@@ -115,12 +118,12 @@ def _collect_tokens(
         snapshot = open_snapshot(session.cache, digest)
         named |= {snapshot.path(i) for i in range(len(snapshot.file_names()))}
     before = time.time() - min_age_seconds
-    found = dict[str, int]()
+    sizes = dict[str, int]()
     for name, entry in folder.list_files().items():
         path = folder.path(name)
         is_old = entry.modified <= before
         if is_old and path not in named and parse_path(path) is not None:
-            found[path] = entry.bytes
+            sizes[path] = entry.bytes
             if not dry_run:
                 folder.remove(name)
-    return found
+    return sizes

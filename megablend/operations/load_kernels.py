@@ -1,5 +1,4 @@
-"""Loading compiled kernels in the background of `open`,
-so that the first batch need not wait for them.
+"""Load compiled kernels while `open` goes on, so that the first batch need not wait for them.
 
 A thread loads what the run will need, in the order in which it will need it; what is not compiled
 yet is left to its first call. A process that forks waits for the thread first: a child would find
@@ -29,15 +28,15 @@ PLANNING = (
     "blend.spans",
     "reader.gather",
 )
-"""Modules whose kernels every blend needs for its first batch."""
+"""Modules of kernels that every blend needs for its first batch."""
 READING = ("file_ranges",)
-"""Those that reading any format from local files needs as well."""
+"""Modules of kernels that reading any format from local files needs."""
 BY_UNIT = {"document": ("document_table",)}
-"""Those that orders which shuffle a unit need as well."""
+"""Modules of kernels that an order needs, by the unit that it shuffles."""
 
 
 class _Background:
-    """One thread a process, which ends when there is nothing left to load."""
+    """Loads modules in one thread of the process, which ends when none are left."""
 
     def __init__(self) -> None:
         self._waiting = SimpleQueue[str]()
@@ -46,7 +45,7 @@ class _Background:
         self._thread: threading.Thread | None = None
 
     def add(self, modules: Iterable[str]) -> None:
-        """Load the kernels of modules, each once a process."""
+        """Have the kernels of modules loaded, each module once in a process."""
         with self._lock:
             new = [module for module in modules if module not in self._known]
             self._known.update(new)
@@ -58,16 +57,17 @@ class _Background:
 
     def join(self) -> None:
         """Wait until the thread has ended."""
-        if (thread := self._thread) is not None and thread is not threading.current_thread():
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def before_fork(self) -> None:
-        """Wait until the thread has ended, and let no other one begin."""
+        """Wait until the thread has ended, and let no other thread begin."""
         self._lock.acquire()
         self.join()
 
     def after_fork_in_parent(self) -> None:
-        """Let threads begin again."""
+        """Allow threads to begin again."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
@@ -76,14 +76,15 @@ class _Background:
         self._thread = None
 
     def _load(self) -> None:
-        while threading.main_thread().is_alive():  # a process that ends need not wait for all
+        """Load the kernels of waiting modules: what the thread does."""
+        while threading.main_thread().is_alive():  # a process that ends need not wait for the rest
             try:
                 module = self._waiting.get_nowait()
             except Empty:
                 return
             try:
                 load_kernels(import_module(_KERNELS + module))
-            except Exception:  # whatever is wrong, the first call finds it, too, and says so
+            except Exception:  # the first call of the kernel raises the error again
                 continue
 
 
@@ -96,19 +97,20 @@ os.register_at_fork(
 
 
 def list_kernels(run: Run) -> list[str]:
-    """The modules whose kernels a run needs besides those of PLANNING."""
-    found = list[str]()
+    """The modules of kernels that a run needs in addition to PLANNING."""
+    modules = list[str]()
     for stage in run.ledger.stages:
-        found += BY_UNIT.get(find_order(stage.blend.order).unit, ())
-    found += READING
+        modules += BY_UNIT.get(find_order(stage.blend.order).unit, ())
+    modules += READING
     for name in sorted(run.store.snapshot.sources.formats):
-        found += get_format(name).kernel_modules
-    return found
+        modules += get_format(name).kernel_modules
+    return modules
 
 
 load_in_background = _background.add
+"""See `_Background.add`."""
 
 
 def wait_for_kernels() -> None:
-    """Wait until nothing is being loaded."""
+    """Wait until no kernels are being loaded."""
     _background.join()

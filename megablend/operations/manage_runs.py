@@ -1,5 +1,5 @@
-"""The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan
-they were saved with.
+"""List, show, rename, reset and remove the runs of a cache. Checkpoint states still open the plan
+that they were saved with.
 
 A run is its ledger, `runs/<name>.json`. Changes are made while the cache is held, one record at a
 time: after a crash a run is either unchanged or changed; a rename may leave both names, and the
@@ -33,39 +33,38 @@ from megablend.system.atomic_write import translate_os_errors
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunSummary(Record):
-    """What a run is committed to, in short."""
+    """A summary of what a run is committed to."""
 
     run: str
-    """Its name."""
+    """Name of the run."""
     index: str
-    """Digest of the index that it reads."""
+    """Digest of the index that its last stage reads."""
     index_exists: bool
-    """Whether the cache has that index."""
+    """Whether the cache has all indexes that the run reads."""
     plan: str
-    """Digest of its plan."""
+    """Digest of the run's plan."""
     stages: tuple[int, ...]
-    """Sample numbers at which its stages end."""
+    """Sample numbers at which the stages end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StageCommitment(Record):
-    """A stage of a run."""
+    """A stage of a run: samples [start, stop)."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
     start: int
     stop: int
-    """Its samples, [start, stop)."""
     end: int
-    """Where it would have ended; more than `stop` where an amendment cut it."""
+    """The sample at which the stage was planned to end; more than `stop` if an amendment cut it."""
     index: str
-    """Digest of the index that it reads."""
+    """Digest of the index that the stage reads."""
     plan: str
-    """Digest of the run's plan at its end."""
+    """Digest of the run's plan at the stage's end."""
     changes: tuple[dict[str, Any], ...]
-    """what, before, after: the settings that differ from the stage before it; none in the first
-    one."""
+    """Dicts of `what`, `before` and `after`: the settings that differ from the stage before; none
+    for the first stage."""
     drain: int | None = None
-    """Samples at its start that continue the stage before; None where the ledger does not say."""
+    """Number of the first samples that continue the stage before; None if the ledger gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -73,9 +72,9 @@ class RunCommitment(RunSummary):
     """What a run is committed to."""
 
     blend: dict[str, Any]
-    """All that decides the order of its last stage, in the terms of configs."""
+    """The settings that decide the order of the last stage, in the terms of configs."""
     chain: tuple[StageCommitment, ...]
-    """All of its stages."""
+    """All stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,28 +83,31 @@ class DamagedRun(Record):
 
     run: str
     problem: str
+    """What is wrong with the ledger."""
 
 
 def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
-    """The runs of a cache, by name; those whose ledger cannot be read as DamagedRun.
+    """List the runs of a cache, sorted by name; those whose ledger cannot be read as DamagedRun.
 
     Args:
         what: a cache (its folder or URL), or a config.
 
-    Raises: ConfigError if there is neither, or the config cannot be read; CacheError for a
-        folder that is no cache.
+    Raises: ConfigError if `what` does not exist, or the config cannot be read; CacheError if the
+        folder is not a cache.
     """
     return list_runs_of(_cache_of(what))
 
 
 def list_runs_of(cache: CacheStore) -> list[RunSummary | DamagedRun]:
-    """The same for a cache that is open."""
+    """Like `list_runs`, for an open cache."""
     indices = set(list_snapshots(cache))
-    return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
+    runs = [_list_run(cache, name, indices) for name in run_names(cache)]
+    return [run for run in runs if run is not None]
 
 
 def show_run(what: ConfigLike, run: str) -> RunCommitment:
-    """A run as `list_runs` lists it, with its `blend`. Raises: CacheError, ConfigError."""
+    """Show what a run is committed to. Raises: ConfigError; CacheError if there is no such run, or
+    its ledger is damaged."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
     summary = _summarize(ledger, set(list_snapshots(cache)))
@@ -121,6 +123,7 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
 
 
 def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
+    """The stages of a ledger, in order."""
     before = ledger.stages[0]
     for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
         differences = [
@@ -155,15 +158,15 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         raise ConfigError(f"{cache}: run {run!r} has this name already; give it another one")
     with _changing(cache, run) as store:
         ledger = _load(cache, run)
-        there = new in run_names(cache)
+        is_taken = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        # The same one: a rename that was interrupted
-        if there and load_ledger(cache, new) != renamed:
+        # A rename that was interrupted has left this ledger under both names
+        if is_taken and load_ledger(cache, new) != renamed:
             raise ConfigError(
                 f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
             )
-        if not there:
-            # Before the ledger, so that a run of the new name never lacks them
+        if not is_taken:
+            # Skips come before the ledger, so that a run of the new name never lacks them
             skips = copy_skips(store, ledger, new)
             save_ledger(cache, renamed, skips=skips)
         forget_skips(store, run)
@@ -174,12 +177,12 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
     """Move a run's ledger aside: the next build plans the run again, on the newest index, from its
     config as it is then.
 
-    States of the run are accepted if the new plan equals the old one, and refused
-    otherwise; opened with `state=`, they find their own plan, until `gc` removes the old
-    index, which no run needs any more.
+    States of the run are accepted if the new plan equals the old one, and refused otherwise. Opened
+    with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
+    any more.
 
-    Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it
-        restores the run.
+    Returns: the path or URL of the ledger that was moved aside. Moved back to `runs/<name>.json`,
+        it restores the run.
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
@@ -188,10 +191,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run permanently, with the ledgers that were moved aside when it was reset.
-    Its index is kept until `gc` removes it.
-
-    A damaged ledger is removed, too.
+    """Remove a run permanently, even if its ledger is damaged, with the ledgers that were moved
+    aside when it was reset. Its index is kept until `gc` removes it.
 
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
@@ -202,7 +203,8 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
 @contextlib.contextmanager
 def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
-    """The cache, while no build runs."""
+    """Hold the cache of a run, so that no build or other command changes it. Raises: CacheError if
+    there is no such run."""
     _check_exists(store, run)
     with translate_os_errors(store.folder), store.hold():
         _check_exists(store, run)  # another process may have been faster
@@ -210,7 +212,8 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """A cache, which need not be there if a config names it. Raises: ConfigError, CacheError."""
+    """The cache that is given by itself or by a config; it has to exist only if it is given by
+    itself. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
@@ -221,6 +224,7 @@ def _cache_of(what: ConfigLike) -> CacheStore:
 
 
 def _load(cache: CacheStore, run: str) -> Ledger:
+    """Load the ledger of a run. Raises: CacheError if there is none."""
     _check_exists(cache, run)
     ledger = load_ledger(cache, run)
     if ledger is None:
@@ -229,15 +233,17 @@ def _load(cache: CacheStore, run: str) -> Ledger:
 
 
 def _check_exists(cache: CacheStore, run: str) -> None:
+    """Raises: CacheError if the cache has no such run; ConfigError if that cannot be a name."""
     check_run_name(run)
-    if run not in (names := run_names(cache)):
+    names = run_names(cache)
+    if run not in names:
         raise CacheError(
             f"{cache}: found no run {run!r}; the cache has {', '.join(map(repr, names)) or 'none'}"
         )
 
 
 def check_run_name(run: str) -> None:
-    """Raises: ConfigError for what cannot be the name of a run."""
+    """Raises: ConfigError if `run` cannot be the name of a run."""
     if not isinstance(run, str) or len(run) > MAX_RUN_NAME or not re.fullmatch(RUN_NAME, run):
         raise ConfigError(
             f"found run {run!r}, expected a name of at most {MAX_RUN_NAME} letters, digits, '.', '_' and '-', that begins with a "
@@ -245,8 +251,12 @@ def check_run_name(run: str) -> None:
         )
 
 
-def _listed(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """A run, or what is wrong with its ledger; None if it was removed meanwhile."""
+def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
+    """A run as `list_runs` lists it; None if it was removed meanwhile.
+
+    Args:
+        indices: digests of the indexes that the cache has.
+    """
     try:
         ledger = load_ledger(cache, run)
     except CacheError as error:

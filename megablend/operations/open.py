@@ -1,5 +1,5 @@
-"""open: from a config, and perhaps a checkpoint's state, to a dataset.
-Nothing is indexed, and no array is as long as the run."""
+"""open: open the dataset of a run that was built, at a checkpoint's state if one is given. Nothing
+is indexed, and no array is as long as the run."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def open_dataset(
     """Open one split of a run that `build` has built.
 
     Args:
-        config: path of a YAML or JSON file, or the same as a dict. Without it the run is opened as
+        config: path of a YAML or JSON file, or the same as a dict. Without it, the run is opened as
             it was committed, with its files where they were indexed, no masks and no extra columns.
         split: "train", "valid" or "test".
-        run: without a config, the run's name.
-        stage: for valid and test, the stage of the config, from 0, whose settings they have; by
-            default the top level's.
-        state: from `state_dict()`: opens the index snapshot and the stages that it names, and
-            resumes there.
-        consumed_samples: where to resume, in place of a state, in the run as the cache has it now.
-            Only for train: the order of valid and test is not committed.
+        run: name of the run, if no config is given.
+        stage: for valid and test: number of the config's stage, counted from 0, whose settings they
+            have; by default, they have those of the top level.
+        state: a state from `state_dict()`: the index snapshots and the stages that it names are
+            opened, and the dataset resumes at its position.
+        consumed_samples: the position at which to resume, in place of a state, in the run as the
+            cache has it now. Only for train: the order of valid and test is not committed.
         cache: cache folder, in place of the config's `cache`, or its URL.
         transform: applied to each sample's dict as the final step; its return value replaces the
             sample, and is collated as torch does. It must be picklable if a loader's workers are
@@ -67,9 +67,9 @@ def open_dataset(
             f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
             "changed; pass state= with what state_dict() returned"
         )
-    taken = None if state is None else State.from_dict(state)
+    parsed = None if state is None else State.from_dict(state)
     if config is None:
-        opened = _open_without_config(cache, run, split, stage, taken, storage)
+        opened = _open_without_config(cache, run, split, stage, parsed, storage)
     else:
         if run is not None:
             raise ConfigError(
@@ -79,7 +79,7 @@ def open_dataset(
         if stage is not None:
             stage = _check_stage(checked, split, stage)
         load_in_background(PLANNING)
-        opened = open_run(checked, split, taken, stage=stage, storage=storage)
+        opened = open_run(checked, split, parsed, stage=stage, storage=storage)
     skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
     load_in_background(list_kernels(opened))
     dataset = Dataset(
@@ -98,8 +98,8 @@ def _open_without_config(
     state: State | None,
     storage: Storage | None,
 ) -> Run:
-    """Raises: ConfigError if the cache or the run's name is not given, or something that only a
-    config says is asked for."""
+    """Open a run by its ledger. Raises: ConfigError if the cache or the run's name is not given, or
+    a `stage`, which only a config has."""
     if cache is None or run is None:
         raise ConfigError(
             "found no config, expected the path of a YAML or JSON file, a dict with its keys, or both `cache` and "
@@ -119,8 +119,8 @@ def _open_without_config(
 
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
-    """The number of a stage. Raises: ConfigError if the config has no such stage, or for train,
-    which has all of them."""
+    """Check the number of a stage, and return it. Raises: ConfigError if the config has no such
+    stage, or the split is train, which has all of them."""
     if split == "train":
         raise ConfigError(
             "found stage for train, which has all stages; stage selects the settings of valid and test"
@@ -142,10 +142,10 @@ def open_index(
 
     Args:
         cache: a cache that `build` filled: its folder, or its URL in an object store.
-        digest: of the index snapshot; by default the newest.
+        digest: digest of the index snapshot; by default the newest one.
         storage: where files are read, in place of the default one.
 
-    Raises: CacheError.
+    Raises: CacheError if there is no such index, or it is damaged.
     """
     session = Session(cache, storage=storage)
     return BlockStore(newest_snapshot(session.cache, digest), storage=session.storage)

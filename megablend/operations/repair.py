@@ -1,5 +1,5 @@
-"""Repair of the index that a run keeps, if it is damaged
-and the config's files would make another one by now."""
+"""Repair the index that a run keeps, if it is damaged and the config's files now make another
+one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ def repair_kept_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Index the files of the run's index again, if it is damaged
-    and not the newest one. Called by all ranks.
+    """Index the files of the run's index again, if that index is damaged and not the newest one.
+    Called by all ranks.
 
-    Returns: whether it was repaired; the repaired index then counts as the newest.
-    Raises: CacheError if the files no longer make that index, or it is not known which files
-        those were.
+    Returns: whether the index was repaired; it then counts as the newest one.
+    Raises: CacheError if the files no longer make that index, or it is not known which files they
+        were.
     """
     if ledger.index == newest:
         return False
-    damage = launch.bcast(
-        find_damage(config.cache_store, ledger.index) if launch.rank == 0 else None
-    )
+    is_first = launch.rank == 0
+    damage = launch.bcast(find_damage(config.cache_store, ledger.index) if is_first else None)
     if damage is None:
         return False
     try:
         roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
-        is_first = launch.rank == 0
         block_bytes = config.block_bytes
-        listed = (
+        specs = (
             list_indexed_files(
                 config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes
             )
@@ -52,17 +50,17 @@ def repair_kept_index(
         )
     except CacheError:
         raise lost_index(ledger, newest, damage) from None
-    made = build_index(
-        config.cache_store, launch.bcast(listed), launch=launch, storage=storage, progress=progress
+    repaired = build_index(
+        config.cache_store, launch.bcast(specs), launch=launch, storage=storage, progress=progress
     )
-    if made.digest != ledger.index:
+    if repaired.digest != ledger.index:
         raise lost_index(ledger, newest, damage)
     if is_first:
         LOG.info(
             "repaired index %s of run %r in %.1f s: %s",
             ledger.index,
             ledger.run,
-            made.seconds,
+            repaired.seconds,
             damage,
         )
     return True

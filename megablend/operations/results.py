@@ -1,30 +1,30 @@
-"""What all results of megablend have in common: frozen attributes, a dict for JSON, a short `repr`."""
+"""The base of all results of megablend: frozen attributes, a dict for JSON, a short `repr`."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from html import escape
 from typing import Any, ClassVar
 
 _PLAIN = frozenset({str, int, float, bool})
-"""Types of values that are JSON as they are."""
+"""Types of values that JSON has, too."""
 _WIDTH = 100
-"""Columns of a line of a `repr`."""
+"""Characters of a line of a `repr`."""
 _SHORT = 60
-"""Characters of a value in it."""
+"""The most characters of a value in a `repr`."""
 _LINES = 5
-"""Lines of a `repr`."""
+"""The most lines of a `repr`."""
 _JOINED = "\0"
 """Stands for a blank at which a line is not broken."""
 _LISTED = 20
-"""Items of a list that the HTML of a result shows."""
+"""The most items of a list that the HTML of a result shows."""
 
 
 class Record:
-    """Base of the frozen dataclasses that functions of megablend return: what `--json` prints of
-    them, and notebooks show."""
+    """Base of the frozen dataclasses that functions of megablend return. It makes what `--json`
+    prints of them, and what notebooks show."""
 
     __slots__ = ()
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
@@ -33,7 +33,7 @@ class Record:
     """Further keys of the dict, which release 0.1.0 had, and the attributes that they give."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: dicts, lists, strings and numbers."""
+        """The result as `--json` prints it: dicts, lists, strings and numbers."""
         values = {name: _to_json(value) for name, value in self._shown().items()}
         return values | {old: values[new] for old, new in self.OLD_KEYS.items() if new in values}
 
@@ -42,11 +42,10 @@ class Record:
         return name not in self.OPTIONAL or getattr(self, name) not in (None, ())
 
     def _shown(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._keys()}
-
-    def _keys(self) -> Iterator[str]:
-        names = (field.name for field in fields(self))  # type: ignore[arg-type]  # subclasses are dataclasses
-        return (name for name in names if self._has(name))
+        """The attributes that the dict has, by their names."""
+        # Subclasses are dataclasses
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if self._has(name)}
 
     def __repr__(self) -> str:
         items = [
@@ -65,11 +64,12 @@ class Record:
         return "\n".join(lines).replace(_JOINED, " ")
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """The result as notebooks show it."""
         return f"<b>{type(self).__name__}</b>{_to_html(self)}"
 
 
 def _to_json(value: Any) -> Any:
+    """A value of an attribute as JSON has it."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Record):
@@ -84,7 +84,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _shorten(value: Any) -> str:
-    """A value in a few words: records by their type, lists of them by their length."""
+    """A value as a `repr` shows it: records by their type, tuples of them by their length."""
     if isinstance(value, Mapping) and not isinstance(value, Record):
         text = "{" + ", ".join(map(str, value)) + "}"
     elif isinstance(value, tuple) and value and is_dataclass(value[0]):
@@ -95,7 +95,8 @@ def _shorten(value: Any) -> str:
 
 
 def _to_html(value: Any) -> str:
-    """A record as a table of its attributes, records of one kind as a table with a row each."""
+    """A value as HTML: a record as a table of its attributes, a tuple of records as a table with a
+    row for each."""
     if isinstance(value, Record):
         value = value._shown()
     if isinstance(value, Mapping):
@@ -112,6 +113,7 @@ def _to_html(value: Any) -> str:
 
 
 def _records_to_html(records: Sequence[Record]) -> str:
+    """A table with a row for each record."""
     shown = [each._shown() for each in records[:_LISTED]]
     keys = list(dict.fromkeys(key for each in shown for key in each))
     head = "".join(f"<th>{escape(key)}</th>" for key in keys)

@@ -1,5 +1,4 @@
-"""From a config or a cache, and perhaps a checkpoint's state,
-to a run over an opened index. No torch here."""
+"""Open the run of a config, at a checkpoint's state if one is given. Does not import torch."""
 
 from __future__ import annotations
 
@@ -40,15 +39,15 @@ def open_run(
     storage: Storage | None = None,
     ledger: Ledger | None = None,
 ) -> Run:
-    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as
-    `megablend.open` does.
+    """Open the run behind a dataset. Raises as `megablend.open` does.
 
-    The config is compiled only if no companion of the run's ledger is of what it requests, or no
-    ledger has the state's plan.
+    The config is compiled only if the run's ledger has no companion for what the config requests,
+    or the ledger does not have the state's plan.
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
-        ledger: the run's, if it was read already: another process may replace it at any time.
+        storage: where files are read, in place of the one that the config asks for.
+        ledger: the run's ledger, if it was read already: another process may replace it meanwhile.
     """
     check_split(split)
     check_sample(config)
@@ -59,14 +58,15 @@ def open_run(
     )
     ledger = ledger or load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
-        raise _was_not_built(config.cache_store, config.run)
+        raise _missing_run(config.cache_store, config.run)
+    # Whether the ledger decides the order; otherwise, the state does
     is_followed = state is None or (
         split == "train" and ledger is not None and is_on_ledger(ledger, state)
     )
     if state is not None:
-        needed = (
-            _list_common(state, ledger) if is_followed and ledger is not None else state.indices
-        )
+        needed: Sequence[str] = state.indices
+        if is_followed and ledger is not None:
+            needed = [index for index in needed if index in ledger.indices]
         _check_indices(config, needed)
     if stage is not None:
         config = config.stage_configs[stage]
@@ -85,8 +85,8 @@ def open_run(
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
-    """A split as it was committed, if that is what the config requests;
-    None if it has to be compiled."""
+    """Open a split as it was committed, if the ledger has a companion for what the config requests;
+    None if the config has to be compiled."""
     runtime = Runtime.of(config)
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
@@ -95,12 +95,12 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
-    """Train as a config requests it, which has to be what was committed; kept for the next time
-    if that is possible."""
+    """Compile train as a config requests it, which has to be what was committed, and keep the
+    companion for the next time if that is possible."""
     compiled = compile_committed(config, "train", ledger, storage).follow_ledger(ledger)
     check_limits(compiled)
     if compiled.ledger == ledger:
-        # It cannot be written: the cache is of another user, or full
+        # It cannot be written if the cache belongs to another user, or is full
         with contextlib.suppress(CacheError):
             keep_companion(compiled)
     return compiled.run
@@ -109,7 +109,7 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
 def _compile_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> Run:
-    """The plan that a state names, which no ledger has."""
+    """Compile the plan that a state names, which no ledger has."""
     links = state.stages if split == "train" else ()
     compiled = compile_split(
         config, split, _open_for_state(config, split, state, ledger, storage), links=links
@@ -117,33 +117,30 @@ def _compile_for_state(
     if split == "train":
         compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
     versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
-    # Else the state is refused
-    found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
-    compiled = dataclasses.replace(compiled, ledger=found)
+    # If no version fits, the state is refused later
+    fitting = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
+    compiled = dataclasses.replace(compiled, ledger=fitting)
     check_limits(compiled)
     return compiled.run
 
 
 def check_split(split: str) -> None:
-    """Raises: ConfigError for what is no split."""
+    """Raises: ConfigError if `split` is not the name of one."""
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
 
 
-def _was_not_built(cache: CacheStore, run: str) -> CacheError:
+def _missing_run(cache: CacheStore, run: str) -> CacheError:
     return CacheError(
         f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first"
     )
 
 
-def _list_common(state: State, ledger: Ledger) -> list[str]:
-    return [index for index in state.indices if index in ledger.indices]
-
-
 def _check_indices(config: Config, needed: Sequence[str]) -> None:
     """Raises: StateError if the cache lacks a snapshot that a state needs."""
     store = config.cache_store
-    if missing := [index for index in needed if not store.has_folder(SNAPSHOTS, index)]:
+    missing = [index for index in needed if not store.has_folder(SNAPSHOTS, index)]
+    if missing:
         known = list_snapshots(store)
         raise StateError(
             f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
@@ -153,8 +150,8 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
 
 
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
-    """Whether a state continues on the ledger's plan;
-    otherwise it has a plan of its own, from the config.
+    """Whether a state continues on the ledger's plan; otherwise it has a plan of its own, which the
+    config gives.
 
     Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
@@ -166,16 +163,16 @@ def is_on_ledger(ledger: Ledger, state: State) -> bool:
         and (parting.by_cut or state.reads_other(ledger.indices))
     ):
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
-    # a ledger that ends before the state's new data does not have its stages yet
-    is_whole = parting is not None or len(ledger.indices) >= len(state.indices)
-    return is_whole and _begins_with(ledger, state)
+    # A ledger that ends before the state's new data does not have its stages yet
+    has_stages = parting is not None or len(ledger.indices) >= len(state.indices)
+    return has_stages and _begins_with(ledger, state)
 
 
 def _open_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> BlockStore:
-    """The blocks of the snapshots that a state names. Of valid and test a state names one, which
-    the config gives its number."""
+    """Open the blocks of the snapshots that a state names. A state of valid or test names one,
+    whose number in the run the config gives."""
     if split != "train" and ledger is not None and state.index in ledger.indices:
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
@@ -198,15 +195,15 @@ def compile_committed(
     keep: bool = False,
     batch: int | None = None,
 ) -> Compiled:
-    """Compile what a config requests over the snapshots of its run's ledger,
-    with what the ledger has fixed; the result is not checked.
+    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger
+    has fixed. The result is not checked.
 
     Args:
-        newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
-        replaced: the snapshots of committed stages after those of the ledger, which are planned
+        newest: the snapshot that a stage with `new_data` reads, if it is not committed yet.
+        replaced: the snapshots of committed stages that are not in `ledger`, since they are planned
             again.
         keep: store the computed split ranges in the cache.
-        batch: of an amendment; see `request_stages`.
+        batch: see `request_stages`.
 
     Raises: PlanError; CacheError.
     """
@@ -217,14 +214,14 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The snapshots that a run reads, in order: those of its ledger, and `newest` if a further
-    stage has new data.
+    """The snapshots that a run reads, in order: those of its ledger, and those of further stages of
+    the config with `new_data`, of which the last one reads `newest`.
 
     Args:
-        replaced: snapshots of stages after those of the ledger, which all such stages but the last
-            one keep.
+        replaced: snapshots of committed stages that are not in `ledger`; further stages but the
+            last one go on reading them.
 
-    Raises: PlanError if the newest is the one that the run reads already.
+    Raises: PlanError if the run reads `newest` already.
     """
     added = config.num_snapshots - len(ledger.indices)
     if newest is None or not 0 < added <= len(replaced) + 1:
@@ -236,7 +233,8 @@ def list_indices(
             for i, each in enumerate(config.stage_configs_ignoring_sources)
             if each.snapshot == len(known)
         )
-        if names := config.stages[number].withdraw:
+        names = config.stages[number].withdraw
+        if names:
             raise PlanError(
                 f"stages[{number}]: withdraw: the newest index, {newest}, still has "
                 f"{', '.join(map(repr, names))}; index the files without them (`megablend index "
@@ -250,15 +248,16 @@ def list_indices(
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
-    """The index snapshot with this digest, or the newest. Raises CacheError if there is none."""
-    found = list_snapshots(cache)
-    if not found:
+    """Open the index snapshot with this digest, by default the newest one. Raises CacheError if
+    there is none."""
+    digests = list_snapshots(cache)
+    if not digests:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
-    return open_snapshot(cache, digest or found[-1])
+    return open_snapshot(cache, digest or digests[-1])
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:
-    """Whether the ledger's samples are those of the state's plan, as far as the state goes."""
+    """Whether the ledger's samples before the state's position are those of the state's plan."""
     return agree_until(ledger.links, state.stages, state.consumed_samples) and (
         state.consumed_samples <= ledger.num_samples
     )

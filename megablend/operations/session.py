@@ -1,5 +1,4 @@
-"""What one call works with: a config or a cache, and the storage, ledger and run that belong to
-it."""
+"""`Session`: a config or a cache, with the storage, ledger and run that belong to it."""
 
 from __future__ import annotations
 
@@ -31,11 +30,11 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 class Session:
-    """A config, or a cache with the name of a run.
-    What belongs to them is made when it is first needed, and kept.
+    """A config, or a cache with the name of a run. What belongs to them is made when it is first
+    needed, and kept.
 
-    Each attribute raises as what makes it: ConfigError for a config that cannot be read, CacheError
-    for a damaged ledger.
+    An attribute raises the errors of what makes it: ConfigError if a config cannot be read,
+    CacheError if a ledger is damaged.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class Session:
         """
         Args:
             what: a config, as a path or a dict, or the folder or URL of a cache.
-            cache: in place of the config's.
-            run: the name of a run, in place of the config's.
+            cache: cache folder, in place of the config's.
+            run: name of a run, in place of the config's.
             storage: where files are read, in place of the one that the config asks for.
         """
         path = Path(what) if isinstance(what, str | Path) else None
@@ -70,33 +69,33 @@ class Session:
 
     @cached_property
     def cache(self) -> CacheStore:
-        """The cache, whether it exists or not. One in an object store
-        that is given directly has the settings of MEGABLEND_STORAGE."""
+        """The cache, whether it exists or not. If a cache in an object store is given, it has the
+        settings of MEGABLEND_STORAGE."""
         if isinstance(self.what, str | Path) and not self.is_config:
             return find_store(self.what, load_storage_settings() if is_remote(self.what) else None)
         return self.config.cache_store
 
     @cached_property
     def objects(self) -> ObjectOptions:
-        """How object stores are accessed: without other nodes."""
+        """How object stores are accessed; other nodes are not asked."""
         return (self.config.storage if self.is_config else load_storage_settings()).alone()
 
     @cached_property
     def storage(self) -> Storage:
-        """Where files are indexed and checked: through the page cache,
-        since they are often read soon."""
+        """Where files are indexed and checked. They are read through the page cache, since they are
+        often read again soon."""
         return self._storage or make_storage(objects=self.objects)
 
     @cached_property
     def run_storage(self) -> Storage:
-        """Where a run is read, as its config says."""
+        """Where the run's files are read, as its config says."""
         return self._storage or make_storage(
             direct=self.is_config and self.config.direct_io, objects=self.objects
         )
 
     @cached_property
     def run(self) -> str:
-        """The run's name. Raises: ConfigError if a cache is given without one."""
+        """Name of the run. Raises: ConfigError if a cache is given without one."""
         if self._run is None and self.is_cache:
             raise ConfigError(
                 f"{self.what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
@@ -105,8 +104,7 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """What the run is committed to, as of when it is first asked for; None if it was not
-        built."""
+        """The run's ledger at the time of the first access; None if the run was not built."""
         return load_ledger(self.cache, self.run)
 
     @cached_property
@@ -124,11 +122,11 @@ class Session:
         return self.ledger
 
     def open(self, split: str = "train") -> Run:
-        """Open a split of the run as it was committed, to look at it: the ledger decides, even if
-        the config was edited since.
+        """Open a split of the run as it was committed, to inspect it, even if the config was edited
+        since.
 
-        Raises: ConfigError, PlanError if the split is not one of the run's; CacheError if the
-            run was not built, or its index is gone.
+        Raises: ConfigError, PlanError if the run does not have the split; CacheError if the run
+            was not built, or its index is gone.
         """
         check_split(split)
         if self.is_cache or self.run != self.config.run:
@@ -136,21 +134,21 @@ class Session:
         if split != "train":
             return open_run(self.config, split, storage=self.run_storage)
         ledger = self.require_ledger()
-        own = Runtime.of(self.config)
-        companion = find_companion(own, ledger, self.config.request_digest)
-        if companion is None:  # the config was edited
-            own = dataclasses.replace(own, stage_masks=())  # it is not known where they apply
-            companion = find_companion(own, ledger, ledger.request)
+        runtime = Runtime.of(self.config)
+        companion = find_companion(runtime, ledger, self.config.request_digest)
+        if companion is None:  # the config was edited, so it is not known where its masks apply
+            runtime = dataclasses.replace(runtime, stage_masks=())
+            companion = find_companion(runtime, ledger, ledger.request)
         try:
-            return open_ledger(ledger, split, own, self.run_storage.for_reading(), companion)
-        except PlanError:  # it has extra columns that the run's index lacks
+            return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)
+        except PlanError:  # the config has extra columns that the run's index lacks
             return self.open_by_ledger(split)
 
     def open_by_ledger(self, split: str = "train") -> Run:
         """Open a split of the run as if there were no config: files where they were indexed, no
         masks, no extra columns.
 
-        Raises: CacheError if the run was not built; ConfigError if the split is not recorded.
+        Raises: CacheError if the run was not built; ConfigError if the split was not recorded.
         """
         ledger = self.require_ledger()
         runtime = Runtime(cache=self.cache, objects=self.objects)
@@ -163,5 +161,5 @@ class Session:
 
 
 def skips_of(run: Run) -> Skips:
-    """What loaders of a run skip. Raises: CacheError if the record is damaged."""
+    """The samples that loaders of a run skip. Raises: CacheError if the record is damaged."""
     return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()

@@ -1,4 +1,4 @@
-"""skip: leave out a range of a run's samples, such as after a loss spike, without another order."""
+"""skip: leave out a range of a run's samples, for instance after a loss spike. The order stays."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class SkippedSamples(Record):
     start: int
     stop: int
     samples: int
+    """Number of samples."""
     tokens: int
+    """Number of tokens that are not read."""
     by_source: dict[str, int]
-    """Tokens that stay unread, by source."""
+    """`tokens` of each source that has some, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SkipsResult(Record):
-    """The ranges that a run skips, the first ones first."""
+    """The ranges that a run skips, in ascending order."""
 
     run: str
     skips: tuple[SkippedSamples, ...]
@@ -48,18 +50,18 @@ def skip(
     """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
     sample `stop` of train.
 
-    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and
-    batches stay as they are. Sample numbers, digests and states stay valid; a state
-    inside of the range is refused.
+    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
+    stay as they are. Sample numbers, digests and states stay valid; a state within the range is
+    refused.
 
     Args:
-        what: a config, or a cache's folder (then `run` is needed).
+        what: a config, or a cache's folder; `run` is needed with the latter.
         batch_size: samples of a step, over all ranks.
-        dry_run: only say what would be skipped.
+        dry_run: store nothing, only return what would be skipped.
 
     Returns: as `list_skips`, with this range in it.
-    Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped
-        already, all of it; CacheError if it cannot be stored.
+    Raises: ConfigError if the range is not within the run, or would leave nothing of it, rounded
+        and together with what is skipped already; CacheError if it cannot be stored.
     """
     opened = Session(what, cache=cache, run=run).open()
     unit = math.lcm(
@@ -75,8 +77,8 @@ def skip(
     last = min(-(-stop // unit) * unit, opened.num_samples)
     planned = skips_of(opened).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
-        is_all_by_itself = (first, last) == planned.ranges[0]
-        with_others = "" if is_all_by_itself else ", with the ranges that are skipped already,"
+        is_whole_run = (first, last) == planned.ranges[0]
+        with_others = "" if is_whole_run else ", with the ranges that are skipped already,"
         raise ConfigError(
             f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), "
             f"are{with_others} the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
@@ -92,21 +94,22 @@ def skip(
 def list_skips(
     what: ConfigLike, *, run: str | None = None, cache: str | None = None
 ) -> SkipsResult:
-    """List the ranges that a run skips. Raises as `skip`."""
+    """List the ranges that a run skips. Args and errors are those of `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 
 
 @translating("unskip")
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
-    """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
+    """Let loaders that are opened from now on skip nothing of a run. Args and errors are those of
+    `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     with opened.runtime.cache.hold():
         remove_skips(opened.runtime.cache, opened.ledger)
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
-    """Each range that a run skips, or that is in `skips`."""
+    """Describe each range that is in `skips`, or, by default, that the run skips."""
     skips = skips_of(run) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:

@@ -1,4 +1,4 @@
-"""Who uses the snapshots of a cache: `verify` advises accordingly."""
+"""Find out what the snapshots of a cache are used for, on which the advice of `verify` depends."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from megablend.system.safe_open import read_regular
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """Digests of the snapshots that are used by others than runs (Megatron's datasets),
-    each with a file that says so.
+    """The snapshots that are used by others than runs, which are Megatron's datasets: by their
+    digests, the paths of the files that say so.
 
     Raises: CacheError if one of these files cannot be read.
     """
-    found = dict[str, Path]()
+    paths = dict[str, Path]()
     for path in external_references_dir(cache.folder).glob("*.json"):
         try:
-            pin = parse_json(read_regular(path, 1 << 20))
-            if (missing := missing_field(pin, {"index": str})) is not None:
+            reference = parse_json(read_regular(path, 1 << 20))
+            missing = missing_field(reference, {"index": str})
+            if missing is not None:
                 raise ValueError(f"it lacks {missing}")
         except (OSError, ValueError) as error:
             raise CacheError(
                 f"{path}: cannot be read ({error}), so the index that it refers to is not known; remove the file if it is damaged"
             ) from error
-        found[pin["index"]] = path
-    return found
+        paths[reference["index"]] = path
+    return paths
 
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
-    """Digests of the snapshots that runs use, each with their names;
-    and whether this is complete: no ledger is damaged."""
-    found = dict[str, list[str]]()
+    """The names of the runs that use each snapshot, by its digest; and whether that is complete,
+    which it is not if a ledger is damaged."""
+    names_by_index = dict[str, list[str]]()
     is_complete = True
     for name in run_names(cache):
         try:
@@ -49,16 +50,16 @@ def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
             is_complete = False
             continue
         for index in () if ledger is None else ledger.indices:
-            found.setdefault(index, []).append(name)
-    return found, is_complete
+            names_by_index.setdefault(index, []).append(name)
+    return names_by_index, is_complete
 
 
 def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse]:
-    """What each snapshot of a cache is used for, by its digest.
+    """Find out what each snapshot of a cache is used for, by its digest.
 
     Args:
-        config: the user's, if one was given. Its paths are those of the snapshots that its run
-            reads, and of the newest unless only other runs use it.
+        config: the user's config, if one was given. Its paths apply to the snapshots that its run
+            reads, and to the newest one unless only other runs use it.
 
     Raises: as list_references.
     """
@@ -66,7 +67,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     superseded = find_superseded(cache, entries, list_snapshots(cache))
     (runs, is_complete) = list_runs_by_index(cache)
     references = list_references(cache)
-    found = dict[str, SnapshotUse]()
+    uses = dict[str, SnapshotUse]()
     for digest in entries:
         names = runs.get(digest, [])
         whose = "the config"
@@ -76,7 +77,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
             roots = {
                 name: find_root(source.token_paths) for name, source in config.all_sources.items()
             }
-            found[digest] = SnapshotUse(roots=roots)
+            uses[digest] = SnapshotUse(roots=roots)
             continue
         repair = REPAIR_REMEDY
         if names:
@@ -94,5 +95,5 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
             "verify with that config (`megablend verify --data CONFIG`)"
         )
         is_needed = bool(names) or digest in references or digest not in superseded
-        found[digest] = SnapshotUse(repair=repair, missing=missing, is_needed=is_needed)
-    return found
+        uses[digest] = SnapshotUse(repair=repair, missing=missing, is_needed=is_needed)
+    return uses

@@ -1,4 +1,4 @@
-"""What a config requests to be indexed."""
+"""The sources that a config requests to be indexed."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 
 
-def list_specs(checked: Config, storage: Storage | None = None) -> list[SourceSpec]:
-    """The sources that a config requests to be indexed, with their extra columns:
-    all that are not withdrawn.
+def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpec]:
+    """The sources that a config requests to be indexed, with their extra columns: all that are not
+    withdrawn.
 
     Args:
-        storage: of text sources, the token files are listed. Without it, they have the paths of
-            the text.
+        storage: where the token files of text sources are looked for. Without it, text sources have
+            the paths of their text.
 
-    Raises: CacheError if some text is not tokenised; as `find_tokenised`.
+    Raises: as `find_tokenised`; CacheError if some text is not tokenised.
     """
     specs = [
         SourceSpec(
             name=name,
             patterns=source.path,
-            read=checked.read_spec(source),
+            read=config.read_spec(source),
             extra_columns=source.extra_columns,
-            skip_unreadable=checked.on_unreadable == "skip",
+            skip_unreadable=config.on_unreadable == "skip",
             place=source.place,
         )
-        for name, source in checked.all_sources.items()
-        if name not in checked.withdrawn
+        for name, source in config.all_sources.items()
+        if name not in config.withdrawn
     ]
-    if storage is None or not has_text(checked):
+    if storage is None or not has_text(config):
         return specs
-    from megablend.text.source import find_tokenised  # few need it
+    from megablend.text.source import find_tokenised  # imported only if it is needed
 
-    return find_tokenised(checked, specs, storage)
+    return find_tokenised(config, specs, storage)
 
 
-def has_text(checked: Config) -> bool:
-    """Whether a source is text."""
-    return any(source.text is not None for source in checked.all_sources.values())
+def has_text(config: Config) -> bool:
+    """Whether one of the config's sources is text."""
+    return any(source.text is not None for source in config.all_sources.values())

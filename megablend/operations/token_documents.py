@@ -1,5 +1,5 @@
-"""Sources in which each token counts as a document:
-flat columns for which the config does not say what a document is."""
+"""Find sources in which each token counts as a document: those with flat columns for which the
+config does not say what a document is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from megablend.run.ledger import Ledger
 
 
 def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | None) -> None:
-    """Refuse sources whose tokens would count as documents,
-    except those that a run already reads like that.
+    """Refuse sources each of whose tokens would count as a document, except those that a run
+    already reads in this way.
 
     Args:
-        ledger: of the run as it was committed; None before its first build.
+        ledger: the run's ledger as it was committed; None before its first build.
 
     Raises: ConfigError, which lists what the documents may be.
     """
     known = set[str]() if ledger is None else {source.name for source in ledger.blend.sources}
-    for entry in _find(config, snapshot):
+    for entry in _list_entries(config, snapshot):
         split, _, name = entry.name.rpartition("/")
         if ledger is None or (split in ("", "train") and name not in known):
             raise ConfigError(_describe(config, snapshot, entry))
@@ -36,9 +36,9 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
 
 def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """A warning about the sources of a run in which each token counts as a document;
-    none if there are none."""
-    names = [repr(entry.name) for entry in _find(config, snapshot)]
+    """A warning about the sources of a run in which each token counts as a document; an empty list
+    if there are none."""
+    names = [repr(entry.name) for entry in _list_entries(config, snapshot)]
     if not names:
         return []
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
@@ -48,34 +48,31 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
     ]
 
 
-def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
-    """The sources of which something depends on where documents end,
-    while each of their tokens is one."""
+def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
+    """The sources in which each token counts as a document although some setting depends on where
+    documents end."""
     splits = config.split is not None and max(config.split) != 1
     is_masked = any(
         settings.inter_document_masking
         for settings in (config, *config.stage_configs_ignoring_sources)
     )
     by_document = splits or config.needs_lengths or is_masked
-    found = []
+    entries = []
     for name, source in config.all_sources.items():
         number = snapshot.sources.numbers.get(name)
-        if (
-            number is None
-            or source.documents is not None
-            or not (by_document or source.append_eod is not None)
-        ):
+        has_no_effect = not by_document and source.append_eod is None
+        if number is None or source.documents is not None or has_no_effect:
             continue
         entry = snapshot.sources[number]
         is_by_row = len(entry.files) > 0 and entry.read.option(DOCUMENTS) is None
         if is_by_row and is_flat(snapshot.file(entry.files[0]).opened.meta):
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
-    """Whether the run counts documents of a source,
-    which it does if anything but its masks goes by them."""
+    """Whether an index of the run has counts of a source's documents, as it does if any setting
+    but its masks depends on them."""
     for digest in ledger.indices:
         committed = open_snapshot(config.cache_store, digest)
         number = committed.sources.numbers.get(name)
@@ -85,6 +82,7 @@ def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
 
 
 def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
+    """The error for a source in which each token would be a document."""
     source = config.all_sources[entry.name]
     files = len(entry.files)
     groups = len(entry.blocks)
@@ -100,7 +98,7 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
 
 
 def _count(config: Config, documents: int) -> str:
-    """How many documents there are, and in the splits if the config has any."""
+    """The number of documents, and how many each split would have, as text."""
     if config.split is None or max(config.split) == 1:
         return f"{documents:,}"
     bounds = [round(share * documents) for share in accumulate(config.split, initial=Fraction(0))]

@@ -1,9 +1,9 @@
-"""Whether the newest index of a cache has what a config requests now:
-its sources, their options, and their files.
+"""Check whether the newest index of a cache has what a config requests now: its sources, their
+options, and their files.
 
 A run that is not committed would be built on an index of the files as they are now. Until they are
-indexed, the newest index may be of another config that has sources of the same names, or of the
-same config with fewer files: its numbers are not those of the run.
+indexed, the newest index may be that of another config with sources of the same names, or have
+fewer files than the config now matches: its numbers are not those of the run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from megablend.run.open_store import find_misfit
 from megablend.storage.base import Storage
 from megablend.storage.location import join
 
-_MOST_LOOKED_UP = 100
-"""Files of a source that are not matched, of which one is looked for that exists."""
-_MOST_COMPARED = 8
-"""Files of a source in another folder than the indexed one that are compared with those of their
-names in the index."""
+_MAX_LOOKED_UP = 100
+"""The most indexed files of a source that are looked up to find one that exists, but is not
+matched."""
+_MAX_COMPARED = 8
+"""The most files of a source that are compared with the index if the source's folder is another one
+than when it was indexed."""
 INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 
 
@@ -37,15 +38,17 @@ class Unindexed(NamedTuple):
     """How the newest index differs from what a config requests."""
 
     text: str
+    """The difference, in words."""
     only_lacks_files: bool = False
-    """It is of this config's files, as far as it goes."""
+    """Whether the index was made for the config, and only lacks some of its files."""
 
 
 def open_newest(session: Session) -> Snapshot:
-    """The newest index, for a config without a run. Raises: CacheError if there is none, or as
-    `find_unindexed` finds."""
+    """Open the newest index, for a config without a run. Raises: CacheError if there is none, or it
+    is not what the config requests."""
     newest = newest_snapshot(session.cache)
-    if (problem := find_unindexed(session.config, newest, session.storage)) is not None:
+    problem = find_unindexed(session.config, newest, session.storage)
+    if problem is not None:
         raise CacheError(f"{problem.text}; {INDEX_REMEDY}")
     return newest
 
@@ -53,32 +56,33 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """What the config requests and the newest index lacks, or has otherwise;
-    None if it has all of it.
+    """How the newest index differs from what the config requests; None if it does not.
 
-    Files are compared by name; those of a source that moved as a whole are the same, if the
-    content of some is what was indexed. Whether one is missing or was replaced in its
-    folder is left to checks of files.
+    Files are compared by name. If all files of a source are in another folder now, they are the
+    same if the content of some is what was indexed. Whether a file is missing, or was replaced in
+    its folder, is left to checks of files.
 
     Args:
-        is_kept: the config's run keeps this index: opening it for the run says which options the
-            run cannot have.
+        is_kept: the config's run keeps this index. Options are then not compared here, but when the
+            index is opened for the run.
     """
     names = [spec.name for spec in list_specs(config)]
     known = newest.sources.numbers
-    if missing := [name for name in names if name not in known]:
+    missing = [name for name in names if name not in known]
+    if missing:
         first = f"the first: {missing[0]!r}"
         return Unindexed(
             f"the newest index of {config.cache} lacks {len(missing)} of the config's sources ({first})"
         )
     requested = {} if is_kept else {name: config.all_sources[name] for name in names}
-    if (misfit := find_misfit(config, newest, requested)) is not None:
+    misfit = find_misfit(config, newest, requested)
+    if misfit is not None:
         return Unindexed(f"the newest index of {config.cache} is {newest.digest}, {misfit.problem}")
     return _find_other_files(config, newest, storage)
 
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
-    """The first source whose path matches other files than the index has, with the first of these;
+    """The first source whose path matches other files than the index has, with the first such file;
     None if there is none."""
     known = newest.sources.numbers
     names = newest.file_names()
@@ -87,7 +91,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
     except CacheError as error:
         return Unindexed(str(error), only_lacks_files=True)
     except (ConfigError, MissingFileError):
-        # No file is there: checks of files say which are missing
+        # The files of a source are missing, which checks of files report
         return None
     for listing in listings:
         entry = newest.sources[known[listing.name]]
@@ -95,45 +99,45 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
             f"the newest index of {config.cache} has files of source {entry.name!r} other than those that its path "
             "matches"
         )
-        if (
-            difference := _compare(entry, [names[i] for i in entry.files], listing, storage)
-        ) is not None:
+        difference = _compare_names(entry, [names[i] for i in entry.files], listing, storage)
+        if difference is not None:
             return difference._replace(text=f"{whose} ({difference.text})")
-        if (changed := _find_foreign(newest, entry, listing, storage)) is not None:
+        changed = _find_changed(newest, entry, listing, storage)
+        if changed is not None:
             return Unindexed(f"{whose} ({changed}, but those of {entry.root} were indexed)")
     return None
 
 
-def _find_foreign(
+def _find_changed(
     newest: Snapshot, entry: SourceEntry, listing: SourceSpec, storage: Storage
 ) -> str | None:
-    """The first file of a source that has the name of an indexed one of another folder, but not its
-    content; None without one."""
+    """If the source's folder is another one than when it was indexed, the path of the first file
+    whose content is not what was indexed under its name; None if there is none."""
     if listing.root == entry.root:
         return None
     checker = FileChecker(newest, {entry.name: listing.root}, storage)
-    problems = check_files(checker, entry.files[:_MOST_COMPARED])
+    problems = check_files(checker, entry.files[:_MAX_COMPARED])
     return next(
         (problem.path for problem in problems if isinstance(problem, ChangedFileError)), None
     )
 
 
-def _compare(
+def _compare_names(
     entry: SourceEntry, names: Sequence[str], listing: SourceSpec, storage: Storage
 ) -> Unindexed | None:
-    """How the files that a source's path matches differ from those indexed, apart from missing
-    ones; None if they do not."""
+    """How the names of the files that a source's path matches differ from those indexed, apart from
+    missing ones; None if they do not."""
     if set(names) == {file.name for file in listing.files}:
         return None
-    found = {file.path for file in listing.files}
-    known = {join(entry.root, name) for name in names}
+    matched = {file.path for file in listing.files}
+    indexed = {join(entry.root, name) for name in names}
     not_matched = next(
-        (path for path in sorted(known - found)[:_MOST_LOOKED_UP] if storage.glob(path)), None
+        (path for path in sorted(indexed - matched)[:_MAX_LOOKED_UP] if storage.glob(path)), None
     )
-    if not_matched is None and known.isdisjoint(found):  # moved
-        known = {join(listing.root, name) for name in names}
-    counts = f"{len(known):,} and {len(found):,}; the first that differs"
+    if not_matched is None and indexed.isdisjoint(matched):  # the files are in another folder now
+        indexed = {join(listing.root, name) for name in names}
+    counts = f"{len(indexed):,} and {len(matched):,}; the first that differs"
     if not_matched is not None:
         return Unindexed(f"{counts}: {not_matched}, indexed, but not matched")
-    new = found - known
+    new = matched - indexed
     return Unindexed(f"{counts}: {min(new)}, not indexed", only_lacks_files=True) if new else None

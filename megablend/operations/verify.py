@@ -1,4 +1,4 @@
-"""verify: is the cache as it was built, and is the data as it was indexed?"""
+"""verify: check whether the cache is as it was built, and the data as it was indexed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyResult(Record):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     cache: str
     """The cache's absolute path."""
     data: bool
     """Whether the data files were read, too."""
     problems: tuple[str, ...]
-    """A line for each problem, which names file and place; none where all is OK."""
+    """A line for each problem, which names file and place."""
     notes: tuple[str, ...] = ()
-    """A line for each thing that is not wrong, but not as a build of today makes it."""
+    """A line for each thing that is valid, but that this release would write in another way."""
 
     def __bool__(self) -> bool:
         """Up to release 0.1 this was a list of problems, false if there were none.
@@ -51,17 +51,18 @@ def verify(
     storage: Storage | None = None,
     text: int = 0,
 ) -> VerifyResult:
-    """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
+    """Check a whole cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
         cache: its folder or URL, or a config that names it, whose paths then decide where the files
             of its run are.
-        data: read every block of every data file too, and compare counts and checksums.
-        progress: with `data`, called as files are read.
+        data: also read every block of every data file, and compare counts and checksums.
+        progress: called as files are read, with `data`.
         storage: where data files are read, in place of the one that the config asks for.
-        text: tokenise so many documents of each text source again, by Hugging Face's tokenizers.
+        text: number of documents of each text source that are tokenised again, by Hugging Face's
+            tokenizers library.
 
-    Raises: CacheError if there is no cache; ConfigError if `text` is asked for without a config.
+    Raises: CacheError if there is no cache; ConfigError if `text` is given without a config.
     """
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None
@@ -80,17 +81,18 @@ def verify(
             raise ConfigError(
                 f"{cache}: found a cache, expected a config, which says where the text is"
             )
-        from megablend.text.verify_text import verify_text  # few need it
+        from megablend.text.verify_text import verify_text  # imported only if it is needed
 
         problems += verify_text(config, list_specs(config), session.storage, text)
     notes = list[str]()
-    problems += _run_problems(store, notes)
+    problems += _check_runs(store, notes)
     return VerifyResult(
         cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes)
     )
 
 
-def _run_problems(cache: CacheStore, notes: list[str]) -> Iterator[str]:
+def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
+    """Yields the problems of ledgers and of records of skips, and appends to `notes`."""
     indices = list_snapshots(cache)
     for name in run_names(cache):
         try:

@@ -1,4 +1,5 @@
-"""Numbers of a plan that deserve a second look, by the thresholds of the config's `warnings`."""
+"""Warnings about a plan: what is valid, but deserves a second look; thresholds are those of the
+config's `warnings`."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from megablend.run.compile import Compiled
 from megablend.run.run import Run
 from megablend.run.run_files import list_late
 
-_COMPARED_FILES = 200_000
-"""Files up to which sources that share files are looked for, in some tenths of a second."""
+_MAX_FILES = 200_000
+"""The most files for which sources that share files are looked for; it takes some tenths of a
+second."""
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
-    """Warnings about the sources of a split: a line for each kind of problem,
-    which names the worst. An unblended split has none."""
+    """Warnings about the sources of a blended split: a line for each kind of problem, which names
+    the worst source. None for an unblended split."""
     run = compiled.run
     if not run.is_blended:
         return []
@@ -41,7 +43,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
     if limits.max_epochs is not None:
-        capped = np.array([source.is_capped for source in compiled.sources])  # chosen deliberately
+        # Sources with a cap repeat as their config says
+        capped = np.array([source.is_capped for source in compiled.sources])
         epochs = np.array(
             [
                 float(run.plan.epochs.count(source, n + extra))
@@ -61,21 +64,22 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
-    """A line if several sources of the config, in any splits, read the same file;
-    not checked if there are too many files."""
+    """A line if several sources of the config, in any splits, read the same file. Not checked if
+    there are more than _MAX_FILES files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
-    wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
+    requested = {i for i, entry in enumerate(snapshot.sources) if entry.name in configured}
     columns = snapshot.files.columns
-    if len(columns) > _COMPARED_FILES or len(wanted) < 2:
+    if len(columns) > _MAX_FILES or len(requested) < 2:
         return []
     owners: dict[str, int] = {}
     shared: dict[tuple[int, int], list[str]] = {}
     for file, column in enumerate(columns.tolist()):
-        if column not in wanted:
+        if column not in requested:
             continue
         path = snapshot.path(file, compiled.store.roots)
-        if (first := owners.setdefault(path, column)) != column:
+        first = owners.setdefault(path, column)
+        if first != column:
             shared.setdefault((first, column), []).append(path)
     if not shared:
         return []
@@ -91,10 +95,11 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def warn_of_last_share(compiled: Compiled) -> list[str]:
-    """A line if the last stage ends before the length that the config gives,
-    as when shares are meant as parts."""
+    """A line if the last stage ends before the length that the config gives, as it does if shares
+    are mistaken for lengths of stages."""
     stages = compiled.config.stages
-    if not stages or (share := stages[-1].share) is None or share == 1:
+    share = stages[-1].share if stages else None
+    if share is None or share == 1:
         return []
     return [
         f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
@@ -105,13 +110,14 @@ def warn_of_last_share(compiled: Compiled) -> list[str]:
 
 
 def warn_of_ends(compiled: Compiled) -> list[str]:
-    """A line for each stage, but the last one, that does not end with its lanes,
-    and for each drain that does not."""
+    """A line for each stage but the last one, and for each drain, whose lanes do not all end
+    together."""
     lines = []
     for number, (stage, after) in enumerate(pairwise(compiled.stages)):
         lanes = stage.config.lanes
         unit = math.lcm(lanes, after.config.lanes)
-        if after.drain is not None and (beyond := after.first % unit):
+        beyond = after.first % unit
+        if after.drain is not None and beyond:
             lines.append(
                 f"stages[{number + 1}]: drain: found {after.drain:,}, so the length of samples changes at sample "
                 f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end "
@@ -133,34 +139,36 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
 
 
 def warn_of_epochs(run: Run) -> list[str]:
-    """A line for each epoch whose rest a run planned before `Stage.whole_epochs` leaves out,
-    and for each epoch that it reads from files that are gone."""
-    late = [
+    """A line for each epoch whose rest is not read, and for each that is read from files that are
+    gone. Only runs that were planned before `Stage.whole_epochs` have such epochs."""
+    lines = [
         f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another "
         f"epoch, after its first sample {run.ledger.starts[stage]:,}: an earlier release planned "
         "this, and what a run has committed does not change; keep the files, or, if training has "
         f"not reached the stage, amend it: `megablend amend CONFIG --at {run.ledger.starts[stage]}`"
         for source, stage in list_late(run)
     ]
-    return late + [
-        f"source {source.name!r}: {tokens:,} tokens are not read: they are the rest of an epoch within which stage "
-        f"{stage} begins, at sample {run.ledger.starts[stage]:,}; an earlier release planned this, and what a run "
-        f"has committed does not change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage "
-        "read them, if training has not reached it"
-        for number, source in enumerate(run.sources)
-        for segment, tokens in run.plan.epochs.list_unread(number)
-        for stage in [_find_entry(run, number, segment)]
-    ]
+    for number, source in enumerate(run.sources):
+        for segment, tokens in run.plan.epochs.list_unread(number):
+            stage = _find_first_stage(run, number, segment)
+            start = run.ledger.starts[stage]
+            lines.append(
+                f"source {source.name!r}: {tokens:,} tokens are not read: they are the rest of an epoch within which "
+                f"stage {stage} begins, at sample {start:,}; an earlier release planned this, and what a run has "
+                f"committed does not change; `megablend amend CONFIG --at {start}` lets the stage read them, if "
+                "training has not reached it"
+            )
+    return lines
 
 
-def _find_entry(run: Run, source: int, segment: Segment) -> int:
-    """The stage of the ledger with which a segment of a source begins."""
-    ways = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
+def _find_first_stage(run: Run, source: int, segment: Segment) -> int:
+    """Number of the ledger's stage with which a segment of a source begins."""
+    settings = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
     return max(
         number
         for number, start in enumerate(run.ledger.starts)
         if number
-        and ways[number] == (segment.snapshot, segment.order) != ways[number - 1]
+        and settings[number] == (segment.snapshot, segment.order) != settings[number - 1]
         and run.plan.count_tokens(start)[source] < segment.position
     )
 
