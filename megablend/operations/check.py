@@ -195,6 +195,5 @@ def check_store(
 
 
 def _remedy_of(error: DataError) -> str:
-    """What to do about a missing file, to be appended to the error; other errors say it
-    themselves."""
+    """What to do about a missing file, to append to the error; others say it themselves."""
     return f"; {MISSING_REMEDY}" if isinstance(error, MissingFileError) else ""
