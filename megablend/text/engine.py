@@ -17,14 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Bools, Int64s
 from megablend.config.tokenizer_file import find_named_token
 from megablend.errors import ConfigError
 from megablend.text.tokenizer import TokenizerFile
 
 MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
 MAX_CACHE_BYTES = 512 << 20
+"""For words that gigatoken has seen: a third of a byte for each of natural text, and of words that
+never repeat seven. Where it has no limit of its own, what the process grows is counted."""
 _REFERENCE_CHARACTERS = 1 << 20
+_COMMON = 0x20000
+"""Code points up to which most text has none others."""
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
@@ -47,6 +51,18 @@ class Tokens(NamedTuple):
         """The tokens of single texts, by their numbers."""
         ends = np.cumsum(self.counts)
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
+
+    def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
+        """With other tokens of single texts, whose numbers ascend."""
+        counts = self.counts.copy()
+        counts[texts] = other.counts
+        ends = np.cumsum(self.counts)
+        pieces = list[Ids]()
+        done = 0
+        for i, ids in zip(texts, other.of(range(len(texts))), strict=True):
+            pieces += [self.ids[done : ends[i] - self.counts[i]], ids]
+            done = ends[i]
+        return Tokens(np.concatenate([*pieces, self.ids[done:]]), counts)
 
 
 class Engine:
@@ -91,13 +107,18 @@ class GigatokenEngine(Engine):
         self.renew()
 
     def renew(self) -> None:
-        """See Engine.renew: gigatoken 0.10 keeps every word that it has ever seen."""
+        """See Engine.renew."""
         self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
-        if hasattr(self._fast.backend, "set_max_cache_bytes"):
+        self._is_limited = hasattr(self._fast.backend, "set_max_cache_bytes")
+        if self._is_limited:
             self._fast.backend.set_max_cache_bytes(MAX_CACHE_BYTES)
+        self._renewed_at = _count_resident()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """See Engine.encode."""
+        """See Engine.encode. gigatoken 0.10 keeps every word that it has ever seen, which is worth
+        more the longer it is kept, until it takes too much."""
+        if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
+            self.renew()
         if not self._is_byte_level:
             return self._encode(texts)
         texts = list(texts)
@@ -117,18 +138,14 @@ class GigatokenEngine(Engine):
         tokens = self._encode(texts)
         if not slow:
             return tokens
-        found = tokens.of(range(len(texts)))
-        reference = super().encode([texts[i] for i in slow])
-        for i, ids in zip(slow, reference.of(range(len(slow))), strict=True):
-            found[i] = ids
-        return Tokens.join(found)
+        return tokens.replace(slow, super().encode([texts[i] for i in slow]))
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
         # Never its thread pool: workers are processes, and a pool does not survive a fork
         layout = self._fast.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(layout.offsets.data).astype(np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
-        return Tokens(ids.astype(np.int32), np.diff(offsets))
+        return Tokens(ids.view(np.int32), np.diff(offsets))
 
 
 def _divide(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -160,19 +177,25 @@ def without_threads() -> Iterator[None]:
             os.environ[_PARALLELISM] = before
 
 
+def _count_resident() -> int:
+    """Bytes of memory that this process has."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _has_unassigned(text: str) -> bool:
     """Whether a text has code points that this Python's tables do not know: gigatoken or
     `tokenizers` may, if their Unicode is newer."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.int32)
-    return bool(_find_unassigned().take(codes).any())
+    num = _COMMON if codes.max() < _COMMON else sys.maxunicode + 1
+    return bool(_find_unassigned(num).take(codes).any())
 
 
-@lru_cache(maxsize=1)
-def _find_unassigned() -> npt.NDArray[np.bool_]:
-    """Of each code point, whether it is unassigned. Takes 0.1 s."""
-    codes = range(sys.maxunicode + 1)
-    found = (unicodedata.category(chr(code)) == "Cn" for code in codes)
-    return np.fromiter(found, np.bool_, len(codes))
+@lru_cache
+def _find_unassigned(num: int) -> Bools:
+    """Of each of the first code points, whether it is unassigned. Takes 0.1 s for a million."""
+    found = (unicodedata.category(chr(code)) == "Cn" for code in range(num))
+    return np.fromiter(found, np.bool_, num)
 
 
 def make_reference(tokenizer: TokenizerFile) -> Any:

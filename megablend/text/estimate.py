@@ -15,6 +15,7 @@ from megablend.errors import CacheError
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.system import count_cpus
+from megablend.text.documents import count_bytes
 from megablend.text.engine import Engine, GigatokenEngine, find_version
 from megablend.text.parts import Task, TextFile, plan_tasks
 from megablend.text.prove import MIN_CHECKED, MIN_PROVED_BYTES
@@ -83,13 +84,13 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
         first = task if is_table(task.file.path) else replace(task, part=task.part and 0)
         for part in islice(setup.open_parts(first), 1):
             for portion in islice(part.portions, 1):
-                chosen = portion.documents[:_DOCUMENTS]
-                if not chosen:
+                chosen = portion.take_first(_DOCUMENTS)
+                if not chosen.texts:
                     continue
-                size = sum(len(each.text.encode()) for each in chosen)
-                engine.encode([each.text for each in chosen[:MIN_CHECKED]])  # fills caches
+                size = count_bytes(chosen.texts)
+                engine.encode(chosen.texts[:MIN_CHECKED])  # fills caches
                 start = time.process_time()
-                found = engine.encode([each.text for each in chosen])
+                found = engine.encode(chosen.texts)
                 # Not in the folder of tokens: a dry run changes nothing
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder, "part")
@@ -97,8 +98,7 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
                         writer.write(chosen, found)
                     written += path.stat().st_size
                 seconds += time.process_time() - start
-                total = sum(len(each.text.encode()) for each in portion.documents)
-                read += portion.num_bytes * size // max(1, total)
+                read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
                 tokens += len(found.ids)
     num_bytes = sum(task.cost for task in tasks)
     scale = num_bytes / max(1, read)

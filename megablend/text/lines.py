@@ -10,6 +10,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
@@ -21,14 +22,19 @@ from megablend.text.engine import MISSING
 BATCH_BYTES = 16 << 20
 """Lines that are read, tokenised and written together. Token files depend on it."""
 PORTION_BYTES = 4 << 20
+Piece = bytes | memoryview
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BOM = b"\xef\xbb\xbf"
+_NEWLINE = ord("\n")
+_RETURN = ord("\r")
+_OPEN = ord("{")
+_CLOSE = ord("}")
 
 
 class Lines(NamedTuple):
     """Consecutive lines."""
 
-    data: bytes | None
+    data: memoryview | None
     """None for a single line that is too long, which was passed over."""
     offset: int
     """Of the first byte."""
@@ -44,7 +50,7 @@ class LineReader:
         max_bytes: longer lines are passed over.
     """
 
-    def __init__(self, pieces: Iterator[bytes], offset: int, max_bytes: int) -> None:
+    def __init__(self, pieces: Iterator[Piece], offset: int, max_bytes: int) -> None:
         self.offset = offset
         """Of the first byte that was not returned yet."""
         self._pieces = pieces
@@ -86,7 +92,7 @@ class LineReader:
             if end - at > self._max_bytes or end < 0:
                 self._pass_long(digest.update)
                 return Lines(None, start, self.offset - start)
-        data = self._buffer[at:end]
+        data = memoryview(self._buffer)[at:end]
         digest.update(data)
         self._at = end
         self.offset += len(data)
@@ -106,10 +112,10 @@ class LineReader:
                 return -1
             size *= 2
 
-    def _pass_long(self, use: Callable[[bytes], object]) -> None:
+    def _pass_long(self, use: Callable[[Piece], object]) -> None:
         while self._fill(1):
             end = self._buffer.find(b"\n", self._at) + 1
-            data = self._buffer[self._at : end or len(self._buffer)]
+            data = memoryview(self._buffer)[self._at : end or None]
             use(data)
             self._at += len(data)
             self.offset += len(data)
@@ -121,7 +127,7 @@ class LineReader:
         held = len(self._buffer) - self._at
         if held >= size or self._ended:
             return held
-        parts = [self._buffer[self._at :]]
+        parts: list[Piece] = [memoryview(self._buffer)[self._at :]]
         while held < size:
             piece = next(self._pieces, b"")
             if not piece:
@@ -134,13 +140,13 @@ class LineReader:
         return held
 
 
-def open_plain(storage: Storage, path: str, size: int, start: int) -> Iterator[bytes]:
+def open_plain(storage: Storage, path: str, size: int, start: int) -> Iterator[Piece]:
     """The bytes of a file from `start` on."""
     for _, data in read_portions(storage, path, size, PORTION_BYTES, start):
-        yield bytes(data)
+        yield data
 
 
-def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Iterator[bytes]:
+def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Iterator[Piece]:
     """The bytes of a compressed file, decompressed. Raises: CorruptFileError if it is truncated or
     damaged."""
     raw = _Pieces(open_plain(storage, path, size, 0))
@@ -162,9 +168,9 @@ def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Itera
 class _Pieces(io.RawIOBase):
     """Pieces of a file as a file object."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces
-        self._rest = b""
+        self._rest: Piece = b""
         self.position = 0
 
     def readable(self) -> bool:
@@ -173,7 +179,7 @@ class _Pieces(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not self._rest:
             self._rest = next(self._pieces, b"")
-        data = self._rest if size < 0 else self._rest[:size]
+        data = bytes(self._rest if size < 0 else self._rest[:size])
         self._rest = self._rest[len(data) :]
         self.position += len(data)
         return data
@@ -188,7 +194,9 @@ class LineParser:
         except ImportError as error:
             raise ConfigError(MISSING) from error
         self._fields = fields
-        self._decode = msgspec.json.Decoder(_make_type(msgspec, fields)).decode
+        decoder = msgspec.json.Decoder(_make_type(msgspec, fields))
+        self._decode = decoder.decode
+        self._decode_lines = decoder.decode_lines
         self._get_text = attrgetter(_attribute(fields.text))
         self._get_key = None if fields.key is None else attrgetter(_attribute(fields.key))
 
@@ -200,21 +208,51 @@ class LineParser:
         """
         if lines.data is None:
             bad = self._fields.refuse_long(lines.size, Place(lines.offset, line))
-            return Portion([], [bad], lines.size, 1)
-        rows = lines.data.split(b"\n")
+            return Portion.gather([bad], lines.size, 1)
+        return self._parse_together(lines.data, lines.offset, line) or self._parse_each(
+            bytes(lines.data), lines.offset, line
+        )
+
+    def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
+        """The documents of lines, decoded at once, which takes half the time; None unless each
+        line is a document that is surely read right."""
+        codes = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(codes == _NEWLINE)
+        if codes[-1] != _NEWLINE:
+            ends = np.append(ends, len(codes))
+        starts = np.append(0, ends[:-1] + 1)
+        # Where a } ends a line and a { begins the next one, no JSON object goes on: as many objects
+        # as lines are then one each
+        lasts = ends - 1
+        lasts -= codes[lasts] == _RETURN
+        is_apart = (codes[starts] == _OPEN).all() and (codes[lasts] == _CLOSE).all()
+        if not is_apart or (ends - starts).max() > self._fields.max_bytes:
+            return None
+        try:
+            found = self._decode_lines(data)
+            texts = list(map(self._get_text, found))
+            keys: list[str | None] = [None] * len(texts)
+            if self._get_key is not None:
+                given = map(self._get_key, found)
+                keys = [None if key is None else str(key) for key in given]
+        except Exception:  # of msgspec: whatever it is, lines are looked at one by one
+            return None
+        if len(texts) != len(ends):
+            return None
+        numbers = np.arange(line, line + len(texts))
+        return Portion(texts, keys, offset + starts, numbers, [], len(data), len(texts))
+
+    def _parse_each(self, data: bytes, offset: int, line: int) -> Portion:
+        rows = data.split(b"\n")
         if not rows[-1]:
             rows.pop()
-        offset = lines.offset
-        documents = list[Document]()
-        found_bad = list[BadDocument]()
+        found = list[Document | BadDocument]()
         for number, row in enumerate(rows, line):
-            found = self._parse_line(row, Place(offset, number))
-            if isinstance(found, Document):
-                documents.append(found)
-            elif found is not None:
-                found_bad.append(found)
+            each = self._parse_line(row, Place(offset, number))
+            if each is not None:
+                found.append(each)
             offset += len(row) + 1
-        return Portion(documents, found_bad, len(lines.data), len(rows))
+        return Portion.gather(found, len(data), len(rows))
 
     def _parse_line(self, row: bytes, place: Place) -> Document | BadDocument | None:
         if place.offset == 0 and row.startswith(_BOM):

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from megablend.storage.base import Storage
 from megablend.text.documents import BadDocument, Portion, TextFields
-from megablend.text.lines import CODECS, LineParser, LineReader, open_compressed, open_plain
+from megablend.text.lines import (
+    CODECS,
+    LineParser,
+    LineReader,
+    Piece,
+    open_compressed,
+    open_plain,
+)
 from megablend.text.tables import ARROW, PARQUET, TableFile, is_table
 
 PART_BYTES = 256 << 20
@@ -183,7 +190,7 @@ def open_parts(
         number += 1
 
 
-def _open(file: TextFile, storage: Storage, start: int = 0) -> Iterator[bytes]:
+def _open(file: TextFile, storage: Storage, start: int = 0) -> Iterator[Piece]:
     """The bytes of a file's text, of one that is not compressed from `start` on."""
     if file.codec is None:
         return open_plain(storage, file.path, file.size, start)
@@ -217,7 +224,7 @@ def count_lines_before(file: TextFile, storage: Storage, offset: int) -> int:
     """How many lines of a file end before a byte of its uncompressed text."""
     lines = 0
     for piece in _open(file, storage):
-        lines += piece.count(b"\n", 0, min(offset, len(piece)))
+        lines += bytes(piece[:offset]).count(b"\n")
         offset -= len(piece)
         if offset <= 0:
             break

@@ -89,18 +89,15 @@ def first_difference(found: Tokens, expected: Tokens) -> int | None:
 def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
     """The texts of a batch that are tokenised by both, as the seed says: at least `num`, the first
     among them, and a thousandth of the characters; sorted."""
-    order = list(range(1, len(texts)))
-    random.Random(seed).shuffle(order)
-    if num:
-        order.insert(0, 0)
+    drawn = random.Random(seed)
     needed = sum(map(len, texts)) // CHECKED_SHARE
-    chosen = list[int]()
-    length = 0
-    for i in order:
-        if len(chosen) >= num and length >= needed:
-            break
-        chosen.append(i)
-        length += len(texts[i])
+    chosen = {0} if num else set[int]()
+    length = len(texts[0]) if num else 0
+    while len(chosen) < min(num, len(texts)) or length < needed:
+        i = drawn.randrange(len(texts))
+        if i not in chosen:
+            chosen.add(i)
+            length += len(texts[i])
     return sorted(chosen)
 
 

@@ -110,7 +110,7 @@ class TableFile:
                     size += length
                     row += 1
                     if size >= BATCH_BYTES:
-                        yield _make_portion(found, size)
+                        yield Portion.gather(found, size, len(found))
                         found = []
                         size = 0
         except (pa.ArrowException, OSError) as error:
@@ -118,7 +118,7 @@ class TableFile:
                 raise  # of the storage
             raise self._damaged(error) from error
         if found:
-            yield _make_portion(found, size)
+            yield Portion.gather(found, size, len(found))
 
     def _check_text(
         self, text: bytes | None, key: str | None, place: Place
@@ -195,9 +195,3 @@ def _pick(batch: Any, dotted: str) -> Any:
     for each in inner:
         found = pc.struct_field(found, each)
     return found
-
-
-def _make_portion(found: list[Document | BadDocument], size: int) -> Portion:
-    documents = [each for each in found if isinstance(each, Document)]
-    bad = [each for each in found if isinstance(each, BadDocument)]
-    return Portion(documents, bad, size, len(found))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from megablend.errors import CorruptFileError
 from megablend.storage.base import Storage
-from megablend.text.documents import Document
+from megablend.text.documents import Portion
 from megablend.text.engine import Tokens
 from megablend.text.tables import open_file
 
@@ -54,21 +54,17 @@ class TokenFileWriter:
             column_encoding=_ENCODINGS,
         )
 
-    def write(self, documents: list[Document], tokens: Tokens) -> None:
+    def write(self, portion: Portion, tokens: Tokens) -> None:
         """Write a row group."""
         ends = np.cumsum(tokens.counts)
         offsets = np.concatenate(([0], ends)).astype(np.int32)
         lists = pa.ListArray.from_arrays(
             pa.array(offsets), pa.array(tokens.ids), type=self._schema.field("tokens").type
         )
-        num = len(documents)
-        columns = [
-            lists,
-            np.fromiter((each.place.offset for each in documents), np.int64, num),
-            np.fromiter((each.place.line for each in documents), np.int32, num),
-        ]
+        columns = [lists, portion.offsets, portion.lines.astype(np.int32)]
         if len(self._schema) > len(columns):
-            columns.append(pa.array([each.key for each in documents], pa.string()))
+            columns.append(pa.array(portion.keys, pa.string()))
+        num = len(portion.texts)
         self._writer.write_table(pa.table(columns, schema=self._schema), num or 1)
 
     def close(self, footer: Mapping[str, Any]) -> None:

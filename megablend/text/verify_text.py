@@ -66,15 +66,16 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
             continue
         for each in setup.open_parts(task):
             for portion in each.portions:
-                mine = [d for d in portion.documents if d.place.offset in wanted]
-                if each.number != part.number or not mine:
+                if each.number != part.number:
                     continue
-                again = surround(engine.encode([d.text for d in mine]), *around)
-                for document, ids in zip(mine, again.of(range(len(mine))), strict=True):
-                    row = wanted.pop(document.place.offset)
+                places = zip(portion.offsets.tolist(), portion.texts, strict=True)
+                mine = {offset: text for offset, text in places if offset in wanted}
+                again = surround(engine.encode(list(mine.values())), *around)
+                for offset, ids in zip(mine, again.of(range(len(mine))), strict=True):
+                    row = wanted.pop(offset)
                     if ids.tolist() != tokens[row].as_py():
                         yield (
-                            f"{path}: row {row} has other tokens than the text of {file.path} at byte {document.place.offset} "
+                            f"{path}: row {row} has other tokens than the text of {file.path} at byte {offset} "
                             f"gives; remove the file, and build again under another name (`run:`)"
                         )
     for offset, row in wanted.items():

@@ -13,7 +13,7 @@ import numpy as np
 
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError
 from megablend.storage.base import Storage
-from megablend.text.documents import REMEDY, BadDocument, Portion, TextFields
+from megablend.text.documents import REMEDY, BadDocument, Portion, TextFields, count_bytes
 from megablend.text.engine import (
     Engine,
     GigatokenEngine,
@@ -24,7 +24,6 @@ from megablend.text.engine import (
     surround,
 )
 from megablend.text.parts import (
-    PART_BYTES,
     Entry,
     OpenPart,
     Part,
@@ -95,7 +94,6 @@ class Worker:
         special = json.loads(tokenizer.definition).get("added_tokens")
         ids = [each["id"] for each in special or () if each.get("special")]
         self._special: Ids = np.array(sorted(ids), np.int32)
-        self._since_renewed = 0
 
     def do(self, task: Task, report: Report) -> Entry:
         """Make what is missing of a task's parts. Raises: DataError, CacheError, ConfigError.
@@ -162,10 +160,6 @@ class Worker:
                 again = self._open_again(task, part.number)
                 self._write(task, again, path, self._reference, made, report)
             folder.commit(path, made.name)
-        self._since_renewed += made.text_bytes
-        if self._since_renewed >= PART_BYTES:
-            engine.renew()
-            self._since_renewed = 0
         return made
 
     def _open_again(self, task: Task, number: int) -> OpenPart:
@@ -187,10 +181,10 @@ class Worker:
                     if not setup.skips_bad:
                         raise explain_bad(setup, task, bad)
                     made.add_bad(bad)
-                if not portion.documents:
+                texts = portion.texts
+                if not texts:
                     report(portion.num_bytes, 0, 0)
                     continue
-                texts = [each.text for each in portion.documents]
                 tokens = engine.encode(texts)
                 if engine is not self._reference:
                     least = 0 if number else MIN_CHECKED
@@ -199,10 +193,10 @@ class Worker:
                         return difference
                 made.special += self._count_special(tokens)
                 tokens = surround(tokens, *self._around)
-                writer.write(portion.documents, tokens)
+                writer.write(portion, tokens)
                 made.documents += len(texts)
                 made.tokens += len(tokens.ids)
-                made.text_bytes += sum(len(t) if t.isascii() else len(t.encode()) for t in texts)
+                made.text_bytes += count_bytes(texts)
                 report(portion.num_bytes, len(texts), len(tokens.ids))
             made.name = setup.name_part(task.file.name, part.number, part.digest)
             made.stop = part.stop
@@ -213,9 +207,9 @@ class Worker:
     def _find_difference(self, task: Task, portion: Portion, found: Tokens, least: int) -> str:
         """Where gigatoken's tokens are others than those of `tokenizers`, of at least so many
         documents; "" if they are not. Of long documents the beginnings are tokenised by both."""
-        texts = [each.text for each in portion.documents]
+        texts = portion.texts
         name = int.from_bytes(task.file.name.encode()[-8:], "little")
-        chosen = choose_checked(texts, name + portion.documents[0].place.offset, least)
+        chosen = choose_checked(texts, name + int(portion.offsets[0]), least)
         chosen.sort(key=lambda i: len(texts[i]))
         checked = [texts[i][:MAX_CHECKED] for i in chosen]
         num_whole = sum(len(texts[i]) <= MAX_CHECKED for i in chosen)
@@ -228,7 +222,7 @@ class Worker:
             return ""
         return (
             f"{task.file.path}: gigatoken {find_version('gigatoken')} gives other tokens than tokenizers for the document at "
-            f"byte {portion.documents[chosen[at]].place.offset}; its part was tokenised by tokenizers"
+            f"byte {portion.offsets[chosen[at]]}; its part was tokenised by tokenizers"
         )
 
     def _count_special(self, tokens: Tokens) -> int:

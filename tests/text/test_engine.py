@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from megablend.errors import ConfigError
-from megablend.text import prove
+from megablend.text import engine, prove
 from megablend.text.engine import Engine, GigatokenEngine, Tokens, find_added, surround
 from megablend.text.tokenizer import TokenizerFile, is_listed, load_tokenizer
 from tests.text.tokenizers_of_kinds import END, FAST, KINDS, corpus, definition, write_tokenizer
@@ -70,6 +70,18 @@ def test_tokens_are_equal(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(prove, "CODE_POINTS", range(0, 0x32000, 97))
     monkeypatch.setattr(prove, "NUM_STRINGS", 500)
     assert prove.find_difference(fast, reference, tokenizer) is None
+
+
+def test_what_gigatoken_caches_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = GigatokenEngine(load(tmp_path, "gpt2"))
+    expected = fast.encode(corpus())
+    first = fast._fast
+    assert fast.encode(corpus()).ids.tolist() == expected.ids.tolist()
+    assert fast._fast is first
+    monkeypatch.setattr(engine, "MAX_CACHE_BYTES", -(1 << 40))
+    monkeypatch.setattr(fast, "_is_limited", False)  # as of 0.10
+    assert fast.encode(corpus()).ids.tolist() == expected.ids.tolist()
+    assert fast._fast is not first
 
 
 @pytest.mark.slow
@@ -190,8 +202,8 @@ def test_truncation_and_padding_are_left_out(tmp_path: Path) -> None:
     cut = load(tmp_path / "b", "gpt2", change)
     assert cut.digest == whole.digest
     text = "a text of more than three tokens"
-    for engine in (Engine(cut), GigatokenEngine(cut)):
-        assert engine.encode([text]).ids.tolist() == Engine(whole).encode([text]).ids.tolist()
+    for each in (Engine(cut), GigatokenEngine(cut)):
+        assert each.encode([text]).ids.tolist() == Engine(whole).encode([text]).ids.tolist()
 
 
 def test_gigatokens_own_normalisation_is_not_used(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from megablend.errors import CorruptFileError
 from megablend.storage.by_scheme import make_storage
 from megablend.text import lines as lines_module
-from megablend.text.documents import Portion, TextFields
+from megablend.text.documents import Document, Place, Portion, TextFields
+from megablend.text.lines import LineParser, Lines
 from megablend.text.parts import Task, TextFile, open_parts, plan_tasks
 
 pytest.importorskip("msgspec", reason="pip install 'megablend[text]'")
@@ -40,8 +41,16 @@ def read(
     return found
 
 
+def documents_of(portions: list[Portion]) -> list[Document]:
+    found = list[Document]()
+    for each in portions:
+        places = map(Place, each.offsets.tolist(), each.lines.tolist())
+        found += map(Document, each.texts, each.keys, places)
+    return found
+
+
 def texts_of(parts: list[tuple[Any, list[Portion]]]) -> list[str]:
-    return [each.text for _, portions in parts for p in portions for each in p.documents]
+    return [text for _, portions in parts for each in portions for text in each.texts]
 
 
 def compress(data: bytes, suffix: str) -> bytes:
@@ -93,7 +102,7 @@ def test_parts_of_any_size_have_all_documents_once(
         assert texts_of(parts) == texts
         assert sum(part.num_lines for part, _ in parts) == len(data.splitlines()) or b"\r" in data
         for part, portions in parts:
-            for each in (document for p in portions for document in p.documents):
+            for each in documents_of(portions):
                 # The part of a line is where its first byte lies
                 assert each.place.offset // part_bytes == part.number
                 at = each.place.offset
@@ -123,6 +132,31 @@ def test_batches_depend_on_the_part_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(sizes[0][0]) > 5
 
 
+FRAGMENTS = (
+    *(b'{"text": "a"}', b'{"text": "b", "id": 3}', b'{"text": null}', b'{"x":', b'{"a": 1}, "text": "q"}'),
+    *(b"\n", b"\r\n", b"\n", b" ", b"\n\n", b"[", b"{", b"}", b'{"text": "\\n}\\n{"}', b'{"text": "long enough"}'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_that_are_decoded_together_are_what_each_one_is(seed: int) -> None:
+    """msgspec takes objects from a line that has several, and from several lines that have one."""
+    chosen = random.Random(seed)
+    parser = LineParser(TextFields(text="text", key="id", max_bytes=20))
+    num_together = 0
+    for _ in range(2000):
+        pieces = [chosen.choice(FRAGMENTS) for _ in range(chosen.randrange(1, 8))]
+        if chosen.random() < 0.3:
+            pieces = [piece for i in range(4) for piece in (FRAGMENTS[i % 2], b"\n", *pieces[:1])]
+        data = b"".join(pieces)
+        together = parser.parse(Lines(memoryview(data), 100, len(data)), 7)
+        each = parser._parse_each(data, 100, 7)
+        assert documents_of([together]) == documents_of([each]), data
+        assert (together.bad, together.num_lines) == (each.bad, each.num_lines), data
+        num_together += parser._parse_together(memoryview(data), 100, 7) is not None
+    assert num_together > 10
+
+
 BAD = {
     b'{"text": null}': ("no text", "has null in 'text'"),
     b'{"text": 5}': ("no text", "has int in 'text'"),
@@ -147,7 +181,7 @@ def test_bad_documents_are_counted_with_their_place(tmp_path: Path, line: bytes)
     fields = TextFields(text="text", key=None, max_bytes=200)
     ((_, portions),) = read(path, 1 << 20, fields)
     (bad,) = (each for portion in portions for each in portion.bad)
-    assert sum(len(portion.documents) for portion in portions) == 1000
+    assert len(documents_of(portions)) == 1000
     assert (bad.kind, bad.place) == (BAD[line][0], (500 * len(good), 500))
     assert BAD[line][1] in bad.reason
 
@@ -175,7 +209,7 @@ def test_nested_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
     fields = TextFields(text="a.b", key="a.id", max_bytes=1000)
     ((_, (portion,)),) = read(path, 1 << 20, fields)
-    assert [(each.text, each.key) for each in portion.documents] == [("x", "1"), ("y", None)]
+    assert (portion.texts, portion.keys) == (["x", "y"], ["1", None])
     assert [each.kind for each in portion.bad] == ["no text", "no text"]
 
 

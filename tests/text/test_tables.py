@@ -13,7 +13,7 @@ from megablend.errors import ConfigError, CorruptFileError
 from megablend.storage.by_scheme import make_storage
 from megablend.text import tables
 from megablend.text.documents import TextFields
-from tests.text.test_lines import FIELDS, read, texts_of
+from tests.text.test_lines import FIELDS, documents_of, read, texts_of
 
 STORAGE = make_storage()
 TEXTS = [f"text {i} é中" * (i % 7) for i in range(1000)]
@@ -39,7 +39,7 @@ def test_all_documents_once(
     monkeypatch.setattr(tables, "BATCH_BYTES", 700)
     path = write(tmp_path / name, {"id": range(1000), "text": TEXTS})
     parts = read(path, part_bytes)
-    found = [each for _, portions in parts for p in portions for each in p.documents]
+    found = documents_of([portion for _, portions in parts for portion in portions])
     assert [each.text for each in found] == TEXTS
     assert [each.key for each in found] == list(map(str, range(1000)))
     assert [each.place.offset for each in found] == list(range(1000))
@@ -77,7 +77,7 @@ def test_bad_documents(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", {"text": column})
     fields = TextFields(text="text", key=None, max_bytes=200)
     ((_, (portion,)),) = read(path, 1 << 20, fields)
-    assert [each.text for each in portion.documents] == ["a", "c"]
+    assert portion.texts == ["a", "c"]
     assert [(each.kind, each.place.offset) for each in portion.bad] == [
         ("no text", 1),
         ("too long", 2),
