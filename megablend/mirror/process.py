@@ -33,7 +33,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States
 from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.clients import divide_limits
+from megablend.storage.objects.clients import divide_limits, find_pauses
 from megablend.system.log import LOG
 from megablend.system.service_manager import notify
 
@@ -292,6 +292,7 @@ class Node:
         return {
             "pid": os.getpid(),
             "version": megablend.__version__,
+            "protocol": PROTOCOL,
             "folder": str(self._folder.path),
             "service": self._is_service,
             "started": self._started,
@@ -301,6 +302,7 @@ class Node:
             "evicted_bytes": self.engine.store.num_evicted * PAGE_BYTES,
             "source_bytes": self.source.num_bytes,
             "source_requests": self.source.requests,
+            "source_pauses": find_pauses(),
             "peer_bytes": self.engine.peer_bytes,
             "read_bytes": None if self.web is None else self.web.num_bytes,
             "wanted": None if self._datasets is None else self._datasets.holding.count(),

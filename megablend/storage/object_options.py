@@ -53,6 +53,8 @@ class StoreOptions:
     """Limit of requests in flight for the whole job."""
     max_source_rate: int | None = None
     """Limit of bytes per second for the whole job."""
+    max_request_rate: float | None = None
+    """Limit of requests per second for the whole job."""
     hedges: bool = True
     """A few requests that are late are sent a second time; not by a node process, which reads each
     byte once."""

@@ -103,6 +103,7 @@ _PARSERS: Parsers = {
     "hedges": parse_flag,
     "max_requests": _parse_count,
     "max_source_rate": parse_rate,
+    "max_request_rate": lambda value: parse_number(value, "requests per second"),
     "price_per_1000_requests": _parse_price,
     "price_per_gb": _parse_price,
 }

@@ -38,6 +38,8 @@ class Faults:
     """Answers that take 100 times as long."""
     status: Mapping[int, float] = field(default_factory=dict)
     """Answers of a status in place of the file, such as {503: 0.2}."""
+    retry_after: int | None = None
+    """The header of answers of such a status."""
     page: float = 0.0
     """Web pages in place of the file or the listing, as if all were well."""
     silent: float = 0.0
@@ -205,7 +207,9 @@ class FaultySource:
             return await self._send(writer, method, 200, {"Content-Type": "text/html"}, PAGE)
         for status, share in faults.status.items():
             if self._draw(str(status), share):
-                return await self._send(writer, method, status, {}, self.body)
+                after = faults.retry_after
+                more = {} if after is None else {"Retry-After": str(after)}
+                return await self._send(writer, method, status, more, self.body)
         key = headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
         if self.is_expired is not None and self.is_expired(key):
             self.faulty["expired"] += 1

@@ -9,6 +9,7 @@ from megablend.prefetch.read_counts import ReadMeter
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.process_counts import count
 
 
@@ -23,7 +24,7 @@ async def request(failures: int) -> str | Failure:
         left -= 1
         return Failure(Kind.AGAIN, "the server said 500", "")
 
-    return await BucketClient("s3://bucket", None, StoreOptions(), 1).retry(
+    return await BucketClient("s3://bucket", None, StoreOptions(), RateLimiter(64, None, 1)).retry(
         "s3://bucket/a", attempt
     )
 

@@ -37,6 +37,11 @@ def format_metrics(status: Mapping[str, Any]) -> str:
             ("provider", "status"),
             status["source_requests"],
         ),
+        "source_pause_seconds": (
+            "For so long a busy source is left alone, as it asked for.",
+            ("source",),
+            status["source_pauses"],
+        ),
         "bad_total": ("Answers with wrong bytes.", ("peer",), cluster.get("bad")),
         "nodes": ("Of the cluster, this one too.", (), cluster.get("nodes", 1)),
         "nodes_away": ("Nodes that do not answer.", (), cluster.get("away", 0)),

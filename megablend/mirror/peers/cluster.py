@@ -42,6 +42,7 @@ from megablend.mirror.node.frames import (
 )
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.peers.assembly import Assembly, is_unknown
+from megablend.mirror.peers.busy import BUSY_PATH, BusySources
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import OtherViewError, Peer
@@ -95,12 +96,14 @@ class Cluster:
         self._sending = None if rate is None else RateLimiter(MAX_REQUESTS, rate, 1)
         self._agreement = Agreement(options, members.size, pace)
         self._joining = Joining(members, options.port, self._agreement, self._make_peer, pace)
+        self._busy = BusySources(lambda: self._peers.values())
         handlers: dict[tuple[str, str], Handle] = {
             ("POST", "/v1/pages"): self._give,
             ("POST", "/v1/tell"): self._hear,
             ("POST", "/v1/due"): self._set_due,
             ("POST", "/v1/join"): self._joining.answer,
             ("POST", "/v1/check"): self._check,
+            ("POST", BUSY_PATH): self._busy.hear,
             ("GET", "/v1/ping"): _pong,
             **more,
         }
@@ -130,6 +133,7 @@ class Cluster:
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
         )
+        self._busy.start()
         views = self._members.views
         if views is not None:
             views.find_away = self.find_away
@@ -147,6 +151,7 @@ class Cluster:
                 task.cancel()
             # Again, since `wait_for` loses a cancellation that comes with what it waits for
             await asyncio.wait(self._tasks, timeout=_CANCEL_SECONDS)
+        self._busy.stop()
         # What is being answered may need the others
         await self._server.stop()
         for peer in self._peers.values():

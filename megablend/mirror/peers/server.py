@@ -10,6 +10,7 @@
     POST /v1/due[?more=1]               needs: what a node will ask for, instead of what it said before, or in addition
     POST /v1/join                       JSON: a node of a torchrun job -> the list of all
     POST /v1/check                      nothing -> JSON: a line for each node that this one does not reach
+    POST /v1/busy                       JSON: a source says that it is busy, and for how many seconds it is to be left alone
     GET  /v1/ping                       nothing
     GET  /metrics                       numbers, for Prometheus; to whoever asks
 

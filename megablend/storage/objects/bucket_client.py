@@ -60,7 +60,7 @@ class BucketClient:
         root: for messages, such as s3://bucket.
         store: obstore's, which does not try again by itself.
         options: how it is read.
-        processes: how many processes of the job share its limits.
+        limiter: of all clients of this bucket with these options.
         sockets: read ranges of known versions; None if only the client can.
     """
 
@@ -69,14 +69,14 @@ class BucketClient:
         root: str,
         store: Any,
         options: StoreOptions,
-        processes: int,
+        limiter: RateLimiter,
         sockets: SocketReader | None = None,
     ) -> None:
         self.root = root
         self.store = store
         self.options = options
         self._sockets = sockets
-        self.limiter = RateLimiter(options.max_requests, options.max_source_rate, processes)
+        self.limiter = limiter
         self.timing = Timing(options.read_timeout)
         self._policy = RetryPolicy(root, options.give_up_after, self.limiter)
         self._warned_of_etags = False
@@ -165,7 +165,8 @@ class BucketClient:
     def _hedge_after(self, size: int) -> float:
         """Seconds after which a request is sent a second time;
         never if few bytes or requests may be sent."""
-        is_sparing = not self.options.hedges or self.options.max_source_rate is not None
+        rates = (self.options.max_source_rate, self.options.max_request_rate)
+        is_sparing = not self.options.hedges or rates != (None, None)
         if size > LARGE_BYTES or is_sparing or self.limiter.is_slowed:
             return math.inf
         return self.timing.hedge_after() or math.inf

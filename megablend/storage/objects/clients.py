@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +20,12 @@ from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.loop import check_fork
-from megablend.storage.objects.rate_limiter import JOB_SIZES, count_processes
+from megablend.storage.objects.rate_limiter import (
+    JOB_SIZES,
+    MAX_PAUSE_SECONDS,
+    RateLimiter,
+    count_processes,
+)
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.transfer import Counted
 from megablend.storage.url_checks import is_region, is_server_url
@@ -41,6 +49,13 @@ _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _lock = threading.Lock()
 _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
+_limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
+_busy_until: dict[str, float] = {}
+"""Of buckets, containers and servers, also those that this process has not asked yet: monotonic
+seconds."""
+busy_listeners: list[Callable[[str, float], None]] = []
+"""Are told, in the thread of the requests, which bucket, container or server says that it is busy,
+and for how many seconds it is to be left alone."""
 
 
 def check_installed(location: str) -> None:
@@ -62,16 +77,56 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
         if key not in _clients:
             store = _make_store(address, options, query, is_for_lists=False)
             sockets = _make_sockets(address, options, query, store)
-            _clients[key] = BucketClient(address.root, store, options, count_processes(), sockets)
+            limiter = _get_limiter(address.root, options)
+            _clients[key] = BucketClient(address.root, store, options, limiter, sockets)
         return _clients[key]
+
+
+def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
+    """That of a bucket with its options, whatever queries its URLs have."""
+    if (root, options) not in _limiters:
+        limits = (options.max_requests, options.max_source_rate, count_processes())
+        made = RateLimiter(*limits, options.max_request_rate)
+        made.paused_until = _busy_until.get(root, 0.0)
+        made.on_busy = partial(_tell_busy, root)
+        _limiters[root, options] = made
+    return _limiters[root, options]
+
+
+def _tell_busy(root: str, seconds: float) -> None:
+    _note_busy(root, seconds)
+    for listen in busy_listeners:
+        listen(root, seconds)
+
+
+def _note_busy(root: str, seconds: float) -> None:
+    until = time.monotonic() + min(seconds, MAX_PAUSE_SECONDS)
+    _busy_until[root] = max(until, _busy_until.get(root, until))
+
+
+def slow_down(root: str, seconds: float) -> None:
+    """Another process has heard that a bucket, container or server is busy, and is to be left alone
+    for so long."""
+    with _lock:
+        limiters = [each for (place, _), each in _limiters.items() if place == root]
+    _note_busy(root, seconds)
+    for each in limiters:
+        each.slow_down(time.monotonic(), seconds, is_told=True)
 
 
 def divide_limits(processes: int) -> None:
     """From now on, divide the limits of all sources between `processes` processes of the job."""
     os.environ[JOB_SIZES[0]] = str(processes)
     with _lock:
-        for client in _clients.values():
-            client.limiter.divide(processes)
+        for limiter in _limiters.values():
+            limiter.divide(processes)
+
+
+def find_pauses() -> dict[str, float]:
+    """The buckets, containers and servers that are left alone, since they asked for it, and for how
+    many seconds."""
+    now = time.monotonic()
+    return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
@@ -113,6 +168,7 @@ def forget_clients() -> None:
     with _lock:
         _clients.clear()
         _listers.clear()
+        _limiters.clear()
 
 
 def _make_sockets(

@@ -48,6 +48,8 @@ class Failure:
     kind: Kind
     cause: str
     remedy: str
+    pause: float = 0.0
+    """Seconds for which the source asks to be left alone."""
 
 
 _STATUS = re.compile(r"status code: (\d{3})")

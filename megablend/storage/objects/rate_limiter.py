@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 FIRST_REQUESTS = 256
@@ -25,6 +26,8 @@ _LONG_RATIO = 3.0
 """Above this ratio of the latency to the shortest one, further requests only wait in line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
+MAX_PAUSE_SECONDS = 300.0
+"""Whatever a source asks for."""
 _LATENCY_SECONDS = 10.0
 """For how long the shortest latency counts, at least."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -57,17 +60,28 @@ class RateLimiter:
     close to the shortest one that was measured, the network has room, and more requests are
     admitted. When it is several times as long, requests wait for one another, and fewer are
     admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than those,
-    and then one more after each round of successes.
+    and then one more after each round of successes. While a source has asked for a pause, nothing
+    is admitted.
 
     Args:
         max_requests: limit of the whole job.
         max_rate: limit of the whole job, in bytes per second; None for no limit.
         processes: how many processes share these limits.
+        max_request_rate: limit of the whole job, in requests per second; None for no limit.
     """
 
-    def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_rate: int | None,
+        processes: int,
+        max_request_rate: float | None = None,
+    ) -> None:
         self._job_requests = max_requests
         self._job_rate = max_rate
+        self._job_request_rate = max_request_rate
+        self.on_busy: Callable[[float], None] | None = None
+        """Is told when the source asks for fewer requests, and for a pause of so many seconds."""
         self.limit: float = MAX_REQUESTS
         """Requests that may be in flight now."""
         self._aim: float = self.limit
@@ -91,17 +105,22 @@ class RateLimiter:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         """Requests that are not admitted yet: their bytes, and what is done when they are."""
         self._paid_until = 0.0
-        """When all bytes so far will have been within the rate."""
+        """When all requests so far will have been within the rates."""
         self._slowed_at = 0.0
         """When the source last said that it is busy."""
+        self.paused_until = 0.0
+        """Nothing is admitted before, in seconds of the event loop."""
 
     def divide(self, processes: int) -> None:
         """From now on, divide the limits of the whole job between `processes` processes."""
         is_slowed = self.is_slowed
-        self.max_requests = max(_MIN_REQUESTS, min(MAX_REQUESTS, self._job_requests // processes))
+        # What somebody has limited to few is few for all processes together
+        least = _MIN_REQUESTS if self._job_requests >= MAX_REQUESTS else 1
+        self.max_requests = max(least, min(MAX_REQUESTS, self._job_requests // processes))
         self._aim = min(FIRST_REQUESTS, self.max_requests)
         self.limit = min(self.limit, self._aim) if is_slowed else self._aim
-        self._rate = None if self._job_rate is None else self._job_rate / processes
+        self._seconds_a_byte = processes / (self._job_rate or math.inf)
+        self._seconds_a_request = processes / (self._job_request_rate or math.inf)
 
     async def enter(self, size: int) -> None:
         """Wait until `size` bytes may be requested."""
@@ -116,8 +135,11 @@ class RateLimiter:
                 raise
         else:
             self._add(size)
-        if self._rate is not None:
-            await self._pay(size)
+        try:
+            await self.pay(size)
+        except asyncio.CancelledError:
+            self.leave(size)
+            raise
 
     def leave(self, size: int) -> None:
         """Give back what a request took."""
@@ -125,11 +147,22 @@ class RateLimiter:
         self.bytes -= size
         self._admit()
 
-    def slow_down(self, now: float) -> None:
-        """Admit fewer requests: the source is busy. Many answers within a second count once."""
+    def slow_down(self, now: float, pause: float = 0.0, *, is_told: bool = False) -> None:
+        """Admit fewer requests: the source is busy. Many answers within a second count once.
+
+        Args:
+            pause: seconds in which nothing is admitted.
+            is_told: another process has heard it.
+        """
+        until = now + min(pause, MAX_PAUSE_SECONDS)
+        is_new = now - self._slowed_at >= 1 or until >= self.paused_until + 1
+        self.paused_until = max(self.paused_until, until)
         if now - self._slowed_at >= 1:
             self._slowed_at = now
-            self.limit = max(_MIN_REQUESTS, 0.7 * min(self.limit, self.requests))
+            least = min(_MIN_REQUESTS, self.max_requests)
+            self.limit = max(least, 0.7 * min(self.limit, self.requests))
+        if is_new and not is_told and self.on_busy is not None:
+            self.on_busy(until - now)
 
     @property
     def is_slowed(self) -> bool:
@@ -181,14 +214,11 @@ class RateLimiter:
                 self._add(size)
                 turn.set_result(None)
 
-    async def _pay(self, size: int) -> None:
-        """Wait until `size` bytes are within the rate; a second's worth may go at once."""
-        assert self._rate is not None
-        now = asyncio.get_running_loop().time()
-        self._paid_until = max(self._paid_until, now - 1) + size / self._rate
-        if self._paid_until > now:
-            try:
-                await asyncio.sleep(self._paid_until - now)
-            except asyncio.CancelledError:
-                self.leave(size)
-                raise
+    async def pay(self, size: int = 0) -> None:
+        """Wait for the rates, of which a second's worth may go at once, and for the end of a pause."""
+        now = asyncio.get_running_loop().time
+        until = 0.0
+        if cost := max(size * self._seconds_a_byte, self._seconds_a_request):
+            self._paid_until = until = max(self._paid_until, now() - 1) + cost
+        while (wait := max(until, self.paused_until) - now()) > 0:
+            await asyncio.sleep(wait)

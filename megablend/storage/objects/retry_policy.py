@@ -91,7 +91,12 @@ class RetryPolicy:
         Raises: DataError if it was tried for `give_up_after`.
         """
         now = asyncio.get_running_loop().time
-        found: T | Failure = first if first is not None else await attempt()
+        found: T | Failure
+        if first is None:
+            await self._limiter.pay()
+            found = await attempt()
+        else:
+            found = first
         if not isinstance(found, Failure):
             self.note_success()
             return found
@@ -117,7 +122,7 @@ class RetryPolicy:
         """Wait before the next attempt: longer after each, and by chance, so that requests which
         failed together do not come back together."""
         if failure.kind is Kind.BUSY:
-            self._limiter.slow_down(now)
+            self._limiter.slow_down(now, failure.pause)
         if attempts > _QUIET_ATTEMPTS:
             self._log(failure, now)
         count("retries")

@@ -15,6 +15,7 @@ import ssl
 import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -66,6 +67,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._room: memoryview | None = None
         """Where the rest of the body goes; None until the head is there."""
         self._status = 0
+        self.pause = 0.0
+        """Seconds after which the source may be asked again, as its last answer says."""
         self._is_kept = False
         self._request: Request | None = None
         self._done: asyncio.Future[int] | None = None
@@ -141,6 +144,8 @@ class _Connection(asyncio.BufferedProtocol):
         if not (status.isdigit() and length.isdigit()) or find_header("transfer-encoding"):
             return None
         self._status = int(status)
+        after = find_header("retry-after")
+        self.pause = float(after[:9]) if after.isdecimal() else 0.0
         self._is_kept = protocol == "HTTP/1.1 " and find_header("connection").lower() != "close"
         wanted = request.wanted
         body = self._view[end + 4 : self._got]
@@ -270,7 +275,7 @@ class SocketReader:
                 return None
             failure = read_failure(ConnectionError(f"status code: {status}"))
             if failure.kind in (Kind.AGAIN, Kind.BUSY):
-                return failure
+                return replace(failure, pause=connection.pause)
             raise UnexpectedAnswerError
 
     async def _find_target(self, request: Request) -> _Target:

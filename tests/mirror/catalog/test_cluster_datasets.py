@@ -50,7 +50,8 @@ class Service(Machine):
     def launch(self) -> None:
         """Run the node process."""
         path = self.config.with_suffix(".log")
-        self._num_ready = path.read_text().count(": ready") if path.exists() else 0
+        # A long line is broken where it has a blank
+        self._num_ready = path.read_text().split().count("ready") if path.exists() else 0
         with path.open("ab") as log:
             command = [sys.executable, "-m", "megablend", "node", "run", str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -62,7 +63,7 @@ class Service(Machine):
         assert process is not None
 
         def has_come() -> bool:
-            is_there = path.read_text().count(": ready") > self._num_ready
+            is_there = path.read_text().split().count("ready") > self._num_ready
             return is_there or process.poll() is not None
 
         until(has_come)

@@ -26,6 +26,7 @@ STATUS: dict[str, Any] = {
     "read_bytes": None,
     "evicted_bytes": 4096,
     "source_requests": {},
+    "source_pauses": {},
     "wanted": None,
     "listed": None,
     "cluster": None,
@@ -89,6 +90,7 @@ def test_a_cluster_with_datasets() -> None:
     cluster = CLUSTER | {"bytes_to_copy": 17, "copies": 2, "view": 12, "bad": {"node1:7171": 2}}
     requests = {"s3": {"ok": 4, "failed": 1}, "https": {"ok": 1}}
     status = STATUS | {"read_bytes": 6, "source_requests": requests}
+    status |= {"source_pauses": {"s3://b": 4.5}}
     listed = {"failing": 1, "listings": {"same": 3, "failed": 2}}
     status |= {"wanted": wanted, "cluster": cluster, "listed": listed}
     found = parse_metrics(format_metrics(status))
@@ -97,6 +99,7 @@ def test_a_cluster_with_datasets() -> None:
     assert found['sent_bytes_total{to="readers"}'] == 6
     assert found['source_requests_total{provider="s3",status="failed"}'] == 1
     assert found['source_requests_total{provider="https",status="ok"}'] == 1
+    assert found['source_pause_seconds{source="s3://b"}'] == 4.5
     assert found['bad_total{peer="node1:7171"}'] == 2
     assert [found[name] for name in ("debts_bytes", "view", "formed", "copies")] == [17, 12, 0, 2]
     assert [found[f"wanted{name}_bytes"] for name in ("", "_missing", "_short")] == [10, 4, 1]

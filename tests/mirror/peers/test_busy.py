@@ -1,0 +1,90 @@
+"""A source that asks to be left alone: real node processes, of which one hears it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from megablend.storage.objects import clients
+from tests.mirror.catalog.test_cluster_datasets import Service, keys
+from tests.mirror.catalog.test_datasets import MB, count_sent
+from tests.mirror.nodes import get_status
+from tests.mirror.peers.clusters import find_ports
+from tests.mirror.test_clusters import until
+from tests.storage.faulty import Faults, FaultySource
+
+__all__ = ["keys"]
+pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
+PAUSE = 100
+
+
+def find_pause(node: Service) -> float:
+    return float(get_status(node.storage["mirror"])["source_pauses"].get("s3://b", 0))
+
+
+def test_all_nodes_leave_a_source_alone_that_has_asked_one_of_them(tmp_path: Path) -> None:
+    # A file of one piece: one node reads it, in several requests
+    data = bytes(6 * MB)
+    ports = find_ports(3)
+    names = [f"127.0.0.1:{port}" for port in ports]
+    with FaultySource({"b/x": data}, Faults(rate=MB)) as source:
+        nodes = [
+            Service(tmp_path / f"n{i}", source, nodes=names, port=port, advertise=name)
+            for i, (port, name) in enumerate(zip(ports, names, strict=True))
+        ]
+        for node in nodes:
+            # One after another
+            node.storage["s3://"]["max_requests"] = 1
+            node.config.write_text(json.dumps({"storage": node.storage}))
+        reading = Thread(target=nodes[0].read, args=["s3://b/x"], daemon=True)
+        try:
+            for node in nodes:
+                node.start()
+            for node in nodes:
+                node.wait_for_view(3)
+            reading.start()
+            until(lambda: source.bytes > MB)
+            assert source.most_in_flight == 1
+            source.faults = Faults(status={429: 1.0}, retry_after=PAUSE)
+            until(lambda: source.faulty["429"] > 0)
+            heard = time.monotonic()
+            source.faults = Faults()
+            for node in nodes:
+                until(lambda node=node: find_pause(node) > 0)  # type: ignore[misc]
+                assert PAUSE - 1 - (time.monotonic() - heard) < find_pause(node) <= PAUSE
+            count_sent(source)
+            requests = source.requests
+            time.sleep(2)
+            assert source.requests == requests
+        finally:
+            for node in nodes:
+                node.kill()
+
+
+def test_requests_of_urls_with_queries_share_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megablend.storage.object_options import StoreOptions
+    from megablend.storage.objects.address import Address
+
+    monkeypatch.setattr(clients, "_clients", {})
+    monkeypatch.setattr(clients, "_limiters", {})
+    monkeypatch.setattr(clients, "_busy_until", {})
+    address = Address("https", "host", "")
+    options = StoreOptions(max_requests=8)
+    one, other = (clients.get_client(address, options, query) for query in ("a=1", "a=2"))
+    assert one is not other
+    assert one.limiter is other.limiter
+    told: list[tuple[str, float]] = []
+    monkeypatch.setattr(clients, "busy_listeners", [lambda *about: told.append(about)])
+    one.limiter.slow_down(time.monotonic(), 5.0)
+    clients.slow_down("https://host", 60.0)
+    ((root, seconds),) = told
+    assert (root, round(seconds)) == ("https://host", 5)
+    assert 58 < clients.find_pauses()[root] <= 60
+    # What it has not asked yet
+    clients.slow_down("https://new", 60.0)
+    new = clients.get_client(Address("https", "new", ""), options, "")
+    assert 58 < new.limiter.paused_until - time.monotonic() <= 60
