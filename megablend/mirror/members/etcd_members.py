@@ -83,6 +83,7 @@ class EtcdMembers(Views):
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
                     raise self._strange(key)
+            await self._check_protocols()
             if self._known is None:
                 self._read_view((await self.etcd.get(self._place))[0].get(self._place))
             end = time.monotonic() + self._seconds + _DIFFERING_SECONDS
@@ -97,6 +98,17 @@ class EtcdMembers(Views):
             if self._known is None:
                 raise
             LOG.warning("mirror: going on with view %d: %s", self._known.number, error)
+
+    async def _check_protocols(self) -> None:
+        """Raises: ConfigError if there are nodes that would not understand this one."""
+        for key, value in (await self.etcd.get(self._nodes))[0].items():
+            protocol = _read(value).get("protocol")
+            if protocol != PROTOCOL and key != self._nodes + self._own:
+                raise ConfigError(
+                    f"{key.removeprefix(self._nodes)} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
+                    "Run a version of megablend with the same protocol; or stop all nodes before the first one of another "
+                    "protocol is started."
+                )
 
     async def stop(self) -> None:
         """Ask etcd no more. The lease goes on: a node that starts again soon is the same one."""
