@@ -17,7 +17,9 @@ class Communicator(Protocol):
     All ranks call collective methods, in the same order."""
 
     rank: int
+    """Number of this process, 0 to size - 1."""
     size: int
+    """Number of processes."""
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, and until all posts have arrived; `on_wait` is called at
@@ -45,7 +47,7 @@ class Communicator(Protocol):
         ...
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Terminate all ranks with this error: its message and its exit code."""
+        """Terminate all ranks with this error's message and exit code."""
         ...
 
 

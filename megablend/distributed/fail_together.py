@@ -30,7 +30,8 @@ class FailTogether:
     megablend.distributed.base.Communicator.
 
     Args:
-        rank, size: of this process among them.
+        rank: number of this process among them.
+        size: how many there are.
         exchange: a collective call that returns every rank's value, in rank order.
     """
 
@@ -125,18 +126,16 @@ class Subgroup(FailTogether):
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error in a form that another process can raise."""
+    """The error itself if another process can raise it; otherwise a RuntimeError with its text."""
     if isinstance(error, MegablendError):
         return error
+    substitute = RuntimeError(f"{type(error).__name__}: {error}")
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # an error of any library, with any constructor
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return (
-        copy
-        if type(copy) is type(error) and str(copy) == str(error)
-        else RuntimeError(f"{type(error).__name__}: {error}")
-    )
+        return substitute
+    is_same = type(copy) is type(error) and str(copy) == str(error)
+    return copy if is_same else substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ def this_job() -> Job:
             world=FailTogether(launch.rank, launch.size, launch.allgather),
             members=lambda ranks: _mpi_members(launch, ranks),
         )
-    if (started := _by_torchrun(os.environ)) > 1:
+    started = _count_torchrun_processes(os.environ)
+    if started > 1:
         raise LaunchError(
             f"torchrun started {started} processes (WORLD_SIZE), but torch.distributed is not initialized: call "
             "torch.distributed.init_process_group first"
@@ -48,9 +49,9 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """The job of a program: processes started by torchrun share a process group within the context.
-    Raises: LaunchError."""
-    if _is_initialized() or _by_torchrun(os.environ) < 2:
+    """The job of a program. Processes that torchrun started share a process group within the
+    context. Raises: LaunchError."""
+    if _is_initialized() or _count_torchrun_processes(os.environ) < 2:
         yield this_job()
         return
     from megablend.distributed.torch_job import process_group
@@ -68,7 +69,7 @@ def program_launch() -> Iterator[Communicator]:
     of its ranks. Raises: LaunchError.
     """
     launch = detect()
-    if launch.size > 1 or _by_torchrun(os.environ) < 2:
+    if launch.size > 1 or _count_torchrun_processes(os.environ) < 2:
         yield launch
         return
     with program_job() as job:
@@ -77,7 +78,7 @@ def program_launch() -> Iterator[Communicator]:
 
 def single_process_job() -> Job:
     """A job that consists of this process."""
-    return Job(world=_one(), members=lambda ranks: _only(_one()))
+    return Job(world=_make_single(), members=lambda ranks: _single_members())
 
 
 def _is_initialized() -> bool:
@@ -86,22 +87,25 @@ def _is_initialized() -> bool:
     return module is not None and bool(module.is_available()) and bool(module.is_initialized())
 
 
-def _by_torchrun(environ: Mapping[str, str]) -> int:
+def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
     """Number of processes that torchrun started; 0 if it did not start this one."""
     return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
 
 
-def _one() -> FailTogether:
+def _make_single() -> FailTogether:
+    """A communicator of this process alone."""
     return FailTogether(0, 1, lambda value: [value])
 
 
 @contextmanager
-def _only(launch: FailTogether) -> Iterator[FailTogether]:
-    yield launch
+def _single_members() -> Iterator[FailTogether]:
+    """See Job.members."""
+    yield _make_single()
 
 
 @contextmanager
 def _mpi_members(launch: Any, ranks: Sequence[int]) -> Iterator[FailTogether]:
+    """See Job.members."""
     part = launch.members(ranks)
     try:
         yield FailTogether(part.rank, part.size, part.allgather)

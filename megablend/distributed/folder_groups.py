@@ -23,8 +23,11 @@ from megablend.system.atomic_write import translate_os_errors
 
 AUTO = "auto"
 SHARED_FS = (AUTO, "yes", "no")
+"""Values of `shared_fs`."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""A file whose content differs between machines."""
 _NONCE = ".megablend-nonce-"
+"""What the names of nonces begin with."""
 _SEEN_SECONDS = 2.0
 """Network file systems may show another node's file only after some seconds."""
 
@@ -38,7 +41,7 @@ class _Place:
     inode: int
     """Inode of the nearest existing folder."""
     rest: tuple[str, ...]
-    """Path from there to the cache."""
+    """Path from that folder to the cache."""
 
 
 def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
@@ -55,27 +58,30 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
     """
     if shared_fs not in SHARED_FS:
         raise ConfigError(f"shared_fs is {shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
-    folder, own = (None, None) if cache is None else _place(cache)
+    folder, own = (None, None) if cache is None else _find_place(cache)
     places = launch.allgather(own)
     building = [rank for rank, place in enumerate(places) if place is not None]
-    together = [rank for rank in building if own is not None and places[rank] == own]
+    at_own_place = [rank for rank in building if own is not None and places[rank] == own]
     if shared_fs == "yes" or len({places[rank] for rank in building}) < 2:
         return [] if own is None else building
     if shared_fs == "no":
-        return together
-    seen = _first_seen(launch, folder if together[:1] == [launch.rank] else None, places)
+        return at_own_place
+    represents_place = at_own_place[:1] == [launch.rank]
+    first_seen = _find_first_seen(launch, folder if represents_place else None, places)
     if own is None:
         return []
-    first = [
-        seen[next(other for other in building if places[other] == places[rank])]
+    # A place is represented by its first rank; the first rank whose nonce that one finds leads the
+    # group
+    leaders = [
+        first_seen[next(other for other in building if places[other] == places[rank])]
         for rank in building
     ]
-    own_leader = first[building.index(launch.rank)]
-    return [rank for rank, leader in zip(building, first, strict=True) if leader == own_leader]
+    own_leader = leaders[building.index(launch.rank)]
+    return [rank for rank, leader in zip(building, leaders, strict=True) if leader == own_leader]
 
 
-def _place(cache: Path) -> tuple[Path, _Place]:
-    """The nearest existing folder, and the identity of the cache."""
+def _find_place(cache: Path) -> tuple[Path, _Place]:
+    """The nearest existing folder of a cache, and the identity of the cache."""
     folder = cache.resolve()
     rest = list[str]()
     with translate_os_errors(cache):
@@ -91,24 +97,27 @@ def _place(cache: Path) -> tuple[Path, _Place]:
     )
 
 
-def _first_seen(
+def _find_first_seen(
     launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]
 ) -> list[int | None]:
-    """For each rank that represents its set (it has a `folder`), the first rank whose nonce it
-    finds; None for the others."""
+    """For each rank, the first rank whose nonce it finds; None for ranks that do not represent
+    their place. Collective.
+
+    Args:
+        folder: this rank's nearest existing folder; None if it does not represent its place.
+    """
     nonce = None if folder is None else _leave_nonce(folder)
     try:
         nonces = launch.allgather(nonce)
-        return launch.allgather(
-            None if folder is None else _look(folder, nonces, places, launch.rank)
-        )
+        first = None if folder is None else _find_first_nonce(folder, nonces, places, launch.rank)
+        return launch.allgather(first)
     finally:
         if folder is not None and nonce is not None:
             (folder / nonce).unlink(missing_ok=True)
 
 
 def _leave_nonce(folder: Path) -> str | None:
-    """The name of a new file in the folder; None if the folder is read-only."""
+    """Create a file in the folder. Returns: its name; None if the folder is read-only."""
     name = f"{_NONCE}{secrets.token_hex(8)}"
     try:
         (folder / name).touch()
@@ -117,21 +126,21 @@ def _leave_nonce(folder: Path) -> str | None:
     return name
 
 
-def _look(
+def _find_first_nonce(
     folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
 ) -> int:
     """The first rank whose nonce is in the folder and whose remaining path equals this rank's;
     `rank` if there is none."""
-    here = places[rank]
-    assert here is not None
-    alike = {
+    own = places[rank]
+    assert own is not None
+    possible = {
         other: nonce
         for other, (nonce, place) in enumerate(zip(nonces, places, strict=True))
-        if nonce is not None and place is not None and place.rest == here.rest
+        if nonce is not None and place is not None and place.rest == own.rest
     }
     deadline = time.monotonic() + _SEEN_SECONDS
     while True:
-        found = [other for other, nonce in alike.items() if (folder / nonce).exists()]
-        if len(found) == len(alike) or time.monotonic() > deadline:
+        found = [other for other, nonce in possible.items() if (folder / nonce).exists()]
+        if len(found) == len(possible) or time.monotonic() > deadline:
             return min(found, default=rank)
         time.sleep(0.1)

@@ -17,9 +17,12 @@ from megablend.distributed.base import Communicator, SingleProcess
 from megablend.errors import LaunchError
 
 _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
-_OTHERS = ("MPICH", "Intel", "MVAPICH")
-_SIZES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
-_SLURM_SIZES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
+_OTHER_LIBRARIES = ("MPICH", "Intel", "MVAPICH")
+"""Words in the names of MPI libraries that are not Open MPI."""
+_SIZE_VARIABLES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
+"""Variables with the number of a job's processes, and the launcher that sets each."""
+_SLURM_VARIABLES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
+"""The same for variables that count only inside a step of Slurm."""
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
 
@@ -28,8 +31,11 @@ class LauncherInfo:
     """What the environment reveals about the launcher."""
 
     by: str
+    """What a message calls the launcher."""
     variable: str
+    """The variable that gives the size."""
     size: int
+    """How many processes it has started."""
     exact: bool
     """False if the variable gives only a lower bound of the number of processes."""
 
@@ -45,7 +51,7 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
     Raises: LaunchError if a count is not an integer.
     """
-    sizes = _SIZES | (_SLURM_SIZES if "SLURM_STEP_ID" in environ else {})
+    sizes = _SIZE_VARIABLES | (_SLURM_VARIABLES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
         if variable in environ:
             return LauncherInfo(
@@ -80,7 +86,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
             "'megablend[mpich]'`), or start a single process"
         ) from error
     library = mpi.library()
-    if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):
+    if started.variable == _OPEN_MPI and any(name in library for name in _OTHER_LIBRARIES):
         raise LaunchError(f"{started} but {_bound_to(library)}")
     launch = mpi.MpiLaunch()
     if launch.size < started.size or (started.exact and launch.size != started.size):
@@ -89,6 +95,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
+    """The problem and the remedy if mpi4py and the launcher use different MPI libraries."""
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or bind "
         f"mpi4py to the launcher's ({_REINSTALL})"

@@ -24,11 +24,11 @@ from mpi4py import MPI  # noqa: E402
 T = TypeVar("T")
 
 _FIRST_POLL_SECONDS = 0.0002
+"""First pause between two polls: if all ranks arrive together, none should wait long."""
 _POLL_SECONDS = 0.005
-"""First and longest pause between two polls: if all ranks arrive together, none should wait
-long."""
+"""Longest pause between two polls."""
 _ABORT_SECONDS = 0.3
-"""Launchers may lose output that a rank writes just before it aborts."""
+"""Pause after a rank's last message: launchers may lose what a rank writes just before it aborts."""
 _POST_TAG = 1
 
 
@@ -61,7 +61,7 @@ class MpiLaunch:
             data exchange", 2010.
         """
         pauses = _pauses()
-        while self._unreceived():
+        while self._has_unreceived_posts():
             self._pause(on_wait, next(pauses))
         request = self._comm.Ibarrier()
         while not request.Test():
@@ -98,7 +98,7 @@ class MpiLaunch:
         if self.rank == 0:
             self._inbox.append((0, value))
         else:
-            self._unreceived()
+            self._has_unreceived_posts()  # forgets those that were received
             self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
 
     def posts(self) -> list[tuple[int, Any]]:
@@ -125,11 +125,13 @@ class MpiLaunch:
         self._comm.Abort(exit_code(error))
         raise SystemExit(exit_code(error))
 
-    def _unreceived(self) -> bool:
+    def _has_unreceived_posts(self) -> bool:
+        """Whether rank 0 has not received all posts of this rank; received ones are forgotten."""
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 
     def _receive(self) -> None:
+        """Receive the posts that have arrived, on rank 0."""
         status = MPI.Status()
         while self.rank == 0 and self._comm.iprobe(
             source=MPI.ANY_SOURCE, tag=_POST_TAG, status=status

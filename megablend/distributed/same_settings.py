@@ -11,16 +11,18 @@ from typing import Any
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError
 
-_MOST_NAMED = 3
-_MOST_CHARACTERS = 100
+_MAX_NAMED = 3
+"""Settings, and ranges of ranks, that a message names."""
+_MAX_CHARACTERS = 100
+"""Characters of a value that a message shows."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
     """Check that all ranks have the same settings. Collective.
 
     Args:
-        settings: of this rank, by name; mappings and lists of settings among them are compared
-            setting by setting.
+        settings: those of this rank, by name; mappings and lists among them are compared item by
+            item.
 
     Raises: ConfigError, on all ranks, that names the settings that differ, and the ranks.
     """
@@ -29,7 +31,7 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """A digest of settings, equal on ranks that have the same."""
+    """A digest of settings, which is the same on ranks with the same settings."""
     return hashlib.blake2b(
         json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16
     ).hexdigest()
@@ -38,8 +40,8 @@ def digest_settings(settings: Mapping[str, Any]) -> str:
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """Check as `check_same_settings` does, but with the digests
-    that all ranks have exchanged already. Collective only if they differ.
+    """Check as `check_same_settings` does, given the digests that all ranks have exchanged already.
+    Collective only if they differ.
 
     Args:
         digests: `digest_settings` of each rank, in rank order.
@@ -49,7 +51,8 @@ def compare_settings(
 
 
 def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """The single settings of nested ones, by names such as `sources.train[1].weight`."""
+    """Yield each single setting of nested ones: a name such as `sources.train[1].weight`, and the
+    value as text."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _flatten(each, f"{name}.{key}" if name else str(key))
@@ -60,20 +63,20 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, str(value)
 
 
-def _describe_differences(found: Sequence[Mapping[str, str]]) -> str:
+def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
     """What differs between the settings of the ranks, given in rank order."""
-    names = dict.fromkeys(name for each in found for name in each)
-    different = [name for name in names if len({each.get(name) for each in found}) > 1]
-    listed = [
-        _describe_setting(name, [each.get(name) for each in found])
-        for name in different[:_MOST_NAMED]
-    ]
-    if (more := len(different) - len(listed)) > 0:
+    names = dict.fromkeys(name for settings in all_settings for name in settings)
+    values = {name: [settings.get(name) for settings in all_settings] for name in names}
+    different = [name for name in names if len(set(values[name])) > 1]
+    listed = [_describe_setting(name, values[name]) for name in different[:_MAX_NAMED]]
+    more = len(different) - len(listed)
+    if more > 0:
         listed.append(f"{more} more")
     return f"the ranks have different settings: {'; '.join(listed)}; start all ranks with the same config and flags"
 
 
 def _describe_setting(name: str, values: Sequence[str | None]) -> str:
+    """Which ranks have which value of a setting."""
     ranks = dict[str | None, list[int]]()
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -85,11 +88,11 @@ def _describe_setting(name: str, values: Sequence[str | None]) -> str:
 def _shorten(value: str | None) -> str:
     if value is None:
         return "not set"
-    return value if len(value) <= _MOST_CHARACTERS else f"{value[: _MOST_CHARACTERS - 3]}..."
+    return value if len(value) <= _MAX_CHARACTERS else f"{value[: _MAX_CHARACTERS - 3]}..."
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
+    """Name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -97,7 +100,7 @@ def _list_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     listed = [
-        str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MOST_NAMED]
+        str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MAX_NAMED]
     ]
-    more = " and others" if len(runs) > _MOST_NAMED else ""
+    more = " and others" if len(runs) > _MAX_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(listed)}{more}"

@@ -22,21 +22,22 @@ from megablend.errors import LaunchError
 from megablend.system.log import LOG
 
 _C10D: Any = torch.distributed.distributed_c10d
-_ARRIVING = datetime.timedelta(seconds=60)
+_ARRIVAL_TIMEOUT = datetime.timedelta(seconds=60)
 """How long the first rank waits for the others to run the same command."""
-_FORMING = datetime.timedelta(minutes=5)
+_CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
 """How long ranks wait for each other to connect."""
-_WORKING = datetime.timedelta(days=365)
+_WORK_TIMEOUT = datetime.timedelta(days=365)
 """How long a rank waits for others that are working. Ranks that die are noticed at once: their
 connections close."""
 _LOG_SECONDS = 60.0
+"""Time between two lines about waiting."""
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
 """Gloo groups by their ranks, each with the job's group that it was made in. They are kept, and
 have names of their own in the store. torch would name them by how many groups each rank has: no two
 ranks may find each other if a program has groups of some ranks only, as Megatron's first and last
 stages of a pipeline have, and a name that is given again leads to stale addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
-"""How often ranks have formed a group in this process."""
+"""How often this process has formed a group of certain ranks."""
 
 
 def torch_job() -> Job:
@@ -59,16 +60,16 @@ def process_group() -> Iterator[None]:
     """
     rank, size = (read_count(os.environ, name) for name in ("RANK", "WORLD_SIZE"))
     try:
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=_ARRIVING))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=_ARRIVAL_TIMEOUT))
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = _C10D.PrefixStore(f"megablend/{restart}", store)
         command = store.add(f"commands/{rank}", 1)
         store = _C10D.PrefixStore(str(command), store)
         _await_ranks(store, rank, size)
         torch.distributed.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING
+            "gloo", store=store, rank=rank, world_size=size, timeout=_CONNECT_TIMEOUT
         )
-        _C10D._set_pg_timeout(_WORKING, torch.distributed.group.WORLD)
+        _C10D._set_pg_timeout(_WORK_TIMEOUT, torch.distributed.group.WORLD)
     except LaunchError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -86,13 +87,13 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
     keys = [f"here/{other}" for other in range(size)]
     store.set(keys[rank], "")
     try:
-        store.wait(keys, _ARRIVING)
+        store.wait(keys, _ARRIVAL_TIMEOUT)
     except RuntimeError:
         missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise LaunchError(
                 f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} did not run this "
-                f"command within {_ARRIVING.seconds} s: run it on all ranks, or, to run a single process, start it "
+                f"command within {_ARRIVAL_TIMEOUT.seconds} s: run it on all ranks, or, to run a single process, start it "
                 "with `env -u TORCHELASTIC_RUN_ID`"
             ) from None
         raise
@@ -100,8 +101,8 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """A gloo group, independent of the job's backend:
-    it waits without a device, and without a watchdog."""
+    """A communicator of these ranks; see Job.members. It is a gloo group, whatever the job's
+    backend is: one that waits needs no device, and no watchdog ends it."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
@@ -121,11 +122,11 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
     name = f"megablend/{'_'.join(map(str, ranks))}/{_formed[ranks]}"
     try:
         store = _C10D.PrefixStore(name, _C10D._get_default_store())
-        place = ranks.index(torch.distributed.get_rank())
-        group = torch.distributed.ProcessGroupGloo(store, place, len(ranks), _FORMING)
+        number = ranks.index(torch.distributed.get_rank())
+        group = torch.distributed.ProcessGroupGloo(store, number, len(ranks), _CONNECT_TIMEOUT)
     except RuntimeError as error:
         raise LaunchError(
-            f"ranks {', '.join(map(str, ranks))} did not reach each other within {_FORMING.seconds // 60} minutes "
+            f"ranks {', '.join(map(str, ranks))} did not reach each other within {_CONNECT_TIMEOUT.seconds // 60} minutes "
             f"({error}): see the logs of the other ranks, then restart the job; finished work is kept"
         ) from error
     _groups[ranks] = job, group
@@ -133,20 +134,26 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
 
 
 def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
+    """A collective call that returns every rank's value, in rank order; see FailTogether.
+
+    Args:
+        group: a gloo group of `size` ranks; None for all ranks of the job.
+    """
+
     def exchange(value: Any) -> list[Any]:
-        found: list[Any] = [None] * size
+        values: list[Any] = [None] * size
         try:
             with _logging_waits():
                 if group is None:
-                    torch.distributed.all_gather_object(found, value)
+                    torch.distributed.all_gather_object(values, value)
                 else:
-                    found = _gather_objects(group, size, value)
+                    values = _gather_objects(group, size, value)
         except RuntimeError as error:
             raise LaunchError(
                 f"a rank exited during dataset setup ({error}): see that rank's log, then restart the job; finished "
                 "work is kept"
             ) from error
-        return found
+        return values
 
     return exchange
 
@@ -154,7 +161,7 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
 def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
     """The values of all ranks of a gloo group that torch does not know."""
     options = _C10D.AllgatherOptions()
-    options.timeout = _WORKING
+    options.timeout = _WORK_TIMEOUT
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     group.allgather([lengths], [torch.tensor([len(data)])], options).wait()

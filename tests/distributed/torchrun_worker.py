@@ -29,7 +29,7 @@ def main() -> None:
     from megablend.distributed import torch_job
 
     if how == "first":
-        torch_job._ARRIVING = datetime.timedelta(seconds=3)
+        torch_job._ARRIVAL_TIMEOUT = datetime.timedelta(seconds=3)
     sys.argv = ["megablend", "build", config]
     command()
 
