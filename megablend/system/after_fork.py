@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 
 class Unlockable(Protocol):
-    """Has locks."""
+    """An object that has locks."""
 
     def unlock_after_fork(self) -> None:
         """Replace the locks, and repair what a thread that held one may have left half-done."""

@@ -20,7 +20,7 @@ from megablend.system.safe_open import check_folder, open_again, open_regular
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and folders."""
 DIGEST_BYTES = 16
-"""Of the BLAKE2b digests that seal files."""
+"""Size of the BLAKE2b digests that seal files."""
 _READ_BYTES = 1 << 20
 _CACHE = "the cache"
 Data = TypeVar("Data", bytes, memoryview)
@@ -32,14 +32,15 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
     CacheError that names the path.
 
     Args:
-        what: is written.
+        what: what is written, for the message.
     """
     try:
         yield
     except MegablendError:  # a missing data file is an OSError too, but not one of the cache
         raise
     except OSError as error:
-        remedy = (cache_remedy_of if what == _CACHE else remedy_of)(error.errno)
+        find_remedy = cache_remedy_of if what == _CACHE else remedy_of
+        remedy = find_remedy(error.errno)
         raise CacheError(
             f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}"
         ) from error
@@ -51,6 +52,9 @@ class reading:  # noqa: N801  # used like a function
 
     A class, since a generator's context takes several times as long,
     and opening a run enters a dozen.
+
+    Args:
+        apart_from: errors that are not turned into a CacheError.
     """
 
     __slots__ = ("_apart_from", "_path")
@@ -68,9 +72,8 @@ class reading:  # noqa: N801  # used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, OSError) and not isinstance(
-            error, (MegablendError, *self._apart_from)
-        ):
+        is_left_alone = isinstance(error, (MegablendError, *self._apart_from))
+        if isinstance(error, OSError) and not is_left_alone:
             raise CacheError(
                 f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {cache_remedy_of(error.errno)}"
             ) from error
@@ -113,7 +116,7 @@ def replace_file(path: Path, data: bytes, what: str = _CACHE) -> None:
     or the new one, complete.
 
     Args:
-        what: is written, for an error.
+        what: what is written, for the message of an error.
     """
     with translate_os_errors(path, what):
         _replace(path, data, is_flushed=True)

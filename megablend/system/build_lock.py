@@ -26,8 +26,11 @@ WAIT_SECONDS = 60.0
 """How long a build waits for another one."""
 _POLL_SECONDS = 0.1
 _SEEN_SECONDS = 10.0
+"""How long another host's write may take to become visible."""
 _NOTICE_SECONDS = 1.0
+"""Longer waits are told to the caller."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of a file system that has no locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ def build_lock(
     Raises: CacheError if another build holds it for longer than `wait_seconds` (default:
         WAIT_SECONDS), with its host, pid and start; or if the cache cannot be written.
     """
-    path = _path(cache)
+    path = _lock_path(cache)
     with contextlib.ExitStack() as stack:
         with translate_os_errors(path):
             fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -97,7 +100,7 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
     Raises: CacheError if the cache directory is not the same on both.
     """
     deadline = time.monotonic() + seconds
-    while _holder(cache).get("nonce") != nonce:
+    while _read_holder(cache).get("nonce") != nonce:
         if time.monotonic() > deadline:
             raise CacheError(
                 f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must be on a file "
@@ -109,13 +112,14 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
 def lock_time(cache: Path) -> float:
     """When the cache's lock was last acquired, by the clock of its file system: seconds since
     1970."""
-    return _path(cache).stat().st_mtime
+    return _lock_path(cache).stat().st_mtime
 
 
 def _acquire(
     file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None
 ) -> bool:
-    """Acquire the lock: True once it is held, False if the file system has no locks."""
+    """Acquire the lock. Returns: False if the file system has no locks. Raises: CacheError if
+    another build holds it for too long."""
     begin = time.monotonic()
     deadline = begin + wait_seconds
     while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
@@ -131,7 +135,7 @@ def _acquire(
 
 
 def _try_lock(file: IO[str]) -> int:
-    """0, or the errno."""
+    """Try to acquire the lock, without waiting. Returns: 0, or the errno of the failure."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -140,26 +144,29 @@ def _try_lock(file: IO[str]) -> int:
 
 
 def _in_use(path: Path, waited: float) -> CacheError:
-    holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
+    """The error for a lock that another build holds, after waiting `waited` seconds."""
+    verb = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
     return CacheError(
-        f"{path}: another build {holds} ({_name_holder(path)}): wait for it to finish, or stop it"
+        f"{path}: another build {verb} ({_name_holder(path)}): wait for it to finish, or stop it"
     )
 
 
 def _name_holder(path: Path) -> str:
-    holder = _holder(path.parent)
+    """The host, pid and start of the build that holds the lock, for messages."""
+    holder = _read_holder(path.parent)
     return ", ".join(f"{name} {holder.get(name, 'unknown')}" for name in ("host", "pid")) + (
         f", since {holder.get('since', 'unknown')}"
     )
 
 
-def _holder(cache: Path) -> dict[str, object]:
+def _read_holder(cache: Path) -> dict[str, object]:
+    """What the lock file says of the build that holds it; empty if it cannot be read."""
     try:
-        holder = parse_json(read_regular(_path(cache), 1 << 20))
+        holder = parse_json(read_regular(_lock_path(cache), 1 << 20))
     except (OSError, ValueError):  # does not exist yet, or is being written
         return {}
     return holder if isinstance(holder, dict) else {}
 
 
-def _path(cache: Path) -> Path:
+def _lock_path(cache: Path) -> Path:
     return cache / ".lock"

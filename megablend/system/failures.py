@@ -1,5 +1,5 @@
 """Translates errors of the operating system (no permission, failing disk, no memory) into
-megablend's: path, cause, remedy."""
+megablend's, whose messages give the path, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -27,46 +27,50 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
-_FEW_FILES = 1024
+_ENOUGH_FILES = 1024
+"""Open files that a process needs at most, as a rule."""
 _NO_THREAD = "can't start new thread"
+"""Part of Python's message if the system refuses a thread."""
 _NOT_STORED = "no locator available"
-"""In numba's message if it can make no file in the folder of the kernel cache."""
+"""Part of numba's message if it can make no file in the folder of the kernel cache."""
 _NOT_LOADED = (
     "failed to map segment",
     "cannot allocate memory",
     "Could not find/load shared object",
 )
-"""Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come
-without an errno."""
+"""Parts of the messages of Python's loader, glibc and llvmlite if there is no memory for a library;
+they come without an errno."""
 
 
 def remedy_of(number: int | None) -> str:
     """The remedy for a system error by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
-        return _raise_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+        return _open_files_remedy(*resource.getrlimit(resource.RLIMIT_NOFILE))
     return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
 
 
 def cache_remedy_of(number: int | None) -> str:
-    """The remedy for a system error at a path inside a cache: what is there in place of a file is
-    no user's, and a build writes it again."""
+    """The remedy for a system error at a path inside a cache: what is there in place of a file may
+    be removed, since a build writes the file again."""
     return REMOVE_REMEDY if number in (errno.ENXIO, errno.EISDIR) else remedy_of(number)
 
 
-def _raise_open_files(limit: int, hard: int) -> str:
-    enough = max(_FEW_FILES, 4 * limit)
-    if hard == limit:
+def _open_files_remedy(limit: int, hard_limit: int) -> str:
+    """The remedy for too many open files, given the limits of their number."""
+    enough = max(_ENOUGH_FILES, 4 * limit)
+    if hard_limit == limit:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
-    if hard != resource.RLIM_INFINITY:
-        enough = min(enough, hard)
+    if hard_limit != resource.RLIM_INFINITY:
+        enough = min(enough, hard_limit)
     return f"the limit is {limit} open files: raise it (`ulimit -n {enough}`)"
 
 
-def _store_kernels() -> str:
+def _kernel_cache_remedy() -> str:
+    """The remedy if compiled kernels cannot be stored: too few open files may be the cause."""
     elsewhere = (
         "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
     )
-    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEW_FILES:
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _ENOUGH_FILES:
         return f"{remedy_of(errno.EMFILE)}; if that does not help, {elsewhere}"
     return elsewhere
 
@@ -91,11 +95,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
             f"{place}: out of memory{cause}: {_REMEDIES[errno.ENOMEM]}; lower `memory:` if it is "
             "set"
         )
-    if (
-        isinstance(error, OSError)
-        and error.errno is not None
-        and not isinstance(error, BrokenPipeError)
-    ):
+    is_broken_pipe = isinstance(error, BrokenPipeError)
+    if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe:
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
         return ResourceError(
@@ -103,7 +104,7 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         )
     if isinstance(error, RuntimeError) and _NOT_STORED in str(error):
         return ResourceError(
-            f"{place}: compiled kernels cannot be stored ({error}): {_store_kernels()}"
+            f"{place}: compiled kernels cannot be stored ({error}): {_kernel_cache_remedy()}"
         )
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
@@ -114,7 +115,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
 
 @contextlib.contextmanager
 def translating(place: str) -> Iterator[None]:
-    """Raise the system's errors as ResourceError. Wraps all public functions; also a decorator."""
+    """Raise the system's errors as ResourceError. All public functions are wrapped in it; it is also
+    a decorator."""
     try:
         yield
     except Exception as error:

@@ -24,7 +24,7 @@ def parse_json(text: str | bytes) -> Any:
         if isinstance(text, str)
         else text.count(b"{") + text.count(b"[")
     )
-    if opened <= MAX_DEPTH:
+    if opened <= MAX_DEPTH:  # a value is nested at most as deep as brackets are opened
         return value
     level = [value] if type(value) in _NESTED else []
     for _ in range(MAX_DEPTH):
@@ -38,9 +38,13 @@ def fits(value: object, shape: Any) -> bool:
     """Whether a parsed value has a shape.
 
     Args:
-        shape: its type; several shapes, one of which it has; `{name: shape}`, an object with these
-            fields; `{str: shape}`, an object whose values all have it; `[shape]`, a list of what
-            has it; or a function that says so.
+        shape: one of these:
+            a type, which is exactly that of the value;
+            a tuple of shapes, one of which the value has;
+            `{name: shape}`, an object with at least these fields;
+            `{str: shape}`, an object whose values all have the shape;
+            `[shape]`, a list whose items all have the shape;
+            a function that returns whether the value has the shape.
     """
     if isinstance(shape, type):
         return type(value) is shape
@@ -74,9 +78,11 @@ def is_count(value: object) -> bool:
 
 
 _NESTED = frozenset([dict, list])
+"""Types of objects and lists."""
 
 
 def _items(value: Any) -> Iterable[Any]:
+    """What is in an object or a list."""
     return value.values() if type(value) is dict else value
 
 

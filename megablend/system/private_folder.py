@@ -19,24 +19,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""Permissions of other users to write."""
 
 
 def find_private_folder(
     bases: Sequence[Path], name: Path, *, prefix: str
 ) -> tuple[Path, list[str]]:
-    """The folder `name` under the first of `bases` if it is private, created if missing;
-    otherwise a new temporary folder.
+    """The folder `name` under the first of `bases` where it is private, created if missing;
+    a new temporary folder if it is private under none.
 
     Args:
         name: relative; its folders are created with permissions for this user only.
-        prefix: of the name of the temporary folder, which is removed when this process ends.
+        prefix: what the name of a temporary folder begins with, which is removed when this process
+            ends.
 
     Returns: the folder, free of symbolic links; for each base that cannot be used, the reason.
     Raises: OSError if no temporary folder can be created.
     """
     problems: list[str] = []
     for base in bases:
-        folder, problem = _try(base, name)
+        folder, problem = _try_base(base, name)
         if problem is None:
             return folder, problems
         problems.append(problem)
@@ -45,18 +47,18 @@ def find_private_folder(
     return folder, problems
 
 
-def _try(base: Path, name: Path) -> tuple[Path, str | None]:
+def _try_base(base: Path, name: Path) -> tuple[Path, str | None]:
     """The folder `name` under a base; the reason why it cannot be used, or None."""
     folder = base / name
     try:
-        _make(base, name)
+        _make_folders(base, name)
         folder = folder.resolve(strict=True)
         problem = problem_with(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: circular links, up to Python 3.12
         return folder, f"{folder}: {getattr(error, 'strerror', None) or error}"
-    return folder, problem or (
-        None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
-    )
+    if problem is None and not os.access(folder, os.W_OK):
+        problem = f"{folder} cannot be written to"
+    return folder, problem
 
 
 def problem_with(folder: Path) -> str | None:
@@ -82,9 +84,9 @@ def problem_with(folder: Path) -> str | None:
     return None
 
 
-def _make(base: Path, name: Path) -> None:
-    """Create the folders of `name`; those that exist, belong to this user and are writable by
-    others are closed to others."""
+def _make_folders(base: Path, name: Path) -> None:
+    """Create the folders of `name` below `base`. Others may no longer write to those folders above
+    the last one that exist and belong to this user."""
     # Pathlib would create them with the permissions of the umask
     for above in reversed((base, *base.parents)):
         if not above.exists():
@@ -92,18 +94,18 @@ def _make(base: Path, name: Path) -> None:
     folder = base
     for part in name.parts:
         folder = folder / part
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir(mode=0o700)
-            continue
-        state = folder.lstat()
-        is_own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
-        if is_own and state.st_mode & _OTHERS_WRITE and folder != base / name:
-            folder.chmod(stat.S_IMODE(state.st_mode) & ~_OTHERS_WRITE)
+        except FileExistsError:
+            state = folder.lstat()
+            is_own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+            if is_own and state.st_mode & _OTHERS_WRITE and folder != base / name:
+                folder.chmod(stat.S_IMODE(state.st_mode) & ~_OTHERS_WRITE)
 
 
 def _unmapped_root() -> Iterator[int]:
-    """The user that seems to own the system's folders in a container that root is not mapped
-    into."""
+    """Yield the user that seems to own the system's folders, in a container that root is not mapped
+    into; nothing elsewhere."""
     with contextlib.suppress(OSError, ValueError):
         inside, _, count = (
             int(word) for word in Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3]
@@ -117,18 +119,20 @@ def _remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_VARIABLES = "MEGABLEND_KERNEL_CACHE", "XDG_CACHE_HOME"
+_VARIABLE = "MEGABLEND_KERNEL_CACHE"
+"""The environment variable that names a folder for compiled kernels."""
 
 
 def private_kernel_folder(name: Path) -> Path:
-    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME,
-    ~/.cache or the temporary folder.
+    """A private folder `name` for compiled kernels.
 
-    The first that is private; otherwise a new temporary folder, which is removed when this process
-    ends. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
+    It is below the first of MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the temporary
+    folder under which it is private; otherwise it is a new temporary folder, which is removed when
+    this process ends. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
     """
-    requested = os.environ.get(_VARIABLES[0])
-    bases = [Path(base).absolute() for variable in _VARIABLES if (base := os.environ.get(variable))]
+    requested = os.environ.get(_VARIABLE)
+    settings = (requested, os.environ.get("XDG_CACHE_HOME"))
+    bases = [Path(setting).absolute() for setting in settings if setting]
     with contextlib.suppress(RuntimeError):  # a user without a home
         bases.append(Path("~/.cache").expanduser())
     with contextlib.suppress(OSError):  # no writable temporary folder

@@ -1,4 +1,4 @@
-"""What a service tells systemd, or whatever has started it so."""
+"""Telling the service manager, such as systemd, what state a service is in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import socket
 
 
 def notify(state: str) -> None:
-    """Tell the service manager, if there is one, a state such as READY=1. See sd_notify(3)."""
+    """Tell the service manager, if there is one, this service's state, such as READY=1. See
+    sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):
         address = f"\0{address[1:]}"

@@ -1,5 +1,5 @@
-"""Waiting: logged when somebody watching a job would wonder;
-and for files that network file systems show seconds late."""
+"""Waiting: long waits are logged, since somebody who watches a job would wonder; and files are
+waited for that a network file system shows seconds late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def log_slow_wait(reason: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if (seconds := time.monotonic() - begin) >= SLOW_SECONDS:
+        seconds = time.monotonic() - begin
+        if seconds >= SLOW_SECONDS:
             LOG.info("waited %.1f s for %s", seconds, reason)
 
 
