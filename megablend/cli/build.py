@@ -59,8 +59,8 @@ def build(
         return
     from megablend.operations.build import build as build_run
 
-    given = {"cache": cache, "checksums": checksums, "processes": processes}
-    built = _run(build_run, config, print_built, as_json, **given)
+    settings = {"cache": cache, "checksums": checksums, "processes": processes}
+    built = _run(build_run, config, print_built, as_json, **settings)
     if built is not None and built.problems:
         sys.exit(3)
 
@@ -87,7 +87,7 @@ def _run(
     as_json: bool,
     **settings: object,
 ) -> Any:
-    """Build on all ranks; the first one prints. Returns: what was built; None on other ranks."""
+    """Build on all ranks; rank 0 prints. Returns: what was built; None on other ranks."""
     from megablend.cli.progress import progress_on
     from megablend.distributed.find_job import program_launch
 
@@ -131,7 +131,7 @@ def format_transfer(transfer: Mapping[str, Any], of_bytes: str = "bytes") -> str
     """Requests, bytes and cost in words, each as a range if it is not known exactly.
 
     Args:
-        of_bytes: the key of the bytes.
+        of_bytes: the key of the number of bytes in `transfer`.
     """
 
     def write(key: str, scale: float, digits: str) -> str:
@@ -158,7 +158,8 @@ def print_index(built: BuiltIndex) -> None:
         "s": lambda _: f"{report.seconds:.2f}",
     }
     print_table(f"index {report.digest}", columns, [report])
-    if (documents := built.documents) is not None:
+    documents = built.documents
+    if documents is not None:
         print_line(
             f"document tables: {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB; "
             f"{documents.counted:,} counted now, {documents.scanned_bytes / 1e6:,.1f} MB scanned, {documents.seconds:.2f} s"
@@ -169,7 +170,7 @@ def print_index(built: BuiltIndex) -> None:
     for column in dict.fromkeys(report.columns.values()):
         if column is None:
             continue
-        sources = [source for source, taken in report.columns.items() if taken == column]
+        sources = [source for source, other in report.columns.items() if other == column]
         more = f" and {len(sources) - _SHOWN_SOURCES} more" if len(sources) > _SHOWN_SOURCES else ""
         print_line(
             f"tokens are read from column {column!r} of {', '.join(sources[:_SHOWN_SOURCES])}{more}"
@@ -181,14 +182,15 @@ def print_built(built: BuildResult) -> None:
     print_index(built)
     ledger = built.ledger
     if built.stages_before == len(ledger.ends):
-        done = "is unchanged"
+        outcome = "is unchanged"
     elif built.stages_before:
-        done = f"was extended: stage {len(ledger.ends) - 1} appended"
-        if (drain := ledger.stages[-1].drain) is not None:
-            done += f", which begins with a drain of {drain:,} samples (`megablend describe CONFIG --all`)"
+        outcome = f"was extended: stage {len(ledger.ends) - 1} appended"
+        drain = ledger.stages[-1].drain
+        if drain is not None:
+            outcome += f", which begins with a drain of {drain:,} samples (`megablend describe CONFIG --all`)"
     else:
-        done = "is new"
-    print_line(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")
+        outcome = "is new"
+    print_line(f"run {ledger.run!r} {outcome}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")
     if built.pinned:
         print_line(
             f"run {ledger.run!r} keeps reading index {ledger.index}, which its committed order depends on; "

@@ -18,8 +18,10 @@ from megablend.storage.mirror_options import VARIABLE
 
 _WATCH_SECONDS = 2.0
 _VARIABLE = "MEGABLEND_DATASETS"
-"""Not VARIABLE, which names the folder that jobs read through: a config is none."""
+"""The environment variable for `--mirror`. It may name a config, which VARIABLE may not: that one
+names the folder that jobs read through."""
 _SHOWN_NODES = 20
+"""Nodes of each want that are printed."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_PATTERNS = 100
 """Of a list or config, that are remembered one by one."""
@@ -118,16 +120,17 @@ def want_command(
     finish(found, as_json, _print_wanted)
 
 
-def _add_simple(verb: str, told: str, about: str) -> None:
-    """A command about one want, whose name is its answer."""
+def _add_simple(verb: str, outcome: str, help_text: str) -> None:
+    """Add a command that sends `verb` and one target to the node process, and prints the name of the
+    want with what became of it."""
 
-    @datasets.command(verb, cls=Command, help=about)
+    @datasets.command(verb, cls=Command, help=help_text)
     @of_target
     @of_mirror
     @as_json
     def simple_command(target: str, mirror: str | None, as_json: bool) -> None:
         found = _ask(mirror, verb, target=target)
-        finish(found, as_json, lambda found: print_line(f"{found['want']}: {told}"))
+        finish(found, as_json, lambda found: print_line(f"{found['want']}: {outcome}"))
 
 
 _add_simple("unwant", "not wanted any more", "Let go of a dataset: it may be evicted.")
@@ -209,8 +212,8 @@ def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
 
 
 def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
-    """The answer of the node process, which is started if a config says how. Raises: ConfigError if
-    there is no mirror; as verbs do."""
+    """Send a verb to the node process, which is started if a config is given, and return its
+    answer. Raises: ConfigError if there is no mirror; as verbs do."""
     from megablend.mirror.node.frames import Kind
 
     if mirror is None:
@@ -247,7 +250,7 @@ def _locate(source: str) -> list[str]:
 
 
 def _parse_copies(text: str) -> int:
-    """0 where it is no number. Raises: ConfigError."""
+    """Parse a number of copies; 0 for `share` and `all`. Raises: ConfigError."""
     if text in ("share", "all"):
         return 0
     if text.isdecimal() and int(text):
@@ -258,7 +261,7 @@ def _parse_copies(text: str) -> int:
 
 
 def _split_nodes(text: str) -> list[str]:
-    """Raises: ConfigError if there are none."""
+    """Split a list of nodes at its commas. Raises: ConfigError if there are none."""
     nodes = [each.strip() for each in text.split(",") if each.strip()]
     if not nodes:
         raise ConfigError(
@@ -285,7 +288,7 @@ def _parse_every(text: str) -> float:
 
 
 def _parse_time(text: str) -> float:
-    """Seconds of the clock. Raises: ConfigError if it is no time, or past."""
+    """Parse a time to seconds since 1970. Raises: ConfigError if it is no time, or in the past."""
     try:
         end = datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -305,10 +308,10 @@ def _print_added(found: dict[str, Any]) -> None:
 
 
 def _print_wanted(found: dict[str, Any]) -> None:
-    told = f"held, {format_gb(found['bytes'])}" if "bytes" in found else "wanted"
+    outcome = f"held, {format_gb(found['bytes'])}" if "bytes" in found else "wanted"
     if "complete" in found:
-        told = f"held on {found['complete']:,} nodes"
-    print_line(f"{found['want']}: {told}")
+        outcome = f"held on {found['complete']:,} nodes"
+    print_line(f"{found['want']}: {outcome}")
 
 
 def _print_list(found: dict[str, Any]) -> None:
@@ -360,7 +363,7 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
-    """How a want stands on all nodes."""
+    """Print how much of a want all nodes hold, and which nodes lack some of it."""
     print_line(
         f"{want['want']}: complete on {want['complete']:,} of {want['nodes']:,} nodes, {format_gb(want['missing'])} missing"
     )

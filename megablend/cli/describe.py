@@ -110,13 +110,13 @@ def describe(
     from megablend.inspect.select import select_sources
 
     if micro_batch is None:
-        given = {
+        loader_options = {
             "--ranks": ranks,
             "--workers": workers,
             "--nodes": nodes,
             "--mirror-size": mirror_size,
         }
-        for name, value in given.items():
+        for name, value in loader_options.items():
             if value is not None:
                 raise click.UsageError(
                     f"{name} {value} needs --micro-batch: without it nothing is estimated"
@@ -145,26 +145,22 @@ def describe(
             raise click.UsageError(f"--html needs an indexed run: {reason}")
         write_html(found, check_output(html, Session(what, cache=cache)))
     if isinstance(found, CacheDescription):
-        shown = [
+        selecting = [
             name
             for name, value in (("--top", top), ("--sort", sort), ("--match", match))
             if value is not None
         ]
-        if shown:
+        if selecting:
             raise click.UsageError(
-                f"{shown[0]} selects sources of a config, but {what} is a cache; give a config"
+                f"{selecting[0]} selects sources of a config, but {what} is a cache; give a config"
             )
         finish(found, as_json, print_cache)
         return
     if top is None and not as_json:
         top = TOP if whole else TOP_OF_SUMMARY
-    if (
-        sort is None
-        and not (as_json or whole)
-        and isinstance(found, RunDescription)
-        and top
-        and top < len(found.index.sources)
-    ):
+    is_summary = not (as_json or whole)
+    num_sources = len(found.index.sources) if isinstance(found, RunDescription) else 0
+    if is_summary and sort is None and top and top < num_sources:
         sort = "share"
     found = select_sources(found, top=top, sort=sort, match=match)
     if isinstance(found, FilesDescription):
@@ -213,6 +209,7 @@ def _print_files(found: FilesDescription) -> None:
 
 
 def _write_request(source: SourceFiles) -> str:
+    """The share that the config gives a source, such as `weight 2`."""
     return " ".join(
         f"{unit} {value if isinstance(value, str) else format(value, 'g')}"
         for unit, value in (source.share or {}).items()
@@ -240,10 +237,12 @@ def print_summary(found: RunDescription) -> None:
     print_table(_title_split("train", train), columns, train.sources, words=("look at",))
     _print_left_out(train.sources_left_out)
     for name, split in found.splits.items():
-        if name != "train":
-            print_line(
-                _title_split(name, split) if split.problem is None else f"{name}: {split.problem}"
-            )
+        if name == "train":
+            continue
+        if split.problem is None:
+            print_line(_title_split(name, split))
+        else:
+            print_line(f"{name}: {split.problem}")
     if len(found.stages) > 1:
         print_line(f"{len(found.stages):,} stages, which end at sample {_list_ends(found)}")
     _print_estimates(found)
@@ -281,12 +280,10 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
     """Remarks on anything unusual about a source."""
     if not source.samples:
         yield "is not read"
-    # by rounding a share is wrong by less than a sample, in each stage
-    allowed = len(split.stages or ("one",))
-    if (
-        split.blended
-        and abs(source.requested_share - source.actual_share) * split.samples > allowed
-    ):
+    # Rounding changes a share by less than a sample, in each stage
+    most_rounded = len(split.stages or ("one",))
+    difference = abs(source.requested_share - source.actual_share) * split.samples
+    if split.blended and difference > most_rounded:
         yield f"{_write_share(source.requested_share)} requested"
     if source.samples and source.samples == source.most_samples:
         yield "all that its caps allow"
@@ -297,6 +294,7 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
 
 
 def _list_ends(found: RunDescription) -> str:
+    """Where the first STAGES stages end."""
     shown = [f"{end:,}" for end in found.stages[:STAGES]]
     return ", ".join(shown) + (", ..." if len(found.stages) > STAGES else "")
 
@@ -327,9 +325,9 @@ def _print_estimates(found: RunDescription) -> None:
     from megablend.prefetch.memory_budget import format_bytes
 
     if found.transfer is not None:
-        by = "" if found.read_amplification is not None else " with one loader"
+        loaders = "" if found.read_amplification is not None else " with one loader"
         print_line(
-            f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{by}"
+            f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{loaders}"
         )
     if found.mirror is not None:
         _print_mirror(found.mirror)
@@ -422,7 +420,8 @@ def _print_split(name: str, split: SplitDescription) -> None:
             print_line(
                 f"source {source.name!r}: {tokens} in the epoch in which they were withdrawn"
             )
-    if (first := split.first_repeated_source) is not None:
+    first = split.first_repeated_source
+    if first is not None:
         print_line(
             f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at sample {first.sample:,}"
         )
@@ -431,7 +430,7 @@ def _print_split(name: str, split: SplitDescription) -> None:
 
 
 def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
-    """Print which sources change their shares where; at most the first STAGES stages."""
+    """Print the first STAGES stages, each with the sources whose shares it changes."""
     from megablend.cli.runs import print_drain
 
     columns: dict[str, Column] = {
@@ -454,9 +453,8 @@ def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
         if changed:
             print_table(title, columns, changed)
         else:
-            print_line(
-                f"{title}; all shares as before{', after a drain' if stage.drain is not None else ''}"
-            )
+            drained = ", after a drain" if stage.drain is not None else ""
+            print_line(f"{title}; all shares as before{drained}")
         if stage.drain is not None:
             print_drain(stage.drain)
         before = {source.name: source.share for source in stage.sources}

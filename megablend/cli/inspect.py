@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 60
 """Characters printed of each sample's text, unless all is requested."""
 SHOWN_TOKENS = 8
-"""First tokens of each sample of a step."""
+"""First tokens of each sample of a step that are printed."""
 SHOWN_FIRST = 24
 SHOWN_LAST = 8
 """Tokens of a sample that are printed, unless all are requested."""
@@ -107,8 +107,11 @@ def show(
     }
     if (sample is None) == (step is None):
         raise click.UsageError("give either --sample or --step")
-    if step is None and (given := [name for name, value in batch.items() if value is not None]):
-        raise click.UsageError(f"{given[0]} needs --step: a sample does not depend on the batch")
+    batch_options = [name for name, value in batch.items() if value is not None]
+    if step is None and batch_options:
+        raise click.UsageError(
+            f"{batch_options[0]} needs --step: a sample does not depend on the batch"
+        )
     if step is not None and micro_batch is None:
         raise click.UsageError(
             "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
@@ -162,7 +165,7 @@ def _decode(decoder: Any, sample: SampleDescription) -> str:
 
 
 def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, Any]:
-    """What JSON has of a sample, or of a step's samples, with their texts if they were decoded."""
+    """Add texts, if they were decoded, to the JSON of a sample or of a step's samples."""
     for each, text in zip(found.get("samples", [found]), texts, strict=True):
         if text is not None:
             each["text"] = text
@@ -212,7 +215,7 @@ def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") ->
 
 
 def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
-    """Print a line for each sample."""
+    """Print a line for each sample of a step."""
     columns: dict[str, Column] = {
         "sample": lambda each: f"{each.sample:,}",
         "source": "source",
@@ -306,7 +309,7 @@ def find(
 
 
 def split_place(place: str) -> tuple[str, int | None]:
-    """A file, and the row after its last colon, if that is a number."""
+    """A file and the row in it, which is what follows the last colon if that is a number."""
     file, colon, row = place.rpartition(":")
     return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
 

@@ -63,8 +63,8 @@ for _command in (
 
 
 class _LogPrinter(logging.Handler):
-    """Prints what the package tells on stderr, one line each;
-    the commands' options say of which level."""
+    """Prints the package's log records on stderr, one line each; options of the commands set the
+    level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
@@ -95,7 +95,8 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        if (translated := translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")) is not None:
+        translated = translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")
+        if translated is not None:
             _say(str(translated))
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
@@ -107,23 +108,22 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Lead streams that the caller has closed to nowhere: else files that are opened would get
-    their descriptors."""
+    """Open standard streams that the caller has closed on /dev/null: otherwise files that are opened
+    later would get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
 
 
 def _say(message: str) -> None:
-    """Print a line on stderr; a full disk under it,
-    or a reader that has ended, changes nothing else."""
+    """Print a line on stderr, if that is possible: the disk may be full, or the reader may have
+    ended."""
     with contextlib.suppress(OSError):
         click.echo(printable(f"megablend: {message}"), err=True)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    """Exit; with --json, print the error as one JSON object on stdout too,
-    in addition to the line on stderr."""
+    """Exit; with --json, print the error as one JSON object on stdout before."""
     if "--json" in sys.argv[1:]:
         with contextlib.suppress(OSError):  # it may be stdout that cannot be written
             print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})

@@ -34,7 +34,8 @@ class _MegatronCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command. Raises: click.UsageError."""
-        for name in (arg.partition("=")[0] for arg in args):
+        for arg in args:
+            name = arg.partition("=")[0]
             if name in _EXPLAINED:
                 raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
             if _OTHER_DATASETS.match(name):
@@ -42,17 +43,16 @@ class _MegatronCommand(Command):
                     f"{name}: only the cache of GPTDataset is built; Megatron builds those of "
                     "other datasets when training starts"
                 )
-        options = [
+        repeatable = [
             param for param in self.params if isinstance(param, click.Option) and param.multiple
         ]
+        names = {name for option in repeatable for name in option.opts}
         try:
-            return super().parse_args(
-                ctx, spread(args, {name for option in options for name in option.opts})
-            )
+            return super().parse_args(ctx, spread(args, names))
         except click.NoSuchOption as error:
             known = [name for option in self.params for name in option.opts]
-            near = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILAR)
-            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
+            similar = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILARITY)
+            raise click.NoSuchOption(error.option_name, possibilities=similar, ctx=ctx) from None
 
 
 def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
@@ -102,7 +102,8 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--trust-remote-code": {"is_flag": True},
     "--legacy-tokenizer": {"is_flag": True},
 }
-"""As Megatron's training script of 0.16.1 has them; the identifiers hold their values."""
+"""Flags of tokenizers, as the training script of Megatron 0.16.1 has them; their values are part of
+the identifiers."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
     "--num-dataset-builder-threads": {},
@@ -130,15 +131,18 @@ _EXPLAINED = {
     "--mock-data": "invented data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }
-"""Flags of training scripts that change what a cache contains, and are not known here: what to
-do."""
+"""By the name of a flag of training scripts that changes what a cache contains, and that this
+command does not have: what to do instead."""
 _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
 """Flags of datasets that are not GPTDataset."""
-_SIMILAR = 0.85
+_SIMILARITY = 0.85
 """How similar a flag must be to be suggested in place of another."""
 
 
 def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F]:
+    """Add an option to a command for each of the flags, given the arguments of click.option that
+    differ, and those that all have in common."""
+
     def add(function: F) -> F:
         for name, kind in reversed(flags.items()):
             function = click.option(name, **kind, **common)(function)
@@ -148,6 +152,7 @@ def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F
 
 
 def _words(name: str, text: str) -> Callable[[F], F]:
+    """Add an option that takes several words; see `spread`."""
     return click.option(name, multiple=True, metavar="WORDS...", help=text)
 
 
@@ -269,12 +274,12 @@ def megatron_cache(
             job.world.abort(error)
         assert request is not None
         # A node may have a folder of its own
-        own = replace(request, path_to_cache=flags["data_cache_path"])
+        own_request = replace(request, path_to_cache=flags["data_cache_path"])
         with progress_on(
             sys.stderr, quiet=job.rank != 0, doing="building", done="built"
         ) as progress:
             report = prepare_on_ranks(
-                own,
+                own_request,
                 job,
                 storage=make_storage(objects=objects),
                 shared_fs=shared_fs,
@@ -289,7 +294,7 @@ def megatron_cache(
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes out of "64G", "512 MiB", "1000000". Raises: ConfigError."""
+    """Parse a number of bytes such as "64G", "512 MiB", "1000000". Raises: ConfigError."""
     try:
         return parse_size(text, least=0)
     except ValueError:
@@ -299,6 +304,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _attribute(flag: str) -> str:
+    """The name of the argument that a flag sets."""
     return flag.removeprefix("--").replace("-", "_")
 
 
@@ -336,20 +342,20 @@ def _print_report(found: dict[str, Any]) -> None:
     print_lines(found["notes"], "note: ")
     missing = sum(split["missing"] for split in found["splits"])
     if not missing:
-        done = "nothing is missing"
+        outcome = "nothing is missing"
     elif found["dry_run"]:
-        done = (
+        outcome = (
             f"{missing:,} are missing; building them takes at most {found['memory_bytes'] / 1e6:,.0f} MB of memory per node "
             f"and about {found['expected_seconds']:,.0f} s, not counting writing (ranks: {found['ranks']})"
         )
     else:
-        done = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
-    print_line(done)
+        outcome = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
+    print_line(outcome)
 
 
 def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:
     epochs = [job.num_epochs for job in split.datasets]
-    lacking = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
+    missing_sizes = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
     return {
         "split": split.name,
         "datasets": len(split.datasets),
@@ -357,8 +363,8 @@ def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]
         "epochs": [min(epochs), max(epochs)],
         "blended": split.blend is not None,
         "bytes": sum(job.artefact.nbytes for job in split.jobs),
-        "missing": len(lacking),
-        "missing_bytes": sum(lacking),
+        "missing": len(missing_sizes),
+        "missing_bytes": sum(missing_sizes),
     }
 
 

@@ -163,14 +163,16 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
 def ask_node(
     what: str, kind: Any, about: Any = None, *, starts: bool = False, agrees: bool = False
 ) -> Any:
-    """The answer of the node process to a command, and what it is about.
+    """Send a command to the node process, and return its answer.
 
     Args:
-        starts: whether one is started where there is none.
-        agrees: whether it has to have the settings of this mirror, but for nodes; one that a job left
-            behind ends, and another one is started.
+        what: a config with a mirror, or the mirror's folder.
+        about: the argument of the command; None for a command that needs a mirror which exists.
+        starts: whether to start a process if none is running.
+        agrees: whether the process must have the settings of this mirror, apart from its nodes. If
+            it was left behind by a job and has others, it ends, and another one is started.
 
-    Raises: ConfigError if there is no mirror, or no process runs, unless one is started.
+    Raises: ConfigError if there is no mirror, or no process is running and none is started.
     """
     from megablend.mirror.disk.folder import MirrorFolder
     from megablend.mirror.rank.connection import Connection, NodeLostError
@@ -220,8 +222,9 @@ def _print_status(status: dict[str, Any]) -> None:
 
 def _print_checked(found: dict[str, Any]) -> None:
     print_lines(found["failures"])
-    told = f"{len(found['failures']):,} failures" if found["failures"] else "all reach one another"
-    print_line(f"{found['nodes']:,} nodes: {told}")
+    num_failures = len(found["failures"])
+    result = f"{num_failures:,} failures" if num_failures else "all reach one another"
+    print_line(f"{found['nodes']:,} nodes: {result}")
 
 
 def _print_would_fill(filled: dict[str, int]) -> None:
@@ -246,5 +249,5 @@ def _print_scrubbed(found: dict[str, Any]) -> None:
 
 
 def format_gb(size: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes as text, in GB."""
     return f"{size / 1e9:,.3f} GB"

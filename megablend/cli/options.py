@@ -27,7 +27,7 @@ of_split = click.option("--split", default="train", show_default=True, help="tra
 
 
 class Command(click.Command):
-    """A command with the options that say how much it tells on stderr."""
+    """A command with the options that set how much it prints on stderr."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -62,7 +62,7 @@ class Command(click.Command):
 
 
 command = partial(click.command, cls=Command)
-"""In place of `click.command`."""
+"""What replaces `click.command`."""
 
 
 def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
@@ -74,8 +74,8 @@ def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[An
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """A state saved as JSON, unchecked. Raises: ConfigError if the file is not one;
-    ResourceError if it cannot be read."""
+    """Read a state that was saved as JSON, without checking it. Raises: ConfigError if the file is
+    not one; ResourceError if it cannot be read."""
     from megablend.system.failures import translating
     from megablend.system.limited_json import parse_json
 

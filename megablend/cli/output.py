@@ -14,10 +14,10 @@ import click
 from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""What a column of a table shows of a row: the attribute of this name, or what this function
-returns of it."""
+"""What a column of a table shows of a row: the row's attribute with this name, or what this function
+returns for the row."""
 _INDENT = "  "
-"""Of what continues a line."""
+"""Indentation of the lines that continue a wrapped one."""
 _LOG_WIDTH = 160
 """Columns of tables in a log, which has no width of its own: names are not cut there."""
 _WORDS_WIDTH = 24
@@ -25,6 +25,7 @@ _WORDS_WIDTH = 24
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
+"""The escapes of control characters, by their code."""
 
 
 def printable(text: str) -> str:
@@ -61,7 +62,8 @@ def print_lines(lines: Iterable[str], begin: str = "") -> None:
 
 
 def print_first(lines: Collection[str], most: int, more: str) -> None:
-    """Print the first few lines; with `more`, also how many others there are."""
+    """Print the first `most` lines; if there are others, also the line `more`, in which {n} stands
+    for their number."""
     print_lines(list(lines)[:most])
     if len(lines) > most:
         print_line(more.format(n=f"{len(lines) - most:,}"))
@@ -91,8 +93,7 @@ def print_table(
     Args:
         columns: what each column shows, by its title. The first is the row's name. Whole numbers
             get commas, None stays blank.
-        total: a row for the sum of the others, of which the columns with a name of an attribute
-            show what it has.
+        total: an object for a last row about all others together, shown as each of `rows` is.
         words: titles of columns of words, which are wrapped.
     """
     from rich.console import Console  # not needed by commands that print no table
@@ -106,20 +107,20 @@ def print_table(
     console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
     titles = list(columns)
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
-    names = min(widths[0], max(20, width // 3))
-    groups = list[list[int]]()
+    name_width = min(widths[0], max(20, width // 3))
+    groups = list[list[int]]()  # the columns of each of the tables
     room = 0
-    for number, needed in enumerate(widths[1:], 1):
-        least = min(needed, _WORDS_WIDTH) if titles[number] in words else needed
-        if not groups or room < least + 3:  # a border and two blanks
+    for number, full_width in enumerate(widths[1:], 1):
+        min_width = min(full_width, _WORDS_WIDTH) if titles[number] in words else full_width
+        if not groups or room < min_width + 3:  # a border and two blanks
             groups.append([])
-            room = width - names - 4
+            room = width - name_width - 4
         groups[-1].append(number)
-        room -= least + 3
+        room -= min_width + 3
     print_line(title, italic=True)
     for group in groups:
         table = Table(header_style="bold")
-        table.add_column(titles[0], overflow="fold", max_width=names)
+        table.add_column(titles[0], overflow="fold", max_width=name_width)
         for number in group:
             is_words = titles[number] in words
             table.add_column(
@@ -140,8 +141,10 @@ def _to_text(column: Column, row: Any) -> str:
 
 
 def _find_width() -> int | None:
-    """Columns of stdout: as COLUMNS says, or the terminal has; None for a file or a pipe."""
-    if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) > len(_INDENT):
+    """The width of stdout in characters: what COLUMNS says, or that of the terminal; None for a file
+    or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > len(_INDENT):
         return int(columns)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None

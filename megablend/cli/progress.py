@@ -17,14 +17,15 @@ from megablend.cli.output import printable
 from megablend.index.build.build import Progress
 
 LOG_SECONDS = 5.0
+"""Time between two lines in a log."""
 
 
 @contextlib.contextmanager
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each Progress; None for a rank that reports nothing,
-    and if only errors are to be shown."""
+    """Yield a function to call with each Progress; None if nothing is to be shown, since this rank
+    is `quiet`, or only errors are logged."""
     if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None
     elif stream.isatty():
@@ -36,6 +37,7 @@ def progress_on(
 
 @contextlib.contextmanager
 def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
+    """Show a bar on a terminal. Yields: the function that updates it."""
     describe = _Describer()
     columns = (
         TextColumn("{task.description}"),
@@ -47,7 +49,7 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
 
         def update(progress: Progress) -> None:
             if progress.waiting_for or progress.told:
-                bar.console.print(_waiting(progress), markup=False, highlight=False)
+                bar.console.print(_write_notice(progress), markup=False, highlight=False)
                 return
             bar.update(
                 task, completed=progress.files, total=progress.num_files, status=describe(progress)
@@ -57,7 +59,7 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
 
 
 class _Lines:
-    """A line every LOG_SECONDS, and one at the end."""
+    """Prints a line every LOG_SECONDS, and one at the end."""
 
     def __init__(self, stream: TextIO, done: str) -> None:
         self.stream = stream
@@ -67,7 +69,7 @@ class _Lines:
 
     def __call__(self, progress: Progress) -> None:
         if progress.waiting_for or progress.told:
-            log_line(_waiting(progress), self.stream)
+            log_line(_write_notice(progress), self.stream)
             return
         status = self._describe(progress)
         now = time.monotonic()
@@ -77,29 +79,30 @@ class _Lines:
 
 
 def log_line(text: str, stream: TextIO) -> None:
-    """Print a line that nothing depends on: if that is not possible, because the log's disk is
-    full, the work continues."""
+    """Print a line. If that is not possible, as when the log's disk is full, the work continues."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
 
 
-def _waiting(progress: Progress) -> str:
+def _write_notice(progress: Progress) -> str:
+    """What a Progress tells besides numbers."""
     if progress.told:
         return printable(f"megablend: {progress.told}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
 class _Describer:
-    """Says files, megabytes, and the time that is left at the speed since the first call; what was
-    reused came before that."""
+    """Describes a Progress: files, megabytes, and the time that is left at the speed since the first
+    call. What was reused was counted before that, and so does not count as speed."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
+        """The time of the first call, and what was done by then."""
         self._is_text = False
 
     def __call__(self, progress: Progress) -> str:
         is_text = bool(progress.tokenised)
-        if is_text != self._is_text:  # another speed
+        if is_text != self._is_text:  # which goes on at another speed
             self._is_text = is_text
             self._first = None
         parts = [f"{progress.files:,} of {progress.num_files:,} files"]
@@ -112,16 +115,17 @@ class _Describer:
             total = progress.num_bytes
             parts.append(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
         now = time.monotonic()
-        started, before = self._first = self._first or (now, done)
-        if before < done < total:
-            parts.append(
-                f"about {format_seconds((now - started) * (total - done) / (done - before))} left"
-            )
+        if self._first is None:
+            self._first = (now, done)
+        started, done_before = self._first
+        if done_before < done < total:
+            seconds_left = (now - started) * (total - done) / (done - done_before)
+            parts.append(f"about {format_seconds(seconds_left)} left")
         return ", ".join(parts)
 
 
 def format_seconds(seconds: float) -> str:
-    """A length of time in its two largest units."""
+    """A length of time as text, in its two largest units."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from megablend.operations.manage_runs import DamagedRun, RunCommitment, RunSummary
     from megablend.operations.skip import SkipsResult
 
-_CHANGES = 20
+_SHOWN_CHANGES = 20
 """Changes of a stage that are printed."""
-_DRAIN_SOURCES = 12
+_SHOWN_DRAIN_SOURCES = 12
 """Sources of a drain that are printed."""
 named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
@@ -167,7 +167,7 @@ def _print_run(found: RunCommitment) -> None:
             f"  {change['what']}: {change['before']} -> {change['after']}"
             for change in stage.changes
         ]
-        print_first(lines, _CHANGES, "  and {n} more (--json)")
+        print_first(lines, _SHOWN_CHANGES, "  and {n} more (--json)")
 
 
 def _write_setting(key: str, source: dict[str, Any]) -> str:
@@ -221,23 +221,21 @@ def amend(
         raise click.UsageError("give either --at SAMPLE or --state FILE")
     if plus and state is None:
         raise click.UsageError("--plus needs --state")
-    taken = None if state is None else read_state(state)
+    loaded_state = None if state is None else read_state(state)
     found = amend_run(
-        config, at=at, state=taken, after=plus, batch=batch, cache=cache, dry_run=dry_run
+        config, at=at, state=loaded_state, after=plus, batch=batch, cache=cache, dry_run=dry_run
     )
     finish(found, as_json, _print_amendment)
 
 
 def _print_amendment(found: Amendment) -> None:
-    does = "continues" if found.committed else "would continue"
-    rounded = (
-        ""
-        if found.at == found.requested
-        else f" ({found.requested:,} rounded up to the end of a cycle)"
-    )
-    before = found.plan_before, found.samples_before
+    verb = "continues" if found.committed else "would continue"
+    rounded = ""
+    if found.at != found.requested:
+        rounded = f" ({found.requested:,} rounded up to the end of a cycle)"
+    before = (found.plan_before, found.samples_before)
     how = "with other settings" if (found.plan, found.samples) != before else "as it does already"
-    print_line(f"run {found.run!r} {does} {how} from sample {found.at:,} on{rounded}")
+    print_line(f"run {found.run!r} {verb} {how} from sample {found.at:,} on{rounded}")
     if found.drained is not None:
         print_drain(found.drained)
     if found.fitting_unit is not None:
@@ -267,13 +265,14 @@ def _print_amendment(found: Amendment) -> None:
 
 
 def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
+    """What a source will have read `before` or `after` the amendment, as text."""
     value = getattr(getattr(source, when), attribute)
     return "-" if value is None else format(value, digits)
 
 
 def print_drain(drain: Drain) -> None:
-    """Print which samples a drain has, and how its shares differ from those before: of the sources
-    that differ most."""
+    """Print which samples a drain has, and the sources whose shares differ most from those
+    before."""
     samples = drain.stop - drain.start
     print_line(
         f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: they "
@@ -291,11 +290,11 @@ def print_drain(drain: Drain) -> None:
             f"{source.samples - source.share_before * samples:+,.1f}"
         ),
     }
-    left_out = len(by_difference) - _DRAIN_SOURCES
-    title = "the drain" + (
-        f", without {left_out:,} sources whose shares differ less" if left_out > 0 else ""
-    )
-    print_table(title, columns, by_difference[:_DRAIN_SOURCES])
+    left_out = len(by_difference) - _SHOWN_DRAIN_SOURCES
+    title = "the drain"
+    if left_out > 0:
+        title += f", without {left_out:,} sources whose shares differ less"
+    print_table(title, columns, by_difference[:_SHOWN_DRAIN_SOURCES])
 
 
 def print_fitting(unit: int) -> None:
@@ -336,10 +335,9 @@ def skip(
     from megablend.operations.skip import skip as skip_samples
 
     if start is None:
-        if given := [
-            name for name, value in (("--to", stop), ("--batch", batch)) if value is not None
-        ]:
-            raise click.UsageError(f"{given[0]} needs --from")
+        for name, value in (("--to", stop), ("--batch", batch)):
+            if value is not None:
+                raise click.UsageError(f"{name} needs --from")
         if clear:
             unskip(what, run=run, cache=cache)
         found = list_skips(what, run=run, cache=cache)
