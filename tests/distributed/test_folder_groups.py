@@ -146,7 +146,7 @@ def test_folders_that_machines_share_are_found_by_nonce(
         cache.mkdir(exist_ok=True)
         return cache, nodes._Place(machine=machine.name, device=0, inode=0, rest=())
 
-    monkeypatch.setattr("megablend.distributed.folder_groups._place", place)
+    monkeypatch.setattr("megablend.distributed.folder_groups._find_place", place)
 
     def work(launch: FailTogether) -> list[int]:
         machine.name = f"machine {launch.rank}"
