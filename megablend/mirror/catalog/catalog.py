@@ -166,6 +166,13 @@ class Catalog:
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
+    def date_want(self, want: Want) -> Want:
+        """The same, since it was wanted; or as what is wanted last, whatever the clocks of nodes say."""
+        if (known := self.wants.get(want.name)) is not None:
+            return replace(want, since=known.since)
+        others = [each.since for each in self.wants.values()]
+        return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
+
     def add(self, revision: Revision, manifest: bytes) -> None:
         """A revision is its dataset's latest now."""
         self.put_manifest(revision.digest, manifest)

@@ -187,9 +187,7 @@ class Datasets:
             copies=copies,
             by=self._catalog.own,
         )
-        want = self._check_nodes(want)
-        if earlier := self._catalog.wants.get(want.name):
-            want = replace(want, since=earlier.since)
+        want = self._catalog.date_want(self._check_nodes(want))
         await self._check_size(want, revision or latest)
         await self._change([want])
         return {"want": want.target}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,8 @@ class Service(Machine):
     """A node as a service."""
 
     process: subprocess.Popen[bytes] | None = None
+    environ: Mapping[str, str] = MappingProxyType({})
+    """More variables of it."""
 
     def start(self) -> None:
         """Run the node process; return when it answers."""
@@ -54,7 +58,8 @@ class Service(Machine):
         self._num_ready = path.read_text().split().count("ready") if path.exists() else 0
         with path.open("ab") as log:
             command = [sys.executable, "-m", "megablend", "node", "run", str(self.config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            environ = {**os.environ, **self.environ}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
 
     def wait_until_ready(self) -> None:
         """Until the process that was launched last answers."""
@@ -86,34 +91,45 @@ class Service(Machine):
         until(has_met)
 
 
-@contextlib.contextmanager
-def services(
+def make_services(
     folder: Path,
-    files: dict[str, bytes],
+    source: FaultySource,
     etcd: EtcdServer,
     count: int,
     lease: float = LEASE,
     limits: Mapping[str, object] = MappingProxyType({}),
     access: Mapping[str, object] = MappingProxyType({}),
     **settings: object,
-) -> Iterator[list[Service]]:
-    """Nodes, which are started."""
-    ports = find_ports(count)
+) -> list[Service]:
+    """Nodes, which are not started.
+
+    Args:
+        limits: of the source, for all of them.
+        access: to etcd.
+    """
     about = {"endpoints": [etcd.url], "nodes_expected": count, "lease": lease, **access}
+    return [
+        Service(
+            folder / f"n{i}",
+            source,
+            limits,
+            nodes="etcd",
+            etcd=about,
+            port=port,
+            advertise=f"127.0.0.1:{port}",
+            **settings,
+        )
+        for i, port in enumerate(find_ports(count))
+    ]
+
+
+@contextlib.contextmanager
+def services(
+    folder: Path, files: dict[str, bytes], etcd: EtcdServer, count: int, *more: Any, **settings: Any
+) -> Iterator[list[Service]]:
+    """Nodes, which are started; the rest as for `make_services`."""
     with FaultySource({f"b/{name}": data for name, data in files.items()}) as source:
-        nodes = [
-            Service(
-                folder / f"n{i}",
-                source,
-                limits,
-                nodes="etcd",
-                etcd=about,
-                port=port,
-                advertise=f"127.0.0.1:{port}",
-                **settings,
-            )
-            for i, port in enumerate(ports)
-        ]
+        nodes = make_services(folder, source, etcd, count, *more, **settings)
         try:
             for node in nodes:
                 node.launch()

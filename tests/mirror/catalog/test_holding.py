@@ -186,3 +186,13 @@ def test_a_dataset_that_is_removed_while_it_is_fetched_ends_no_process(tmp_path:
         await pages.close()
 
     asyncio.run(work())
+
+
+def test_what_is_wanted_later_comes_later_whatever_clocks_say(tmp_path: Path) -> None:
+    with MirrorFolder.create(tmp_path / "m").lock():
+        catalog = Catalog(MirrorFolder.attach(tmp_path / "m"))
+        first = Want(dataset="a", revision=LATEST, since=1e9)
+        catalog.put_want(first)
+        assert catalog.date_want(Want(dataset="b", revision=LATEST, since=5.0)).since > 1e9
+        assert catalog.date_want(Want(dataset="b", revision=LATEST, since=2e9)).since == 2e9
+        assert catalog.date_want(Want(dataset="a", revision=LATEST, since=2e9)) == first
