@@ -66,15 +66,24 @@ def add_command(
         for source, some in located.items()
         for each in (some if len(some) <= _MOST_PATTERNS else [_name_source(source)])
     ]
-    found = _ask(
-        mirror,
-        "add",
-        dataset=name,
-        sources=[each for some in located.values() for each in some],
-        said=said,
-        every=None if every is None else _parse_every(every),
-    )
+    seconds = None if every is None else _parse_every(every)
+    patterns = [each for some in located.values() for each in some]
+    try:
+        found = _ask(mirror, "add", dataset=name, sources=patterns, said=said, every=seconds)
+    except ConfigError as error:
+        raise ConfigError(_name_place(located, str(error))) from None
     finish(found, as_json, _print_added)
+
+
+def _name_place(located: dict[str, list[str]], message: str) -> str:
+    """A message about a location of a list, with the list's name and line."""
+    location = message.partition(": ")[0]
+    for source, some in located.items():
+        if source.endswith(".urls") and location in some:
+            lines = Path(source).expanduser().read_text().splitlines()
+            numbers = [i for i, line in enumerate(lines, 1) if line.strip() == location]
+            return f"{source}{f', line {numbers[0]}' if numbers else ''}: {message}"
+    return message
 
 
 @datasets.command("want", cls=Command)

@@ -465,17 +465,22 @@ class Datasets:
             for each in others
             for file in self._catalog.read_known_files(each.digest)
         }
-        sizes = list[int]()
+        num_bytes = 0
+        num_files = 0
         for revision in revisions:
             files = self._catalog.read_known_files(revision.digest)
             gone = [file.key for file in files if file.key.digest not in kept]
-            sizes += [self._pages.store.remove_file(key) for key in gone]
+            sizes = [self._pages.store.remove_file(key) for key in gone]
+            num_bytes += sum(sizes)
+            # An empty file is held where others of its revision are
+            num_files += sum(size > 0 for size in sizes)
+            num_files += sum(not key.size for key in gone) if any(sizes) else 0
             self.holding.folders.remove(revision, files, ())
             self._catalog.remove_revision(revision)
         return {
             "revisions": [str(each) for each in revisions],
-            "files": sum(size > 0 for size in sizes),
-            "bytes": sum(sizes),
+            "files": num_files,
+            "bytes": num_bytes,
         }
 
     def remove_all(self) -> None:

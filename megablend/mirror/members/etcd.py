@@ -81,6 +81,7 @@ class Etcd:
         """When it was away last, in monotonic seconds."""
         self.trouble = ""
         """Why it does not."""
+        self._has_answered = False
 
     async def close(self) -> None:
         """Ask no more."""
@@ -191,6 +192,7 @@ class Etcd:
                 if is_change and not isinstance(error, aiohttp.ClientConnectorError):
                     break  # perhaps it was done
                 continue
+            self._has_answered = True
             if self.away_since is not None:
                 self.away_at = time.monotonic()
                 LOG.warning("mirror: etcd is back after %.0f s", time.time() - self.away_since)
@@ -208,7 +210,8 @@ class Etcd:
         self.away_at = time.monotonic()
         if self.away_since is None:
             self.away_since = time.time()
-            LOG.warning("mirror: etcd is away: %s", trouble)
+            if self._has_answered:  # else who has started says so
+                LOG.warning("mirror: etcd is away: %s", trouble)
         return EtcdAwayError(
             f"etcd is away: {trouble}\nstart it, or correct `endpoints` of `etcd` of `mirror`"
         )

@@ -33,6 +33,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import States
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
+from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
@@ -60,6 +61,7 @@ class LocalServer:
     """Answers verbs of datasets."""
     num_clients: int = 0
     idle_since: float = field(default_factory=time.monotonic)
+    _log: LimitedLog = field(default_factory=LimitedLog)
     _server: asyncio.AbstractServer | None = None
     _readers: dict[str, list[Any]] = field(default_factory=dict)
     """The nodes that each client reads with; none: it is a command."""
@@ -117,7 +119,7 @@ class LocalServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client, or this process, ends
         except MegablendError as error:
-            LOG.warning("mirror: %s: client refused: %s", self.folder.path, error)
+            self._log.warn(f"{self.folder.path}: a client is refused", str(error))
             with contextlib.suppress(ConnectionError):
                 writer.write(pack(Kind.FAILED, 0, pack_error(error)))
         finally:
@@ -139,7 +141,9 @@ class LocalServer:
             return
         except Exception as error:
             if not isinstance(error, MegablendError):
-                LOG.warning("mirror: a request failed", exc_info=True)
+                # Once a minute for each kind: a client may send frames that are none
+                kind_of_error = type(error).__name__
+                self._log.warn(f"a request failed ({kind_of_error})", str(error), error)
             answer = pack(Kind.FAILED, number, pack_error(error))
         if kind != Kind.DUE:
             with contextlib.suppress(ConnectionError):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import ssl
-import time
 from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from megablend.errors import ConfigError
+from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
-_WARN_SECONDS = 60.0
-_MOST_WARNED = 1000
 _END_SECONDS = 1.0
 """At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
 
@@ -37,7 +35,7 @@ class Listener:
     setting: str
     """What the port is in `mirror`."""
     _runner: web.AppRunner | None = None
-    _warned_at: dict[str, float] = field(default_factory=dict)
+    _log: LimitedLog = field(default_factory=LimitedLog)
 
     async def start(
         self, app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None
@@ -67,9 +65,4 @@ class Listener:
 
     def warn(self, who: str | None, text: str) -> None:
         """Log what somebody asks that is refused, once a minute."""
-        now = time.monotonic()
-        if now - self._warned_at.get(str(who), -_WARN_SECONDS) >= _WARN_SECONDS:
-            if len(self._warned_at) > _MOST_WARNED:
-                self._warned_at.clear()
-            self._warned_at[str(who)] = now
-            LOG.warning("mirror: %s: %s", who, text)
+        self._log.warn(who, text)
