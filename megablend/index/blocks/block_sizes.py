@@ -1,9 +1,9 @@
 """Sizes of blocks from the tables of the index: tokens, memory, dictionaries; and how the memory of
 a process is divided.
 
-Nothing is read from data files. Of `memory`, the limit per process for reading a split, batches and
-the order of the sources' blocks are counted first, at their actual size. Sources with extra columns
-take 1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
+Nothing is read from data files. `memory` is the limit of a process for reading a split. Batches and
+the order of the sources' blocks are subtracted from it first, at their actual size; then, if a
+source has extra columns, 1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ EXTRA_PART = 16
 """1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that
 need them."""
 SHARES = {"dictionaries": 1, "planning": 1, "cache": 1, "reads": 2, "blocks": 11}
-"""Parts of the rest; see `prefetch.memory_budget.Budget`."""
+"""Parts of the rest of `memory`; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
 
 
 def divide_rest(rest: int) -> dict[str, int]:
-    """The bytes of each of SHARES; none is below 0."""
+    """Divide the rest of `memory`, which may be negative: the bytes of each of SHARES, at least
+    0."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
 
 
@@ -36,7 +37,7 @@ BLOCK_OVERHEAD_BYTES = 1 << 10
 """Memory of the Python objects around a decoded block, and of its table entries."""
 
 STORED_BYTES = 4
-"""Of the values of a Parquet dictionary, at least."""
+"""Bytes of a value of a Parquet dictionary, at least."""
 
 
 class BlockSizes:
@@ -44,9 +45,9 @@ class BlockSizes:
 
     Attributes:
         snapshot: the opened index.
-        append_eod: for each of its columns, the end-of-document token; None for sources without
-            one, and extra columns.
-        extra: by source name, the columns that are read with the tokens.
+        append_eod: for each column of the snapshot, the end-of-document token; None for sources
+            without one, and for extra columns.
+        extra: by source name, the extra columns that are read with the tokens.
     """
 
     snapshot: Snapshot
@@ -59,17 +60,18 @@ class BlockSizes:
         return self._with_eod(ids, self.snapshot.blocks(ids))
 
     def _with_eod(self, ids: Int64s, rows: Array) -> Int64s:
-        """Number of tokens of blocks `ids`, from their rows of the block table: int64 [n]."""
+        """Number of tokens of blocks `ids`, including end-of-document tokens, from their rows of
+        the block table: int64 [n]."""
         has_eod = self._has_eod[self.snapshot.file_of(ids)]
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(self, ids: Int64s, rows: Array, *, documents: bool) -> tuple[Int64s, Int64s]:
-        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and
-        decoded. int64 [n] each.
+        """Estimate the memory of blocks `ids` int64 [n] in bytes: that of each decoded block, and
+        what is needed in addition while it is read and decoded. int64 [n] each.
 
         Args:
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
-            documents: document offsets of a block are kept, too.
+            documents: whether document offsets of decoded blocks are kept, too.
         """
         files = self.snapshot.file_of(ids)
         token_bytes = self.snapshot.files.token_bytes[files]
@@ -86,15 +88,15 @@ class BlockSizes:
         return (kept + pieces if documents else kept), reading
 
     def dictionaries(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0:
-        none). int64 [n] each."""
+        """Return the number of the column chunk of each of blocks `ids` int64 [n], and the stored
+        size of its dictionary in bytes, 0 if the block needs none. int64 [n] each."""
         numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
         needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)
 
     @cached_property
     def _has_eod(self) -> Bools:
-        """bool [num_files]: documents of the file get end-of-document tokens."""
+        """bool [num_files]: whether documents of the file get end-of-document tokens."""
         return np.array([eod is not None for eod in self.append_eod])[self.snapshot.files.columns]
 
     @cached_property

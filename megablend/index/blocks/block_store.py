@@ -1,4 +1,4 @@
-"""Reading blocks of an index by number: finding and opening their file, decoding, inserting
+"""Reading blocks of an index by number: finding and opening their files, decoding, inserting
 end-of-document tokens."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockBatch:
     """Tokens of several blocks, one after the other."""
 
     tokens: npt.NDArray[Any]
-    """[num_tokens], of the widest token dtype among the blocks."""
+    """[num_tokens], in the widest token dtype among the blocks."""
     offsets: npt.NDArray[np.int64]
     """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is
     tokens[offsets[i]:offsets[i+1]]."""
@@ -47,7 +47,8 @@ class BlockBatch:
 
 
 class BlockStore(BlockSizes):
-    """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
+    """Reads blocks of one index by number. It can be shared by threads, pickled, and used after a
+    fork.
 
     Args:
         snapshot: the opened index.
@@ -77,7 +78,7 @@ class BlockStore(BlockSizes):
         self.extra = dict(extra or {})
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
-        """Blocks that were found damaged and replaced; see megablend.index.blocks.damaged_blocks."""
+        """Numbers of blocks that were found damaged and replaced; see `damaged_blocks`."""
         self._extra_blocks = LRUCache[DecodedBlock](extra_bytes, _count_bytes)
         self._files = OpenFiles(snapshot, self.roots, storage)
 
@@ -88,17 +89,17 @@ class BlockStore(BlockSizes):
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
-        """The blocks of each snapshot of a run: several in a JoinedStore."""
+        """A store for each snapshot of a run: a JoinedStore has several, others only itself."""
         return (self,)
 
     @property
     def first_blocks(self) -> tuple[int, ...]:
-        """Numbers here of the first block of each of `stores`."""
+        """For each of `stores`, the number of its first block in this store."""
         return (0,)
 
     @cached_property
     def max_reads(self) -> int:
-        """Number of reads that the storages of all sources prefer to have in flight."""
+        """Number of reads to keep in flight: the largest that a source's storage prefers."""
         return max((each.max_reads for each in self._limits), default=1)
 
     @cached_property
@@ -108,21 +109,20 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files that the storages of all sources prefer
-        to have read at a time when whole files are."""
+        """Number of files to read at a time when whole files are read: the largest that a source's
+        storage prefers."""
         return max((each.max_files for each in self._limits), default=1)
 
     @cached_property
     def _limits(self) -> list[ReadLimits]:
-        files = np.unique(self.snapshot.files.columns, return_index=True)[
-            1
-        ].tolist()  # one of each source
-        return [self.storage.limits(self.snapshot.path(file, self.roots)) for file in files]
+        _, first_files = np.unique(self.snapshot.files.columns, return_index=True)
+        paths = (self.snapshot.path(file, self.roots) for file in first_files.tolist())
+        return [self.storage.limits(path) for path in paths]
 
     def read(
         self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True
     ) -> DecodedBlocks:
-        """Decode blocks.
+        """Read and decode blocks.
 
         Args:
             ids: int64 [n], block numbers of the index; any order, repeats allowed.
@@ -136,7 +136,8 @@ class BlockStore(BlockSizes):
         numbers = self._checked(ids)
         order = None
         if (np.diff(numbers) < 0).any():
-            order = np.argsort(numbers, kind="stable")  # in file order
+            # In the order of the files
+            order = np.argsort(numbers, kind="stable")
             numbers = numbers[order]
             rows = None if rows is None else rows[order]
         parts = list[DecodedBlocks]()
@@ -144,46 +145,53 @@ class BlockStore(BlockSizes):
             if rows is None:
                 rows = self.snapshot.blocks(numbers)
             for part in portions(decoded_sizes(rows), BATCH_BYTES):
-                read = self.begin_read(numbers[part], rows[part])
-                fetch_all(read, self.storage)
-                parts.append(self.decode(numbers[part], read, pieces=pieces))
-        found = DecodedBlocks.joined(parts)
-        return found if order is None else found.taken(np.argsort(order))
+                reads = self.begin_read(numbers[part], rows[part])
+                fetch_all(reads, self.storage)
+                parts.append(self.decode(numbers[part], reads, pieces=pieces))
+        blocks = DecodedBlocks.joined(parts)
+        return blocks if order is None else blocks.taken(np.argsort(order))
 
     def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array) -> list[FileRead]:
-        """Open the files of blocks, for a caller that fetches their bytes (see `formats.fetch`),
-        and then calls `decode`.
+        """Open the files of blocks. The caller then fetches the bytes of each read (see
+        `formats.fetch`), and calls `decode`.
 
         Args:
-            numbers: int64 [n], of the blocks, ascending.
+            numbers: int64 [n], numbers of the blocks, ascending.
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
 
-        Returns: the read of each file, in order.
+        Returns: one read per file, in the order of the blocks.
         Raises: as `read` does.
         """
-        found = list[FileRead]()
-        for file, here in self.cut_by_file(numbers):
+        reads = list[FileRead]()
+        for file, in_file in self.cut_by_file(numbers):
             opened = self._files.get(file)
-            found.append(
+            reads.append(
                 FileRead(
                     opened.reader,
-                    rows[here],
+                    rows[in_file],
                     opened.chunks,
                     check=opened.check,
                     retry_storage=opened.retry_storage,
                     number=file,
                 )
             )
-        return found
+        return reads
 
     def decode(
         self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool
     ) -> DecodedBlocks:
-        """Decode the blocks `numbers` int64 [n], of which `begin_read` made `reads`. Args and
-        raises: as of `read`."""
+        """Decode blocks whose bytes were fetched.
+
+        Args:
+            numbers: int64 [n], numbers of the blocks.
+            reads: what `begin_read` returned for them.
+            pieces: as in `read`.
+
+        Raises: as `read` does.
+        """
         if not self._changes_blocks:
-            found = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
-            return found if pieces else found.without_offsets()
+            blocks = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
+            return blocks if pieces else blocks.without_offsets()
         parts = list[DecodedBlocks]()
         stop = 0
         for read in reads:
@@ -194,28 +202,29 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _changes_blocks(self) -> bool:
-        """Whether something is added to blocks of some file: end-of-document tokens, extra
-        columns."""
+        """Whether end-of-document tokens or extra columns are added to the blocks of some
+        source."""
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Whether `decode` itself reads: extra columns,
-        whose blocks are only known after decoding the tokens."""
+        """Whether `decode` will read files itself: those of extra columns, whose blocks are known
+        only after the tokens were decoded."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def list_extra_blocks(self, ids: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-        """Blocks of extra columns that decoding blocks `ids` int64 [n], ascending, reads: for each
-        column their numbers, int64 [m], and the place in `ids` of the block that needs each."""
+        """Yield the blocks of extra columns that are read while blocks `ids` int64 [n], ascending,
+        are decoded: for each column their numbers, int64 [m], and for each of them the position in
+        `ids` of the block that needs it, int64 [m]."""
         for number, source in enumerate(self.snapshot.sources if self.extra else ()):
             columns = self._extra_of(source)
             begin, stop = np.searchsorted(ids, [source.blocks.start, source.blocks.stop]).tolist()
             if columns is not None and begin < stop:
                 has_eod = self.append_eod[number] is not None
-                found = list_extra_blocks(
+                needed = list_extra_blocks(
                     self.snapshot, columns, source, ids[begin:stop], has_eod=has_eod
                 )
-                for numbers, places in found:
-                    yield numbers, begin + places
+                for numbers, positions in needed:
+                    yield numbers, begin + positions
 
     def _column_of(self, read: FileRead) -> ColumnEntry:
         return self.snapshot.columns[int(self.snapshot.files.columns[read.number])]
@@ -226,7 +235,7 @@ class BlockStore(BlockSizes):
     def _decode_file(
         self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool
     ) -> DecodedBlocks:
-        """Blocks of a file, with end-of-document tokens and extra columns."""
+        """Decode blocks of one file, and add end-of-document tokens and extra columns."""
         column = int(self.snapshot.files.columns[read.number])
         source = self.snapshot.columns[column]
         append_eod = self.append_eod[column]
@@ -235,14 +244,15 @@ class BlockStore(BlockSizes):
             pieces=pieces or append_eod is not None or columns is not None
         )
         if append_eod is None and columns is None:
-            found = DecodedBlocks.of(blocks)
-            return found if pieces else found.without_offsets()
+            decoded = DecodedBlocks.of(blocks)
+            return decoded if pieces else decoded.without_offsets()
         extra: list[tuple[Array, ...]] = [()] * len(ids)
         if columns is not None:
             assert isinstance(source, SourceEntry)
-            more = partial(self._extra_blocks.get_all, make=self.read)
+            read_cached = partial(self._extra_blocks.get_all, make=self.read)
+            has_eod = append_eod is not None
             extra = read_extra_columns(
-                self.snapshot, columns, source, more, ids, blocks, has_eod=append_eod is not None
+                self.snapshot, columns, source, read_cached, ids, blocks, has_eod=has_eod
             )
         if append_eod is not None:
             flags = read.blocks["flags"].tolist()
@@ -252,52 +262,54 @@ class BlockStore(BlockSizes):
             self._check_ends(ids, read.blocks, blocks)
         return DecodedBlocks.of(
             [
-                DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, each)
-                for block, each in zip(blocks, extra, strict=True)
+                DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, numbers)
+                for block, numbers in zip(blocks, extra, strict=True)
             ]
         )
 
     def _check_ends(
         self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]
     ) -> None:
-        """Check the number of documents with tokens that end in each block against the index.
+        """Compare the number of end-of-document tokens that each block got with the index.
         Raises: CorruptFileError."""
-        found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
-        if len(wrong := np.flatnonzero(found != rows["ends"])):
+        ends = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
+        wrong = np.flatnonzero(ends != rows["ends"])
+        if len(wrong):
             first = wrong[0]
             path = self.snapshot.path(int(self.snapshot.file_of(ids[first:])[0]), self.roots)
             raise CorruptFileError(
                 path,
-                f"{found[first]} documents with tokens end in this block, but {rows['ends'][first]} did when it was "
+                f"{ends[first]} documents with tokens end in this block, but {rows['ends'][first]} did when it was "
                 f"indexed; {CHANGED_REMEDY}",
                 offset=int(rows["offset"][first]),
             )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find document offsets in blocks, without end-of-document tokens; see
-        BlockReader.find_pieces. Raises as `read` does."""
+        """Find the document offsets of blocks, without end-of-document tokens; see
+        BlockReader.find_pieces. Returns them in the order of `ids`, and the number of data bytes
+        that were read. Raises: as `read` does."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
-        found = list[npt.NDArray[np.int64]]()
+        all_offsets = list[npt.NDArray[np.int64]]()
         scanned_bytes = 0
-        for file, here in self.cut_by_file(numbers[order]):
+        for file, in_file in self.cut_by_file(numbers[order]):
             opened = self._files.get(file)
             offsets, size = read_pieces(
                 opened.reader,
-                rows[here],
+                rows[in_file],
                 opened.chunks,
                 self.storage,
                 opened.check,
                 opened.retry_storage,
             )
             scanned_bytes += size
-            found += offsets
-        return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
+            all_offsets += offsets
+        return [all_offsets[i] for i in np.argsort(order).tolist()], scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
         """Read tokens and document pieces of any blocks, in the requested order.
-        Raises as `read` does."""
+        Raises: as `read` does."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -312,11 +324,12 @@ class BlockStore(BlockSizes):
         )
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
-        given = np.asarray(ids)
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(f"block numbers must be integers, not {given.dtype}")
-        numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
+        """Check block numbers that a caller gave, and return them as int64 [n]. Raises: IndexError,
+        TypeError."""
+        values = np.asarray(ids)
+        if values.size and values.dtype.kind not in "iu":
+            raise TypeError(f"block numbers must be integers, not {values.dtype}")
+        numbers: npt.NDArray[np.int64] = values.astype(np.int64).reshape(-1)
         num_blocks = self.snapshot.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
@@ -326,7 +339,8 @@ class BlockStore(BlockSizes):
         return numbers
 
     def cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """The files of blocks `numbers` int64 [n], ascending, and which of them are in each."""
+        """Divide blocks `numbers` int64 [n], ascending, by their files: yields the number of each
+        file, and the slice of `numbers` with its blocks."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
         for file, (start, stop) in zip(
@@ -335,8 +349,10 @@ class BlockStore(BlockSizes):
             yield file, slice(start, stop)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"snapshot": self.snapshot, "append_eod": self.append_eod, "roots": self.roots}
-        return kept | {
+        return {
+            "snapshot": self.snapshot,
+            "append_eod": self.append_eod,
+            "roots": self.roots,
             "extra": self.extra,
             "extra_bytes": self.extra_bytes,
             "storage": self.storage,
@@ -351,7 +367,8 @@ def _count_bytes(block: DecodedBlock) -> int:
 
 
 class JoinedStore(BlockStore):
-    """Reads blocks of all snapshots of a run; `stores` are those of each."""
+    """Reads blocks of all snapshots of a run, as one index; `stores` has a store for each
+    snapshot."""
 
     def __init__(
         self,
@@ -361,8 +378,12 @@ class JoinedStore(BlockStore):
         *,
         storage: Storage,
     ) -> None:
-        """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as
-        `stores` have them."""
+        """
+        Args:
+            extra: by the name that a source has in the JoinedSnapshot, its extra columns as the
+                store of its snapshot has them.
+            roots: by the same names, the folders of the sources' files.
+        """
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])
         append_eod = [eod for store in stores for eod in store.source_eods]
@@ -377,12 +398,12 @@ class JoinedStore(BlockStore):
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
-        """The blocks of each snapshot."""
+        """A store for each snapshot."""
         return self._stores
 
     @property
     def first_blocks(self) -> tuple[int, ...]:
-        """Numbers here of the first block of each of `stores`."""
+        """For each of `stores`, the number of its first block in this store."""
         assert isinstance(self.snapshot, JoinedSnapshot)
         return tuple(self.snapshot.first_blocks[:-1].tolist())
 
@@ -396,7 +417,8 @@ class JoinedStore(BlockStore):
 
 
 def _move(column: ExtraColumn, source: SourceEntry) -> ExtraColumn:
-    """An extra column as the JoinedSnapshot has it."""
+    """Return an extra column of a snapshot as the JoinedSnapshot, in which it is of `source`, has
+    it."""
     entry = source.find_extra(column.column)
     assert entry is not None, column.column
     return dataclasses.replace(column, entry=entry)

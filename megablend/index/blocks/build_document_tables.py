@@ -1,5 +1,5 @@
-"""Building document tables: ranks divide the files, large ones by ranges of blocks;
-rank 0 joins and commits."""
+"""Building document tables: the ranks share the counting of documents, file by file and in large
+files by ranges of blocks; rank 0 joins the counts, and commits the tables."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class TablesReport:
     documents: int
     """Documents of all sources that have a table."""
     counted: int
-    """Documents counted now; the others were counted before."""
+    """Documents that this build counted; the others were counted before."""
     scanned_bytes: int
     """Data bytes that had to be read for counting."""
     table_bytes: int
-    """Size of all tables."""
+    """Size of all tables in bytes."""
     seconds: float
 
 
@@ -64,10 +64,10 @@ def build_tables(
     stretch_bytes: int = STRETCH_BYTES,
 ) -> TablesReport:
     """Build the document tables of sources (by number) of an index whose documents were counted.
-    Called by all ranks.
+    All ranks call it.
 
     Args:
-        stretch_bytes: stored size of the blocks that a rank counts at a time.
+        stretch_bytes: stored size in bytes of the blocks that a rank counts at a time.
 
     Raises: DataError, CacheError.
     """
@@ -117,7 +117,7 @@ def build_tables(
 
 
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
-    """Join the ranges' lengths into a table, and commit it."""
+    """Join the lengths of a source's ranges of blocks into a table, and commit it."""
 
     def write(folder: Path) -> None:
         _write(cache, folder, parts)
@@ -129,21 +129,24 @@ def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
 def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
     tokens = filled = 0
-    left = np.zeros(0, np.int32)
+    # Lengths of the last documents so far, fewer than EVERY: their group is not complete
+    pending = np.zeros(0, np.int32)
     with (
         TableWriter(folder / LENGTHS, LENGTH_COLUMNS) as lengths,
         TableWriter(folder / STARTS, START_COLUMNS) as starts,
     ):
         for number, part in enumerate(parts):
             with log_slow_wait(f"{part.name} to become visible"):
-                found = await_lengths(cache, part)
-            lengths.append({"tokens": found})
-            left = np.concatenate([left, found])
-            whole = len(left) if number + 1 == len(parts) else len(left) // EVERY * EVERY
-            groups = np.arange(0, whole, EVERY)
+                part_lengths = await_lengths(cache, part)
+            lengths.append({"tokens": part_lengths})
+            pending = np.concatenate([pending, part_lengths])
+            is_last = number + 1 == len(parts)
+            num_grouped = len(pending) if is_last else len(pending) // EVERY * EVERY
+            groups = np.arange(0, num_grouped, EVERY)
             if len(groups):
-                sums = np.add.reduceat(left[:whole], groups, dtype=np.int64)
-                ends = np.add.reduceat(left[:whole] > 0, groups, dtype=np.int64)
+                grouped = pending[:num_grouped]
+                sums = np.add.reduceat(grouped, groups, dtype=np.int64)
+                ends = np.add.reduceat(grouped > 0, groups, dtype=np.int64)
                 starts.append(
                     {
                         "tokens": tokens + np.cumsum(sums) - sums,
@@ -152,7 +155,7 @@ def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None
                 )
                 tokens = tokens + int(sums.sum())
                 filled = filled + int(ends.sum())
-            left = left[whole:]
+            pending = pending[num_grouped:]
         starts.append({"tokens": np.array([tokens]), "filled": np.array([filled])})
         lengths.finish()
         starts.finish()

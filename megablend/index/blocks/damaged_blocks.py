@@ -1,8 +1,9 @@
-"""Blocks whose bytes are damaged, replaced by zeros when a config wants their samples masked.
+"""Blocks whose bytes are damaged: they are replaced by zeros if the config says that their samples
+are masked.
 
-Only what every rank finds alike is replaced: bytes that are not what their format or a
-checksum says (CorruptFileError). A file that is missing, was replaced, or cannot be
-read is an error everywhere.
+Only damage that every rank finds in the same way is replaced: bytes that violate their format or a
+checksum (CorruptFileError). A file that is missing, was replaced, or cannot be read is always an
+error.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from megablend.index.tables.source_entry import SourceEntry
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:
-    """Read blocks `ids` int64 [n], with zeros for those that are damaged;
-    each of these is noted in `store.damaged`, and warned of once.
+    """Read blocks `ids` int64 [n], with zeros in place of damaged blocks, whose numbers are added to
+    `store.damaged`; warns once of each.
 
-    Raises: as BlockStore.read does, but CorruptFileError.
+    Raises: as BlockStore.read does, except CorruptFileError.
     """
     return DecodedBlocks.of(
         [_read_or_replace(store, block, pieces=pieces) for block in ids.tolist()]
@@ -34,10 +35,11 @@ def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedB
 def find_masked(
     store: BlockStore, rows: Int64s, blocks: Int64s, num_samples: int
 ) -> npt.NDArray[np.bool_]:
-    """Which samples draw on a damaged block: bool [num_samples].
+    """Return which samples contain tokens of a damaged block: bool [num_samples].
 
     Args:
-        rows, blocks: int64 [m], the samples' stretches: number of the sample, number of the block.
+        rows, blocks: int64 [m], for each stretch of the samples, the number of its sample and the
+            number of its block.
     """
     masked = np.zeros(num_samples, np.bool_)
     masked[rows[np.isin(blocks, list(store.damaged))]] = True
@@ -62,7 +64,6 @@ def _make_zeros(store: BlockStore, block: int, *, pieces: bool) -> DecodedBlock:
     column = store.snapshot.column_of(int(store.snapshot.file_of(ids)[0]))
     dtype = np.result_type(*store.snapshot.files.token_dtypes(column.files))
     extra = store.extra.get(column.source_name, ()) if isinstance(column, SourceEntry) else ()
-    zeros = tuple(np.zeros(num_tokens, each.dtype) for each in extra)
-    return DecodedBlock(
-        np.zeros(num_tokens, dtype), np.array([0, num_tokens]) if pieces else NO_OFFSETS, zeros
-    )
+    extra_zeros = tuple(np.zeros(num_tokens, column.dtype) for column in extra)
+    offsets = np.array([0, num_tokens]) if pieces else NO_OFFSETS
+    return DecodedBlock(np.zeros(num_tokens, dtype), offsets, extra_zeros)

@@ -1,12 +1,12 @@
-"""Lengths of documents, counted block by block;
-ranks divide the ranges of blocks, and store the lengths of each.
+"""Lengths of documents, counted block by block: the ranks share the ranges of blocks, and store the
+lengths of each range.
 
-    <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see index.sealed_numbers
+    <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
-The pieces of a document in several blocks are added up. Counts are kept, so that a killed build
-resumes, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx` and Arrow
-files are not read; Parquet pages are, since rows are encoded in their levels. When reads wait for
-a network, several ranges are counted at a time.
+The pieces of a document in several blocks are added up. Lengths are kept, so that a killed build
+goes on from them, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx`
+and Arrow files are not read; Parquet pages are, since rows are encoded in their levels. When reads
+wait for a network, several ranges are counted at a time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from megablend.system.atomic_write import reading, replace_file
 from megablend.system.safe_open import read_regular
 
 _BATCH_BLOCKS = 64
+"""Blocks that are read together."""
 
 
 def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
-    """Lengths of the documents that begin in blocks first:end, a batch at a time.
+    """Count the tokens of the documents that begin in blocks first:end, a batch at a time.
 
     The first block must begin with a document; tokens of a document beyond `end` are not counted.
 
     Args:
-        store: of an index whose documents were counted.
+        store: reads an index whose documents were counted.
 
-    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not
-        included; data bytes read.
+    Yields: the number of the batch's first document; the tokens of each, int64 [n], without
+        end-of-document tokens; the number of data bytes read.
     Raises: as BlockStore.read does.
     """
     while first < end:
@@ -63,8 +64,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """The first block from `block` on that begins with a new document;
-    `end` if there is none before it."""
+    """Return the first block, from `block` on, that begins with a new document; `end` if no block
+    before `end` does."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block
@@ -73,50 +74,53 @@ def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
 STRETCH_BYTES = 256 << 20
 """Stored bytes of a file's blocks that one rank counts at a time."""
 _LONGEST = (1 << 31) - 1
+"""Tokens of the longest document that a table can record."""
 _SEEN_SECONDS = 10.0
+"""Time until a file that another rank wrote is visible on a network file system."""
 LENGTHS_KIND = "lengths"
+"""The cache's kind of the files of lengths."""
 
 
 class BlockRange(NamedTuple):
-    """Blocks of one file."""
+    """Consecutive blocks of one file."""
 
     name: str
-    """Of the file for the lengths of their documents."""
+    """Name of the file that stores the lengths of their documents."""
     first_block: int
     stop_block: int
+    """The block after the last one."""
     documents: int
+    """Number of documents that begin in these blocks."""
     stored_bytes: int
 
 
 def split_into_ranges(
     snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Iterator[BlockRange]:
-    """Split a source's blocks at file ends, and within files about every `stretch_bytes`
-    where a document begins."""
+    """Split a source's blocks at the ends of files, and within a file at blocks that begin with a
+    document, about every `stretch_bytes`."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)
         blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
-        stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
-        edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // stretch_bytes))
+        running_bytes = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
+        edges = file.first_block + 1 + np.flatnonzero(np.diff(running_bytes // stretch_bytes))
         end = file.first_block + file.num_blocks
         cuts = sorted(
             {file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end}
         )
         for first, stop in pairwise(cuts):
             rows = int(np.diff(snapshot.running("rows_before", [first, stop]))[0])
-            size = int(
-                stored[stop - 1 - file.first_block]
-                - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
-            )
+            bytes_before = running_bytes[first - 1 - file.first_block] if first > cuts[0] else 0
+            size = int(running_bytes[stop - 1 - file.first_block] - bytes_before)
             yield BlockRange(f"{key}-{first - file.first_block}", first, stop, rows, size)
 
 
 def count_share(
     store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
 ) -> tuple[int, int]:
-    """Count this rank's ranges that were not counted yet.
-    Returns: documents counted, and data bytes read."""
+    """Count the documents of this rank's share of the ranges, except ranges that were counted
+    before. Returns the numbers of documents counted and of data bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -134,31 +138,31 @@ def count_share(
 
 
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
-    """Count the documents of a range, and store their lengths on this node.
-    Returns: data bytes read."""
+    """Count the tokens of the documents of a range, and store them on this node. Returns the number
+    of data bytes read."""
     scanned_bytes = 0
     lengths = np.empty(part.documents, np.int32)
     first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
-    for first, found, size in count_documents(store, part.first_block, part.stop_block):
-        if found.max(initial=0) > _LONGEST:
+    for first, batch, size in count_documents(store, part.first_block, part.stop_block):
+        if batch.max(initial=0) > _LONGEST:
             file = int(store.snapshot.file_of([part.first_block])[0])
             raise UnsupportedFileError(
                 store.snapshot.path(file, store.roots),
-                f"a document has {found.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
+                f"a document has {batch.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
             )
-        lengths[first - first_document :][: len(found)] = found
+        lengths[first - first_document :][: len(batch)] = batch
         scanned_bytes += size
     replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, pack_numbers(lengths))
     return scanned_bytes
 
 
 def owners_of(parts: Sequence[BlockRange]) -> set[str]:
-    """The owners of the files of lengths of these ranges; see CacheStore.fetch_files."""
+    """Return the owners of the ranges' files of lengths; see CacheStore.fetch_files."""
     return {part.name.partition("-")[0] for part in parts}
 
 
 def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
-    """The lengths of a range's documents; None if they are missing or damaged."""
+    """Read the lengths of a range's documents; None if they are missing or damaged."""
     try:
         with reading(path, apart_from=(FileNotFoundError,)):
             data = read_regular(path)
@@ -168,17 +172,19 @@ def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
 
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
-    """The lengths that a rank has written; on network file systems they may
-    appear some seconds later."""
+    """Read the lengths of a range that a rank has written; on network file systems they may appear
+    some seconds later. Raises: CacheError."""
     deadline = time.monotonic() + _SEEN_SECONDS
     path = cache.folder / LENGTHS_KIND / part.name
-    while (found := _find_lengths(path, part)) is None and (
-        found := _find_lengths(cache.fetch_file(LENGTHS_KIND, part.name), part)
-    ) is None:
+    while True:
+        lengths = _find_lengths(path, part)
+        if lengths is None:
+            lengths = _find_lengths(cache.fetch_file(LENGTHS_KIND, part.name), part)
+        if lengths is not None:
+            return lengths
         if time.monotonic() > deadline:
             raise CacheError(
                 f"{path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
                 "system that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(0.1)
-    return found

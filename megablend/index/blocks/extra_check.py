@@ -1,10 +1,11 @@
-"""Checking that extra columns match their source's tokens, as far as the index determines it."""
+"""Checking that extra columns match their source's tokens, as far as the index tells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.errors import ConfigError
 from megablend.formats.flat import is_flat
@@ -16,16 +17,17 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
-    """The extra columns of a source, by its name.
+    """Return the extra columns of a source, by the names of both.
 
-    Raises: ConfigError if a column's type differs between files, or it has no value for some token
-        or row of a file.
+    Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens or
+        rows of a file.
     """
-    if not columns:  # as for most of thousands of sources
+    # Most of thousands of sources have none, and `next` below would search them all
+    if not columns:
         return ()
     snapshot = store.snapshot
     source = next(entry for entry in snapshot.sources if entry.name == name)
-    found = []
+    checked = []
     for column in columns:
         entry = source.find_extra(column)
         assert entry is not None, column
@@ -43,24 +45,26 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
             )
         ((dtype, flat),) = kinds
         _check_counts(store, source, entry, column, flat=flat)
-        found.append(ExtraColumn(column=column, entry=entry, dtype=np.dtype(dtype), flat=flat))
-    return tuple(found)
+        checked.append(ExtraColumn(column=column, entry=entry, dtype=np.dtype(dtype), flat=flat))
+    return tuple(checked)
 
 
 def _check_counts(
     store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool
 ) -> None:
+    """Compare the numbers of values of an extra column with those of its source's tokens.
+    Raises: ConfigError."""
     snapshot = store.snapshot
-    for number, other in zip(tokens.files, extra.files, strict=True):
+    for number, extra_number in zip(tokens.files, extra.files, strict=True):
         file = snapshot.file(number)
-        column_file = snapshot.file(other)
+        column_file = snapshot.file(extra_number)
         if flat and column_file.tokens != column_file.rows:
             problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
         elif column_file.rows != file.rows:
             problem = f"has {column_file.rows:,} rows, but the tokens have {file.rows:,}"
         elif not flat and column_file.tokens != file.tokens:
-            found = _first_difference(store, file, column_file)
-            problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"
+            difference = _first_difference(store, file, column_file)
+            problem = f"{difference}; each list must have as many values as its row has tokens, nulls not counted"
         else:
             continue
         raise ConfigError(
@@ -69,18 +73,14 @@ def _check_counts(
 
 
 def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry) -> str:
-    """The first row of a file in which two columns have different numbers of values. Raises as
-    BlockStore.read does."""
-    lengths = [
-        np.concatenate(
-            [
-                part
-                for _, part, _ in count_documents(
-                    store, each.first_block, each.first_block + each.num_blocks
-                )
-            ]
-        )
-        for each in (file, column_file)
-    ]
-    row = int(np.flatnonzero(lengths[0] != lengths[1])[0])
-    return f"has {lengths[1][row]:,} values in row {row} for {lengths[0][row]:,} tokens"
+    """Describe the first row of a file in which two columns have different numbers of values.
+    Raises: as BlockStore.read does."""
+
+    def count_lengths(entry: FileEntry) -> npt.NDArray[np.int64]:
+        batches = count_documents(store, entry.first_block, entry.first_block + entry.num_blocks)
+        return np.concatenate([lengths for _, lengths, _ in batches])
+
+    tokens = count_lengths(file)
+    values = count_lengths(column_file)
+    row = int(np.flatnonzero(tokens != values)[0])
+    return f"has {values[row]:,} values in row {row} for {tokens[row]:,} tokens"

@@ -22,6 +22,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 Read = Callable[[list[int]], list[DecodedBlock]]
+"""Reads and decodes blocks, given their numbers in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class ExtraColumn:
     """An extra column of a source."""
 
     column: str
+    """Its name, as the config requests it."""
     entry: ColumnEntry
     """Its entry in the index."""
     dtype: np.dtype[np.generic]
@@ -49,11 +51,12 @@ def read_extra_columns(
     """Read the columns' numbers for each token of some blocks of their source.
 
     Args:
-        tokens: the source that the blocks are of.
-        read: decodes blocks of the index.
+        tokens: the source that the blocks belong to.
+        read: reads and decodes blocks of the index.
         ids: int64 [n], the blocks' numbers in the index.
-        blocks: [n], without end-of-document tokens.
-        has_eod: one more number for each end-of-document token: that of the document's last token.
+        blocks: [n], the decoded blocks, without end-of-document tokens.
+        has_eod: whether to insert a number for each end-of-document token: that of the document's
+            last token.
 
     Returns: for each block, one array per column, read-only.
     Raises: CorruptFileError if rows of the two columns have different numbers of values; as `read`
@@ -70,14 +73,14 @@ def read_extra_columns(
             counts = np.array([len(block.tokens) for block in blocks])
             before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
             first = before[:-1] - before[-1]
-        # A document may end in a block without any of its tokens: its last number is the previous
-        # one.
+        # A document may end in a block that has none of its tokens: the number of its last token
+        # is the one before the block's first, so it is read as well
         in_front = (first > 0) & (not column.flat) & has_eod
-        found, read_blocks = _fetch(snapshot, column, read, first - in_front, counts + in_front)
+        numbers, column_blocks = _fetch(snapshot, column, read, first - in_front, counts + in_front)
         if not column.flat:
-            _check_rows(snapshot, column, tokens, ids, rows, blocks, first, read_blocks)
-        fields = zip(blocks, found, in_front.tolist(), flags.tolist(), strict=True)
-        by_column.append([_aligned(column, *field, has_eod=has_eod) for field in fields])
+            _check_rows(snapshot, column, tokens, ids, rows, blocks, first, column_blocks)
+        by_block = zip(blocks, numbers, in_front.tolist(), flags.tolist(), strict=True)
+        by_column.append([_aligned(column, *each, has_eod=has_eod) for each in by_block])
     return list(zip(*by_column, strict=True))
 
 
@@ -89,8 +92,9 @@ def list_extra_blocks(
     *,
     has_eod: bool,
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """What `read_extra_columns` reads, by the index alone: for each column its blocks, int64 [m],
-    and the place in `ids` of the block that needs each."""
+    """Yield what `read_extra_columns` will read, according to the index: for each column the numbers
+    of its blocks that are needed, int64 [m], and for each of them the position in `ids` of the block
+    that needs it, int64 [m]."""
     blocks = snapshot.blocks(ids)
     rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
     before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
@@ -100,9 +104,11 @@ def list_extra_blocks(
         counts = blocks["rows"] + continues if column.flat else blocks["tokens"]
         in_front = (first > 0) & (not column.flat) & has_eod
         _, firsts, stops = _find_blocks(snapshot, column, first - in_front, counts + in_front)
-        which = np.repeat(np.arange(len(ids)), stops - firsts)
-        skipped = np.cumsum(stops - firsts) - stops
-        yield np.arange(len(which)) - skipped[which], which
+        sizes = stops - firsts
+        needed_by = np.repeat(np.arange(len(ids)), sizes)
+        # Block number minus position in the result, for the blocks that each of `ids` needs
+        shifts = stops - np.cumsum(sizes)
+        yield np.arange(len(needed_by)) + shifts[needed_by], needed_by
 
 
 def _aligned(
@@ -114,16 +120,23 @@ def _aligned(
     *,
     has_eod: bool,
 ) -> Array:
-    """A number for each token, from one per row, or one per token and possibly one before them."""
-    before = found[:1]
+    """Return a number for each token of a block, and with `has_eod` for each end-of-document token.
+
+    Args:
+        found: the column's numbers for the block: of a flat column one per row, otherwise one per
+            token; if `in_front`, preceded by the number of the token before the block.
+        flags: the block's flags.
+    """
     numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
     if has_eod:
-        places = with_eod(
+        # Where each token is among the block's tokens, counted from 1; 0 for an inserted token
+        positions = with_eod(
             DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0
         ).tokens
-        if len(places) > len(numbers):
-            # At an end, the position of the last token before.
-            numbers = np.concatenate([before, numbers])[np.maximum.accumulate(places)]
+        if len(positions) > len(numbers):
+            # An inserted token has the number of the last token before it
+            last_positions = np.maximum.accumulate(positions)
+            numbers = np.concatenate([found[:1], numbers])[last_positions]
     numbers.setflags(write=False)
     return numbers
 
@@ -131,11 +144,13 @@ def _aligned(
 def _fetch(
     snapshot: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
 ) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
-    """Read ranges of a column's numbers. Returns them, and their blocks of the column with the
-    numbers before each.
+    """Read ranges of a column's numbers.
 
     Args:
-        starts, counts: int64 [n], of the column's numbers.
+        starts, counts: int64 [n], first number and length of each range.
+
+    Returns: the numbers of each range, [n]; and by block number the column's blocks that were read,
+        each with the count of the column's numbers before it.
     """
     origin, firsts, stops = _find_blocks(snapshot, column, starts, counts)
     needed = np.array(
@@ -152,24 +167,25 @@ def _fetch(
     decoded = dict(
         zip(needed.tolist(), zip(before, read(needed.tolist()), strict=True), strict=True)
     )
-    found = []
+    ranges = []
     for start, size, first, stop in zip(
         *(each.tolist() for each in (starts, counts, firsts, stops)), strict=True
     ):
-        inside = [
-            (block.tokens, start - count)
-            for count, block in (decoded[i] for i in range(first, stop))
-        ]
-        parts = [numbers[max(0, begin) : begin + size] for numbers, begin in inside]
-        found.append(np.concatenate([*parts, np.zeros(0, column.dtype)]))
-    return found, decoded
+        parts = [np.zeros(0, column.dtype)]
+        for i in range(first, stop):
+            num_before, block = decoded[i]
+            begin = start - num_before
+            parts.append(block.tokens[max(0, begin) : begin + size])
+        ranges.append(np.concatenate(parts))
+    return ranges, decoded
 
 
 def _find_blocks(
     snapshot: Snapshot, column: ExtraColumn, starts: Int64s, counts: Int64s
 ) -> tuple[int, Int64s, Int64s]:
-    """Where a column begins among all numbers of the table; and for each range of its numbers, the
-    first block that holds it, and the one after the last, int64 [n]."""
+    """Return the position of a column's first number among all numbers of the index; and for each
+    range of the column's numbers, the first block that holds it and the block after the last,
+    int64 [n] each."""
     span = column.entry.blocks
     origin = int(snapshot.running("tokens_before", [span.start])[0])
     firsts = np.full(len(starts), span.start)
@@ -191,69 +207,76 @@ def _check_rows(
     starts: Int64s,
     decoded: dict[int, tuple[int, DecodedBlock]],
 ) -> None:
-    """Check that each block's first token is in the same row in both columns, and rows begin at the
-    same positions in it.
+    """Check that the first token of each block is in the same row in both columns, and that rows
+    begin at the same positions within the block.
 
     Args:
-        rows, starts: int64 [n], of each block's first piece and of its first token, counted from
-            the source's first.
-        decoded: as `_fetch` returns them.
+        ids, blocks: the blocks of tokens.
+        rows: int64 [n], row of each block's first piece, counted from the source's first row.
+        starts: int64 [n], position of each block's first token among the source's tokens.
+        decoded: the column's blocks, as `_fetch` returns them.
 
     Raises: CorruptFileError.
     """
-    places = np.array(sorted(decoded), np.int64)
-    theirs = [decoded[i] for i in sorted(decoded)]
-    flags = snapshot.blocks(places)["flags"]
-    their_rows = _first_rows(snapshot, column.entry, places, flags)
-    begins = np.array([before for before, _ in theirs], np.int64)
+    column_ids = np.array(sorted(decoded), np.int64)
+    column_blocks = [decoded[i][1] for i in sorted(decoded)]
+    column_starts = np.array([decoded[i][0] for i in sorted(decoded)], np.int64)
+    flags = snapshot.blocks(column_ids)["flags"]
+    column_rows = _first_rows(snapshot, column.entry, column_ids, flags)
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
+    # Positions at which rows of the column begin
     edges = [
-        before + block.offsets[int(on) : -1]
-        for (before, block), on in zip(theirs, continues, strict=True)
+        start + block.offsets[int(continued) : -1]
+        for start, block, continued in zip(
+            column_starts.tolist(), column_blocks, continues, strict=True
+        )
     ]
-    there = np.concatenate([*edges, np.zeros(0, np.int64)])
+    column_edges = np.concatenate([*edges, np.zeros(0, np.int64)])
     for i, block, start, first_row in zip(
         ids.tolist(), blocks, starts.tolist(), rows.tolist(), strict=True
     ):
         if not len(block.tokens):
             continue
-        first = _piece(block, 0)
-        row = first_row + first
-        at = int(np.searchsorted(begins, start, side="right")) - 1
-        if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
+        first_piece = _piece(block, 0)
+        row = first_row + first_piece
+        which = int(np.searchsorted(column_starts, start, side="right")) - 1
+        column_piece = _piece(column_blocks[which], start - int(column_starts[which]))
+        if int(column_rows[which]) + column_piece != row:
             raise _mismatch_error(snapshot, column, tokens, i, row)
-        mine = start + block.offsets[first + 1 : -1]
+        stop = start + len(block.tokens)
+        expected = start + block.offsets[first_piece + 1 : -1]
         # Rows without tokens at its end may belong to the next block
-        mine = mine[mine < start + len(block.tokens)]
-        found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
-        found = found[found < start + len(block.tokens)]
-        if len(mine) == len(found) and (mine == found).all():
+        expected = expected[expected < stop]
+        after = int(np.searchsorted(column_edges, start, side="right"))
+        found = column_edges[after:][: len(expected) + 1]
+        found = found[found < stop]
+        if len(expected) == len(found) and (expected == found).all():
             continue
-        both = min(len(mine), len(found))
-        differ = np.flatnonzero(mine[:both] != found[:both])
-        raise _mismatch_error(
-            snapshot, column, tokens, i, row + (int(differ[0]) if len(differ) else both)
-        )
+        num_common = min(len(expected), len(found))
+        differ = np.flatnonzero(expected[:num_common] != found[:num_common])
+        first_different = int(differ[0]) if len(differ) else num_common
+        raise _mismatch_error(snapshot, column, tokens, i, row + first_different)
 
 
 def _first_rows(
     snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]
 ) -> Int64s:
-    """The row of each block's first piece, counted from the column's first row."""
+    """Return the row of each block's first piece, counted from the column's first row:
+    int64 [n]."""
     counts = snapshot.running("rows_before", np.append(ids, entry.blocks.start))
     rows: Int64s = counts[:-1] - counts[-1]
     return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
 
 
-def _piece(block: DecodedBlock, place: int) -> int:
-    """Which of a block's pieces its token at `place` is in."""
-    return int(np.searchsorted(block.offsets, place, side="right")) - 1
+def _piece(block: DecodedBlock, token: int) -> int:
+    """Return the number of the piece, within a block, that contains a token of the block."""
+    return int(np.searchsorted(block.offsets, token, side="right")) - 1
 
 
 def _mismatch_error(
     snapshot: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int
 ) -> CorruptFileError:
-    """The error for a row of a source, in its block i."""
+    """Make the error about a row of a source that begins in block i."""
     file = int(snapshot.file_of([i])[0])
     first_block = snapshot.file(file).first_block
     row -= int(np.diff(snapshot.running("rows_before", [tokens.blocks.start, first_block]))[0])

@@ -1,5 +1,5 @@
-"""Readers of an index's files: each opened when first needed,
-if it is still the file that was indexed."""
+"""Readers of an index's files. Each is opened when it is first needed, after a check that it is still
+the file that was indexed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from megablend.storage.ranges import FetchedRanges
 from megablend.system.log import LOG
 
 MAX_READS = 8
-"""Times that a range is read before it counts as damaged."""
+"""How many times a range is read before it counts as damaged."""
 MAX_OPENS = 20
-"""Times that a file is opened whose description differs from the index's: that takes several
-reads."""
+"""How many times a file is opened before its description counts as different from the index; more
+than MAX_READS, since opening takes several reads."""
 T = TypeVar("T")
 
 
 class Checksums:
-    """The checksums of an index, of several snapshots if it is joined. Raises: CacheError if
+    """The checksums of an index; of all its snapshots if it is a joined one. Raises: CacheError if
     they are damaged."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -46,7 +46,7 @@ class Checksums:
         self._parts = [(each.num_files, open_checksums(each)) for each in parts]
 
     def find(self, number: int) -> Sums | None:
-        """The ranges of a file by its number; None if there are no checksums."""
+        """Return the checksums of a file, by its number; None if there are none."""
         for num_files, checksums in self._parts:
             if number < num_files:
                 return None if checksums is None else checksums.of_file(number)
@@ -55,23 +55,25 @@ class Checksums:
 
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:
-    """Open a file; if its description is not what was indexed
-    and it is not on a local disk, open it again.
+    """Open a file, if it is not on a local disk up to MAX_OPENS times, until its description is what
+    was indexed.
 
-    Raises: as `open_file` does, after MAX_OPENS times.
+    Raises: as the last call of `open_file` does.
     """
-    for _ in range(MAX_OPENS - 1 if find_scheme(path) else 0):
+    num_retries = MAX_OPENS - 1 if find_scheme(path) else 0
+    for _ in range(num_retries):
         with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
             return open_file()
     return open_file()
 
 
 class FetchedCheck:
-    """Compares what was fetched of an indexed file, and replaces ranges that differ.
+    """Compares fetched ranges of an indexed file with their checksums, and reads those that differ
+    again.
 
     Args:
-        paths: of the files that belong to it, see `Format.files`.
-        sums: their ranges.
+        paths: the files that belong to it, see `Format.files`.
+        sums: the checksums of their ranges.
         storage: reads ranges again.
     """
 
@@ -81,8 +83,8 @@ class FetchedCheck:
         self._storage = storage
 
     def __call__(self, fetched: FetchedRanges) -> None:
-        """Raises: CorruptFileError if a range differs each time it is read; as Storage.read
-        does."""
+        """Check `fetched`, in which ranges that differ are replaced. Raises: CorruptFileError if a
+        range differs each time it is read; as Storage.read does."""
         path = fetched.ranges.path
         position = self._paths.index(path)
         wrong = list[tuple[int, Bytes]]()
@@ -95,7 +97,11 @@ class FetchedCheck:
                 "%s: %d ranges differ from their checksums; reading them again", path, len(wrong)
             )
             self._read_again(path, wrong)
-            wrong = [each for part in wrong for each in self._find_wrong(position, *part)]
+            wrong = [
+                still_wrong
+                for offset, data in wrong
+                for still_wrong in self._find_wrong(position, offset, data)
+            ]
         if wrong:
             offset, data = wrong[0]
             raise CorruptFileError(
@@ -107,15 +113,14 @@ class FetchedCheck:
             )
 
     def _find_wrong(self, position: int, offset: int, data: Bytes) -> list[tuple[int, Bytes]]:
-        """Ranges that differ, with their bytes."""
-        found = find_wrong(self._sums, place_in_sums(position, offset), data)
-        return [(offset + start, data[start : start + size]) for start, size in found]
+        """Return the offset of each range within `data` that differs, and a view of its bytes."""
+        ranges = find_wrong(self._sums, place_in_sums(position, offset), data)
+        return [(offset + start, data[start : start + size]) for start, size in ranges]
 
     def _read_again(self, path: str, parts: Sequence[tuple[int, Bytes]]) -> None:
-        offsets, sizes = (
-            np.array(each, np.int64)
-            for each in zip(*((o, len(data)) for o, data in parts), strict=True)
-        )
+        """Read ranges again, and overwrite their bytes in place."""
+        offsets = np.array([offset for offset, _ in parts], np.int64)
+        sizes = np.array([len(part) for _, part in parts], np.int64)
         distrust(self._storage, path, offsets, sizes)
         data, begins = self._storage.read_ranges(
             path, offsets, sizes, lambda total: np.empty(total, np.uint8)
@@ -125,11 +130,12 @@ class FetchedCheck:
 
 
 MIN_OPEN_FILES = 1 << 10
+"""Number of readers that are kept whatever their size, since opening a file reads its footer. (The
+storage limits the number of descriptors.)"""
 MAX_OPEN_FILES = 1 << 14
-"""Number of readers that are always kept, since opening a file reads its footer; the storage limits
-descriptors."""
+"""Number of readers that are kept at most."""
 OPEN_BYTES = 32 << 20
-"""Memory for readers, if that allows for more than MIN_OPEN_FILES."""
+"""Memory for readers; MIN_OPEN_FILES of them may take more."""
 _READER_BYTES = 2 << 10
 """Memory of a reader besides its tables."""
 
@@ -141,13 +147,14 @@ class OpenedReader(NamedTuple):
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
     check: Check | None
-    """Compares what was fetched with checksums."""
+    """Compares fetched ranges with checksums; None if there is nothing to compare."""
     retry_storage: Storage | None
-    """Fetches damaged bytes once more; see FileRead."""
+    """Fetches damaged bytes once more, see FileRead; None for files on a local disk."""
 
 
 class OpenFiles:
-    """Readers by file number; the least recently used are dropped. Thread-safe, also after a fork.
+    """Readers by file number; the least recently used are dropped. They can be shared by threads, and
+    used after a fork.
 
     Args:
         snapshot, roots, storage: as in BlockStore.
@@ -158,36 +165,36 @@ class OpenFiles:
         self._roots = roots
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
-        self._same: dict[
-            int, int
-        ] = {}  # by file, a version newer than the build's whose content was compared
-        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
-        self._turns = dict[tuple[int, int], threading.Lock]()
-        """By process, since after a fork nobody releases those of the parent's threads, and
-        file."""
+        self._same_content: dict[int, int] = {}
+        """By file, a version newer than the build's whose content was found to be the same."""
+        self._max_reader_bytes = OPEN_BYTES // MAX_OPEN_FILES
+        self._opening = dict[tuple[int, int], threading.Lock]()
+        """Locks by process and file: after a fork, nobody releases those of the parent's
+        threads."""
 
     def get(self, file: int) -> OpenedReader:
-        """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError,
-        CorruptFileError."""
+        """Return the reader of file `file` of the index. Raises: MissingFileError,
+        ChangedFileError, CorruptFileError."""
 
-        def enter() -> OpenedReader:
+        def open_checked() -> OpenedReader:
             entry = self._snapshot.file(file)
             column = self._snapshot.columns[entry.column]
             path = self._snapshot.path(file, self._roots)
             kind = column.kind
             chunks = self._snapshot.chunks(entry)
             digests = read_digests(self._snapshot.store.folder, kind, entry)
-            known = dataclasses.replace(entry.opened, group_digests=digests)
+            opened = dataclasses.replace(entry.opened, group_digests=digests)
 
             def open_reader() -> BlockReader:
-                reader = kind.open(path, column.column, known, storage=self._storage)
+                reader = kind.open(path, column.column, opened, storage=self._storage)
                 self._check_version(file, entry, path)
                 return reader
 
             reader = open_again(path, open_reader)
             check = None
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
-            if (sums := self._find_sums(file, path)) is not None:
+            sums = self._find_sums(file, path)
+            if sums is not None:
                 checks_bytes += sums.nbytes
                 check = FetchedCheck(kind.files(path), sums, self._storage)
             retry_storage = self._storage if find_scheme(path) else None
@@ -199,24 +206,25 @@ class OpenFiles:
             )
             return OpenedReader(reader, chunks, check, retry_storage)
 
-        def enter_in_turn() -> OpenedReader:
-            """Over a network, several threads that need a file do not all request
-            what opening it takes."""
+        def open_once() -> OpenedReader:
+            """Open the file; over a network, one thread of those that need it requests what opening
+            takes, and the others wait."""
             if not find_scheme(self._snapshot.path(file, self._roots)):
-                return enter()
-            turn = os.getpid(), file
-            with self._turns.setdefault(turn, threading.Lock()):
+                return open_checked()
+            key = os.getpid(), file
+            with self._opening.setdefault(key, threading.Lock()):
                 try:
-                    return self._opened.get(file, enter)
+                    return self._opened.get(file, open_checked)
                 finally:
-                    self._turns.pop(turn, None)
+                    self._opening.pop(key, None)
 
-        return self._opened.get(file, enter_in_turn)
+        return self._opened.get(file, open_once)
 
     def _find_sums(self, file: int, path: str) -> Sums | None:
-        """What blocks of an opened file are compared with: nothing on a local disk, unless it has
-        changed since the build."""
-        return self._checksums.find(file) if find_scheme(path) or file in self._same else None
+        """Return the checksums with which blocks of an opened file are compared: None on a local
+        disk, unless the file was moved, copied or touched since the build."""
+        needs_check = find_scheme(path) or file in self._same_content
+        return self._checksums.find(file) if needs_check else None
 
     @cached_property
     def _checksums(self) -> Checksums:
@@ -228,17 +236,17 @@ class OpenFiles:
         paths = self._snapshot.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
         seen = int(self._snapshot.seen[number])
-        if version in (seen, self._same.get(number)):
+        if version in (seen, self._same_content.get(number)):
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
             warn_moved(
                 self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None
             )
-        self._same[number] = version
+        self._same_content[number] = version
 
     def _make_room(self, size: int) -> None:
-        """Keep as many readers as fit if all were as large as the largest so far."""
-        if size > self._heaviest:
-            self._heaviest = size
+        """Limit the number of readers to what fits if all are as large as the largest so far."""
+        if size > self._max_reader_bytes:
+            self._max_reader_bytes = size
             self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))

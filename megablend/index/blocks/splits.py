@@ -1,9 +1,9 @@
-"""Splits by document: each split of a source is a range of blocks whose first and last are clipped
-at a document's end.
+"""Splits by document: each split of a source is a range of blocks, whose first and last block are
+clipped at the ends of documents.
 
-The boundaries are the same as Megatron's: of n documents, a split has round(lo * n) to round(hi *
-n) of the running shares. Counting the tokens before a boundary document requires decoding its
-block, so splits are computed once, at build.
+The boundaries are those of Megatron: of n documents, a split has documents round(lo * n) to
+round(hi * n) - 1, if its shares begin at `lo` and end at `hi` when they are added up. Counting the
+tokens before a boundary document requires decoding its block, so splits are computed once, at build.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ PART_DTYPE = np.dtype(
         ("skip", "<i8"),  # tokens at the first block's start that belong to the previous split
         # tokens of the last block, counted from its start, that belong to this split
         ("keep", "<i8"),
-        ("documents", "<i8"),
-        ("tokens", "<i8"),  # tokens of the split, end-of-document tokens included
-        ("first_document", "<i8"),  # the source's documents before the split
+        ("documents", "<i8"),  # number of documents
+        ("tokens", "<i8"),  # number of tokens, end-of-document tokens included
+        ("first_document", "<i8"),  # number of the first document in the source
     ]
 )
-"""A source's documents of one split."""
+"""A range of a source's documents that belongs to a split."""
 _RANGE = ("first_block", "stop_block", "skip", "keep")
 
 
 def parts_of(
     store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False
 ) -> npt.NDArray[np.void]:
-    """The splits of all sources of an index, from `splits/` in the cache if a build stored them,
+    """Return the splits of all sources of an index: read from the cache if a build stored them,
     otherwise computed.
 
     Args:
-        keep: store them in the cache.
+        keep: whether to store computed splits in the cache.
 
-    Returns: PART_DTYPE [num_sources, len(shares)].
-    Raises: as `cut` does; CacheError if they cannot be written.
+    Returns: PART_DTYPE [num_columns, len(shares)]; rows of extra columns are zeros.
+    Raises: as `compute_split_ranges` does; CacheError if they cannot be written.
     """
     snapshot = store.snapshot
     request = [VERSION, snapshot.digest, list(map(str, shares)), store.append_eod]
     stored = ComputedNumbers(snapshot.store.folder, snapshot.digest, request)
-    shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
+    shape = (len(snapshot.columns), len(shares))
     parts = stored.find(PART_DTYPE, shape[0] * shape[1])
     if parts is not None:
         return parts.reshape(shape)
@@ -73,9 +73,9 @@ def compute_split_ranges(
     """Compute the splits of one source.
 
     Args:
-        store: returns tokens with end-of-document tokens inserted.
+        store: reads tokens with end-of-document tokens inserted.
         source: number of the source in the index.
-        shares: of the splits; sum to 1.
+        shares: share of each split; they sum to 1.
 
     Returns: PART_DTYPE [len(shares)].
     Raises: as BlockStore.read does, for the boundary blocks.
@@ -88,7 +88,7 @@ def compute_split_ranges(
 
 
 Border = tuple[int, int]
-"""A block, and tokens in it before a document."""
+"""Where a document begins: a block, and the number of tokens in it before the document."""
 
 
 def cut_documents(
@@ -97,9 +97,13 @@ def cut_documents(
     ranges: Sequence[tuple[int, int]],
     borders: Sequence[tuple[Border, Border]],
 ) -> npt.NDArray[np.void]:
-    """Ranges of a source's documents, and the places where the first document
-    and the one after the last begin: PART_DTYPE [n].
+    """Find the blocks of ranges of a source's documents.
 
+    Args:
+        ranges: first document of each range, and the one after its last.
+        borders: where these two documents begin.
+
+    Returns: PART_DTYPE [n].
     Raises: CacheError if the index is damaged.
     """
     has_eod = store.append_eod[source] is not None
@@ -110,16 +114,18 @@ def cut_documents(
         zip(ranges, borders, strict=True)
     ):
         tokens = before[i][1] + keep - before[i][0] - skip
+        # A range without documents remains zeros
         if first == last:
-            continue  # no documents: an empty range
-        if block == stop and keep == 0:  # documents without tokens have no block
+            continue
+        # Documents without tokens have no block
+        if block == stop and keep == 0:
             parts[i] = (block, stop, 0, 0, last - first, 0, first)
             continue
+        # The next range begins with a block, so this one ends with all of the block before
         if keep == 0:
-            if stop > block:  # otherwise its documents have no tokens, and so no blocks
-                keep = before[i][1] - int(
-                    store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)[0]
-                )
+            if stop > block:
+                before_last = store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)
+                keep = before[i][1] - int(before_last[0])
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
     return parts
@@ -127,12 +133,15 @@ def cut_documents(
 
 def find_document(
     store: BlockStore, source: int, document: int, read: Callable[[int], DecodedBlock] | None = None
-) -> tuple[int, int]:
-    """The block in which a document of the source begins, and the tokens in that block before it.
+) -> Border:
+    """Find the block in which a document of a source begins, and the number of tokens in that block
+    before it.
 
     Args:
-        read: decodes a block of `store`, if its file has another path by now; by default `store`
-            does.
+        document: number of the document in the source; the number of all documents stands for the
+            end of the source.
+        read: reads and decodes a block, if its file has another path by now; `store.read` by
+            default.
     """
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]
@@ -149,12 +158,13 @@ def find_document(
 
 
 class SplitBlocks(RangedBlocks):
-    """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries.
+    """The blocks of a source's split as orders see them: numbered from 0, clipped at the split's
+    boundaries.
 
     Args:
         parts: PART_DTYPE [], or [num_ranges] if the split has several ranges of the source's
             documents, in their order.
-        has_eod: each document with tokens has an end-of-document token, too.
+        has_eod: whether each document with tokens has an end-of-document token, too.
     """
 
     def __init__(self, snapshot: Snapshot, parts: npt.NDArray[np.void], *, has_eod: bool) -> None:
@@ -170,13 +180,16 @@ class SplitBlocks(RangedBlocks):
 
     def before(self, blocks: Int64s) -> Int64s:
         """See RangedBlocks.before."""
-        which = self._find_ranges(blocks)
-        ids = self._firsts[which] + blocks - self._offsets[which]
+        ranges = self._find_ranges(blocks)
+        ids = self._firsts[ranges] + blocks - self._offsets[ranges]
         counts = self.snapshot.count_tokens_before(
             np.append(ids, self._firsts), has_eod=self.has_eod
         )
-        inside = counts[: len(blocks)] - (counts[len(blocks) :] + self.parts["skip"])[which]
-        tokens = self._tokens_before[which] + np.where(blocks > self._offsets[which], inside, 0)
+        # Tokens of the index before the first token of each range
+        before_ranges = counts[len(blocks) :] + self.parts["skip"]
+        in_range = counts[: len(blocks)] - before_ranges[ranges]
+        is_first = blocks == self._offsets[ranges]
+        tokens = self._tokens_before[ranges] + np.where(is_first, 0, in_range)
         return np.where(blocks < self.num_blocks, tokens, self.num_tokens)
 
     @property
@@ -189,7 +202,7 @@ class SplitBlocks(RangedBlocks):
         return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """The position of a token of an index block among the split's stored tokens,
+        """Return the position, among the split's stored tokens, of a token of a block of the index;
         clipped to the split's range."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
@@ -198,11 +211,12 @@ class SplitBlocks(RangedBlocks):
         return before + max(0, token - int(self.clips(local)[0]))
 
     def clips(self, blocks: Int64s) -> Int64s:
-        """Stored tokens of local blocks before their first token of this split: int64 [n]."""
+        """Return, for each of `blocks` int64 [n], local numbers, how many of its stored tokens come
+        before its first token of this split: int64 [n]."""
         if not self._is_clipped:
             return np.zeros(len(blocks), np.int64)
-        which = self._find_ranges(blocks)
-        return np.where(blocks == self._offsets[which], self.parts["skip"][which], 0)
+        ranges = self._find_ranges(blocks)
+        return np.where(blocks == self._offsets[ranges], self.parts["skip"][ranges], 0)
 
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
         ranges = self.parts[list(_RANGE)].tolist()

@@ -1,5 +1,5 @@
-"""Blocks of which some are withdrawn: they count as empty,
-so that an order arranges the others as it did before."""
+"""Blocks of a split some of which are withdrawn. Withdrawn blocks count as empty, so that an order
+arranges the others as before."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ B = TypeVar("B", bound=Blocks)
 
 
 class RemainingUnits(Generic[B]):
-    """Blocks, or documents, without those of some ranges.
+    """Blocks, or documents, of which some are withdrawn.
 
     Args:
-        units: all of them.
-        ranges: int64 [n, 2], those that are withdrawn: ascending, without overlaps.
+        units: all blocks, or all documents.
+        ranges: int64 [n, 2], ranges of withdrawn ones: ascending, without overlaps.
     """
 
     def __init__(self, units: B, ranges: Int64s) -> None:
@@ -28,40 +28,46 @@ class RemainingUnits(Generic[B]):
         self._firsts, self._stops = ranges.reshape(-1, 2).T
         edges = units.before(ranges.reshape(-1)).reshape(-1, 2)
         self._starts = edges[:, 0]
-        self._gone = np.concatenate([[0], np.cumsum(edges[:, 1] - edges[:, 0])])
+        self._withdrawn_before = np.concatenate([[0], np.cumsum(edges[:, 1] - edges[:, 0])])
         self.num_blocks = units.num_blocks
-        self.num_tokens = units.num_tokens - int(self._gone[-1])
+        self.num_tokens = units.num_tokens - int(self._withdrawn_before[-1])
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens before each of `blocks` int64 [n], without those that are withdrawn: int64 [n]."""
+        """Return the number of tokens before each of `blocks` int64 [n], without withdrawn ones:
+        int64 [n]."""
         tokens = self._units.before(blocks)
-        which = np.searchsorted(self._firsts, blocks, side="right") - 1
-        inside = (which >= 0) & (blocks < self._stops[which])
-        gone = self._gone[np.where(inside, which, which + 1)]
-        found: Int64s = tokens - gone - np.where(inside, tokens - self._starts[which], 0)
-        return found
+        # The last withdrawn range that begins at or before each block; -1 if there is none
+        ranges = np.searchsorted(self._firsts, blocks, side="right") - 1
+        is_inside = (ranges >= 0) & (blocks < self._stops[ranges])
+        in_earlier_ranges = self._withdrawn_before[np.where(is_inside, ranges, ranges + 1)]
+        in_same_range = np.where(is_inside, tokens - self._starts[ranges], 0)
+        remaining: Int64s = tokens - in_earlier_ranges - in_same_range
+        return remaining
 
     def remaining_before(self, token: int) -> int:
-        """Tokens before token `token` of all units, without those that are withdrawn."""
-        which = int(np.searchsorted(self._starts, token, side="right")) - 1
-        if which < 0:
+        """Return the number of tokens before token `token`, counted over all units, without
+        withdrawn ones."""
+        last = int(np.searchsorted(self._starts, token, side="right")) - 1
+        if last < 0:
             return token
-        gone = int(self._gone[which + 1] - self._gone[which])
-        return token - int(self._gone[which]) - min(gone, token - int(self._starts[which]))
+        withdrawn_before = int(self._withdrawn_before[last])
+        in_last_range = int(self._withdrawn_before[last + 1]) - withdrawn_before
+        return token - withdrawn_before - min(in_last_range, token - int(self._starts[last]))
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals."""
+        """Return the tokens of each group, int64 [num_groups]: see Blocks.group_totals."""
         return count_groups(self.before, self.num_blocks, num_groups, run)
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing: what is left of an epoch is read once."""
+        """Do nothing: the rest of an epoch is read once, so storing its totals would not pay."""
 
 
 class RemainingBlocks(RemainingUnits[DocumentBlocks]):
     """The blocks of a split without those of withdrawn files.
 
     Args:
-        documents: the documents that are withdrawn, as ranges int64 [n, 2] of `blocks.documents`.
+        documents: returns the ranges of withdrawn documents, int64 [n, 2], as numbers in
+            `blocks.documents`.
     """
 
     def __init__(

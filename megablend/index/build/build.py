@@ -49,8 +49,8 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
 Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
-"""What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and
-notes so far."""
+"""What rank 0 sends to the others: the nonce of the lock, the columns, the tasks of their files, and
+the notes so far."""
 
 
 def build_index(
@@ -61,13 +61,13 @@ def build_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Index all files of the sources and commit a snapshot to the cache. Called by all ranks.
+    """Index all files of the sources and commit a snapshot to the cache. All ranks call it.
 
     Args:
-        cache: where it is kept: a store, or a directory on a file system that all ranks share;
-            created if missing.
-        sources: with unique names; the same on all ranks. Files that are known are not searched
-            again.
+        cache: the cache's store, or a directory on a file system that all ranks share; created if
+            missing.
+        sources: the sources, with unique names; the same on all ranks. A source whose `paths` are
+            given is not searched for files.
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
 
@@ -103,20 +103,24 @@ def _build(
             store.verify_shared(nonce)
             _make_folders(store)
         items = items_of(work)
-        done, written = index_share(columns, work, items, store, launch, storage, progress)
-        gathered = launch.gather((done, written))
+        results_here, packs_here = index_share(
+            columns, work, items, store, launch, storage, progress
+        )
+        gathered = launch.gather((results_here, packs_here))
         report = None
         long_idx = list[LongIdx]()
         if launch.rank == 0:
-            results = {number: result for rank, _ in gathered for number, result in rank.items()}
-            for name in chain(*(names for _, names in gathered)):
+            results = {
+                number: result for of_rank, _ in gathered for number, result in of_rank.items()
+            }
+            for name in chain(*(packs for _, packs in gathered)):
                 packed.add(await_pack(store, name))
             notes = (*notes, *describe_contradictions(columns, work, storage))
             report = commit_build(store, columns, work, items, results, packed, notes, start=start)
             if any(has_group_digests(each.kind) for each in columns):
                 long_idx = list(find_missing(open_snapshot(store, report.digest)))
-        for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
-            make_digests(store, each, storage)
+        for idx in launch.bcast(long_idx)[launch.rank :: launch.size]:
+            make_digests(store, idx, storage)
         launch.barrier()
         report = launch.bcast(report)
         assert report is not None
@@ -126,39 +130,44 @@ def _build(
 def _list_files(
     sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
-    """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be
-    slow on a network."""
+    """Find the files of the sources on rank 0, and stat a share of them on each rank, which may be
+    slow on a network. Returns, on rank 0, the sources with their files, and notes."""
     name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources are named {name!r}: source names must be unique")
     found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
     _share_known_files(launch, storage)
-    stats = [each.stat_files(each.paths[launch.rank :: launch.size], storage) for each in found]
-    ranks = launch.gather(stats)
+    share = slice(launch.rank, None, launch.size)
+    files_here = [source.stat_files(source.paths[share], storage) for source in found]
+    files_by_rank = launch.gather(files_here)
     _share_known_files(launch, storage)
-    notes = tuple(each.note for each in found if each.note is not None)
-    if not ranks:
+    notes = tuple(source.note for source in found if source.note is not None)
+    if not files_by_rank:
         return (), notes
-    return tuple(
-        each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)
-    ), notes
+    listed = tuple(
+        source.with_files(chain(*shares))
+        for source, *shares in zip(found, *files_by_rank, strict=True)
+    )
+    return listed, notes
 
 
 def _share_known_files(launch: Communicator, storage: Storage) -> None:
-    """Tell all ranks what each knows about the versions of files, so that no two request the
-    same."""
-    for known in launch.allgather(storage.known_files()) if launch.size > 1 else ():
-        storage.add_known_files(known)
+    """Exchange between all ranks what each knows about the versions of files, so that no two
+    request the same."""
+    if launch.size > 1:
+        for known in launch.allgather(storage.known_files()):
+            storage.add_known_files(known)
 
 
 def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSpec, ...]:
-    patterns = [each.patterns[0] for each in sources if not each.paths]
-    threads = max((storage.limits(each).max_files for each in patterns), default=1)
-    return tuple(
-        parallel_map(
-            lambda each: each if each.paths else find_source(each, storage), sources, threads
-        )
-    )
+    """Find the files of the sources whose `paths` are not given."""
+    patterns = [source.patterns[0] for source in sources if not source.paths]
+    threads = max((storage.limits(pattern).max_files for pattern in patterns), default=1)
+
+    def find(source: SourceSpec) -> SourceSpec:
+        return source if source.paths else find_source(source, storage)
+
+    return tuple(parallel_map(find, sources, threads))
 
 
 def _prepare(
@@ -169,8 +178,8 @@ def _prepare(
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> Prepared:
-    """Hold the cache (until `stack` closes), remove leftovers of killed builds,
-    and plan the work; fills `packed`."""
+    """Hold the cache until `stack` closes, remove leftovers of killed builds, add all packs to
+    `packed`, and plan the work."""
     _make_folders(store)
     with translate_os_errors(store.folder):
         held = stack.enter_context(store.hold(on_wait=on_wait))
@@ -180,8 +189,8 @@ def _prepare(
             f"{store.location}: the file system has no locks; do not run two builds at once",
             *notes,
         )
-    damaged = (_open_pack(packed, store, name) for name in store.list_files("packs"))
-    notes = (*notes, *filter(None, damaged))
+    problems = (_open_pack(packed, store, name) for name in store.list_files("packs"))
+    notes = (*notes, *filter(None, problems))
     work = plan_work(columns, store.list_files("fragments"), packed)
     return held.nonce, columns, work, notes
 
@@ -195,12 +204,13 @@ def _make_folders(store: CacheStore) -> None:
 
 
 def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
-    """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is
-    wrong with it, or None."""
+    """Add a pack to `packed`; a damaged one is removed, and its files will be indexed again.
+    Returns the problem of the pack, or None."""
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:
-        if error.__cause__ is None:  # damaged, not just temporarily unreadable
+        # With a cause it cannot be read, which may be temporary; without, it is damaged
+        if error.__cause__ is None:
             store.remove("packs", name)
         return str(error)
     return None

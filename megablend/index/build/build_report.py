@@ -16,11 +16,11 @@ class Progress:
     """Total size of the files and parts of files that are done."""
     num_bytes: int
     tokenised: str = ""
-    """While text is tokenised: documents, and how fast."""
+    """While text is tokenised: the documents so far, and the speed, as text; otherwise empty."""
     told: str = ""
-    """Something to print at once."""
+    """A message to print at once; empty if there is none."""
     waiting_for: str = ""
-    """The other build that holds the cache lock, while this one waits for it."""
+    """While this build waits for the cache's lock: the build that holds it; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class BuildReport:
 
 
 def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
-    """A callback that reports to `progress` which build is being waited for."""
+    """Return a callback that reports to `progress` the build that this one waits for."""
     if progress is None:
         return None
     return lambda holder: progress(

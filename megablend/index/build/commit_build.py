@@ -43,34 +43,36 @@ from megablend.system.atomic_write import (
 
 
 class ColumnsTaken:
-    """Token columns, collected while the files of a build are merged.
+    """The columns of files that tokens are read from, collected while the files of a build are
+    merged.
 
     Attributes:
-        by_name: for each column to index (by its name) the column in its files, if known.
+        by_name: by name of a column to index, the column in its files, if known.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, str | None] = {}
-        self._first: dict[str, str] = {}
+        self._first_path: dict[str, str] = {}
 
     def add(self, indexed: SourceSpec, file: SourceFile, column: str | None) -> None:
-        """Record a file's column. Raises: ConfigError if another file
-        of its source has a different one."""
+        """Record the column of a file. Raises: ConfigError if another file of its source has a
+        different one."""
         name = indexed.column_name
-        if column is None:  # its format has no columns, or an older version indexed it
+        # Its format has no columns, or an older version of megablend indexed it
+        if column is None:
             return
-        known = self.by_name.setdefault(name, column)
-        first = self._first.setdefault(name, file.path)
-        if known != column:
+        first_column = self.by_name.setdefault(name, column)
+        first_path = self._first_path.setdefault(name, file.path)
+        if first_column != column:
             raise indexed.complaint(
-                f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: list them as "
+                f"the tokens are in column {first_column!r} of {first_path}, but in {column!r} of {file.path}: list them as "
                 "separate sources, or set `column:` to a column that each of them has"
             )
 
 
 _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
-"""Fields of a manifest that define the content: without the version that wrote it, and the tables'
-bytes, which depend on it."""
+"""Fields of a manifest that define a snapshot's content. The others, the version of megablend and the
+bytes of the tables, may differ between snapshots with the same content."""
 
 
 def write_snapshot(
@@ -81,14 +83,14 @@ def write_snapshot(
 ) -> tuple[str, bool]:
     """Merge the indexing results of all files into a snapshot and commit it.
 
-    Only a batch of files is in memory at a time;
-    all tables except the table of files are written batch by batch.
+    Only a batch of files is in memory at a time; all tables except the table of files are written
+    batch by batch.
 
     Args:
         columns: all columns to index, in order.
         fragments: indexing result of each file of each column, in order.
-        found_columns: for each column (by its name) its name in the files, if known once all
-            fragments are consumed; stored with the roots.
+        found_columns: by name of a column to index, the column in its files, if known; it may be
+            filled while `fragments` is consumed. Stored in roots.json.
 
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; as `fragments` does.
@@ -100,22 +102,24 @@ def write_snapshot(
             ranges: list[tuple[int, int] | None] = []
             manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
-            found = {
-                "roots": {each.column_name: each.root for each in columns},
-                "columns": dict(found_columns),
-                "skipped": {each.column_name: each.skipped for each in columns if each.skipped},
-            }
             seen = np.array(
-                [number_of(file.etag) for each in columns for file in each.files], np.uint64
+                [number_of(file.etag) for column in columns for file in column.files], np.uint64
             )
+            earlier = (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS))
+            roots = {
+                "arrival": 1 + max(earlier, default=0),
+                "roots": {column.column_name: column.root for column in columns},
+                "columns": dict(found_columns),
+                "skipped": {
+                    column.column_name: column.skipped for column in columns if column.skipped
+                },
+            }
             digest = manifest["digest"]
-            sequence = 1 + max(
-                (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS)), default=0
-            )
+            # Not part of the digest: replaced if the snapshot exists already
             replaced = {
                 SEEN: seen_bytes(digest, seen),
                 TOKEN_RANGES: pack_ranges(digest, ranges),
-                ROOTS: dump_with_checksum({"arrival": sequence, **found}),
+                ROOTS: dump_with_checksum(roots),
             }
             return digest, store.commit_folder(SNAPSHOTS, digest, folder, replaced, _is_intact)
         finally:
@@ -125,30 +129,30 @@ def write_snapshot(
 def _collect_ranges(
     fragments: Iterator[Fragment], ranges: list[tuple[int, int] | None]
 ) -> Iterator[Fragment]:
-    """Pass the fragments through, appending their token ranges to `ranges`."""
-    for each in fragments:
-        ranges.append(each.token_range)
-        yield each
+    """Pass the fragments through, and append their token ranges to `ranges`."""
+    for fragment in fragments:
+        ranges.append(fragment.token_range)
+        yield fragment
 
 
-def _is_intact(final: Path, written: Path) -> bool:
-    """Whether the snapshot committed before has the same content as the one just written, and its
-    tables are undamaged."""
+def _is_intact(committed: Path, written: Path) -> bool:
+    """Whether the snapshot that was committed before has the content of the one just written, and
+    its tables are undamaged."""
     try:
-        manifest = read_snapshot_manifest(final)
+        manifest = read_snapshot_manifest(committed)
         expected = read_snapshot_manifest(written)
-        return all(
-            manifest.get(name) == expected[name] for name in _CONTENT
-        ) and not damaged_tables(final, manifest)
+        is_same = all(manifest.get(name) == expected[name] for name in _CONTENT)
+        return is_same and not damaged_tables(committed, manifest)
     except CacheError:
         return False
 
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
-    """Complete all snapshots, since runs may use them. Returns: a note for each damaged one.
+    """Add what snapshots of older versions of megablend lack: checksums of rows, and the versions of
+    files. Runs may use any of them. Returns a note for each damaged one.
 
     Args:
-        newest: the one just built.
+        newest: digest of the snapshot that was just built.
 
     Raises: CacheError if the cache cannot be written.
     """
@@ -161,22 +165,22 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
         try:
             complete_checks(folder)
             if lacks_seen and built is not None:
-                seen = _seen_of(open_snapshot(store, folder.name), built)
+                seen = _file_versions(open_snapshot(store, folder.name), built)
                 replace_file(folder / SEEN, seen_bytes(folder.name, seen))
         except CacheError as error:
             notes.append(str(error))
     return notes
 
 
-def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
-    """Versions of an older snapshot's files, uint64 [num_files]; 0 for files that this build did
-    not find unchanged."""
+def _file_versions(older: Snapshot, built: Snapshot) -> Numbers:
+    """Return the versions of the files of an older snapshot, as this build found them, uint64
+    [num_files]; 0 for files that it found changed, or did not find."""
     known = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Location and content of each file."""
+    """Return root, name and content of each file: equal for the same file in two snapshots."""
     roots = [snapshot.columns[column].root for column in snapshot.files.columns.tolist()]
     rows = zip(roots, snapshot.file_names(), snapshot.files.contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]
@@ -196,24 +200,24 @@ def commit_build(
     """Merge the results of all files into a snapshot, commit it and report.
 
     Args:
-        results: of each item, by its number.
+        results: by number of an item, its result.
         notes: warnings so far.
         start: `time.monotonic()` when the build began.
 
     Raises: ConfigError if the files of a source have their tokens in different columns; CacheError.
     """
-    newest = _newest(store)
+    previous = _newest(store)
     taken = ColumnsTaken()
-    unused = list[str]()
-    digest, created = write_snapshot(
-        store, columns, _load_fragments(store, columns, work, packed, taken, unused), taken.by_name
-    )
-    late_notes = complete_snapshots(store, digest)
-    sources = [each for each in columns if not each.is_extra]
-    here = {(source.name, file.name) for source in sources for file in source.files}
+    unused_bytes = list[str]()
+    loaded = _load_fragments(store, columns, work, packed, taken, unused_bytes)
+    digest, created = write_snapshot(store, columns, loaded, taken.by_name)
+    damaged_snapshots = complete_snapshots(store, digest)
+    sources = [column for column in columns if not column.is_extra]
+    files = {(source.name, file.name) for source in sources for file in source.files}
     names = {source.name for source in sources}
-    before = {(source, name) for source, name in _files(newest) if source in names}
+    files_before = {(source, name) for source, name in _files(previous) if source in names}
     read = {items[number].number for number, result in results.items() if result.read}
+    result_notes = [result.note for _, result in sorted(results.items()) if result.note]
     return BuildReport(
         digest=digest,
         created=created,
@@ -221,22 +225,17 @@ def commit_build(
         read=len(read),
         reused=len(work) - len(read),
         changed=tuple(
-            f"{columns[item.column].column_name}/{item.file.name}" for item in work if item.changed
+            f"{columns[task.column].column_name}/{task.file.name}" for task in work if task.changed
         ),
-        added=len(here - before),
-        removed=len(before - here),
+        added=len(files - files_before),
+        removed=len(files_before - files),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
-        notes=(
-            *notes,
-            *late_notes,
-            *unused,
-            *(note for _, result in sorted(results.items()) if (note := result.note)),
-        ),
+        notes=(*notes, *damaged_snapshots, *unused_bytes, *result_notes),
         skipped=tuple(
             f"source {source.name!r}: {path}" for source in sources for path in source.skipped
         ),
-        columns={name: taken.by_name.get(name) for name in (source.name for source in sources)},
+        columns={source.name: taken.by_name.get(source.name) for source in sources},
     )
 
 
@@ -246,10 +245,10 @@ def _load_fragments(
     work: Sequence[FileTask],
     packed: Packed,
     taken: ColumnsTaken,
-    unused: list[str],
+    unused_bytes: list[str],
 ) -> Iterator[Fragment]:
-    """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about
-    unused bytes of files."""
+    """Yield the indexing result of each file, in order; fills `taken`, and `unused_bytes` with
+    warnings about unused bytes of files."""
     for task in work:
         name = task.fragment
         column = columns[task.column]
@@ -258,12 +257,12 @@ def _load_fragments(
         taken.add(column, task.file, fragment.column)
         warning = column.kind.describe_unused_bytes(task.file.path, fragment.blocks, task.file.size)
         if warning is not None:
-            unused.append(warning)
+            unused_bytes.append(warning)
         yield fragment
 
 
 def _newest(store: CacheStore) -> Snapshot | None:
-    """The newest snapshot that can be opened."""
+    """Open the newest snapshot that can be opened; None if there is none."""
     for digest in reversed(list_snapshots(store)):
         with contextlib.suppress(CacheError):
             return open_snapshot(store, digest)
@@ -271,9 +270,10 @@ def _newest(store: CacheStore) -> Snapshot | None:
 
 
 def _files(snapshot: Snapshot | None) -> list[tuple[str, str]]:
-    """(source name, file name) of all files."""
+    """Return the source name and the file name of all files of sources."""
     if snapshot is None:
         return []
-    sources = snapshot.sources.names  # columns after them are extra ones
+    # Columns with higher numbers are extra ones
+    sources = snapshot.sources.names
     files = zip(snapshot.files.columns.tolist(), snapshot.file_names(), strict=True)
     return [(sources[column], name) for column, name in files if column < len(sources)]

@@ -1,5 +1,5 @@
-"""What indexing files of an object store will request, found by indexing them, or some of them,
-without reading data."""
+"""How many requests and bytes indexing files of an object store will take, found by indexing all or
+some of them without reading data."""
 
 from __future__ import annotations
 
@@ -19,65 +19,66 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.transfer import Counted, extrapolate
 
 _FIRST_SAMPLE = 512
-"""Files that are tried; all of a source with fewer."""
-_WIDEST = 1.5
-"""More are tried while the most is more than this times the least."""
+"""Files that are tried at first; of a source with fewer, all are."""
+_MAX_RATIO = 1.5
+"""More files are tried while the upper bound is more than this times the lower bound."""
 _LARGE_SHARE = 256
-"""Files with more than one in so many of the bytes are all tried."""
+"""All files that have more than 1 / _LARGE_SHARE of the bytes are tried."""
 
 
 def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Counted]:
-    """Find the requests and bytes that indexing the files of a source takes at least and at most;
-    none of files on a local disk.
+    """Estimate the requests and bytes that indexing the files of a source takes: a lower and an
+    upper bound, which are 0 for files on a local disk.
 
-    Raises: as a build does, of the files that are tried.
+    Raises: as a build of the files that are tried does.
     """
     columns = list_columns([source])
     none = Counted(0, 0)
     if storage.limits(source.files[0].path).max_files == 1:
         return none, none
-    work = sorted(plan_work(columns, []), key=lambda each: each.file.size)
+    work = sorted(plan_work(columns, []), key=lambda task: task.file.size)
     counted: dict[int, Counted] = {}
-    num_large = _count_large([each.file.size for each in work])
-    num_rest = len(work) - num_large
+    num_large = _count_large([task.file.size for task in work])
+    num_small = len(work) - num_large
     num_tried = _FIRST_SAMPLE
     while True:
-        num_tried = min(num_tried, num_rest)
-        tried = (np.arange(num_tried) + 0.5) * num_rest // max(1, num_tried)
-        numbers = [*tried.astype(np.int64).tolist(), *range(num_rest, len(work))]
+        num_tried = min(num_tried, num_small)
+        # Evenly spaced among the small files, by size; and all large ones
+        tried = (np.arange(num_tried) + 0.5) * num_small // max(1, num_tried)
+        numbers = [*tried.astype(np.int64).tolist(), *range(num_small, len(work))]
         missing = [number for number in numbers if number not in counted]
-        counted |= zip(
-            missing, _try(columns, [work[number] for number in missing], storage), strict=True
-        )
-        found = np.array([counted[number] for number in numbers])
-        least, most = extrapolate(found[:num_tried], num_rest)
-        large = found[num_tried:].sum(axis=0)
-        least = least + large
-        most = most + large
-        if num_tried == num_rest or (most <= _WIDEST * least).all():
-            return Counted(*least.tolist()), Counted(*most.tolist())
+        tasks = [work[number] for number in missing]
+        counted |= zip(missing, _count_each(columns, tasks, storage), strict=True)
+        counts = np.array([counted[number] for number in numbers])
+        low, high = extrapolate(counts[:num_tried], num_small)
+        of_large = counts[num_tried:].sum(axis=0)
+        low = low + of_large
+        high = high + of_large
+        if num_tried == num_small or (high <= _MAX_RATIO * low).all():
+            return Counted(*low.tolist()), Counted(*high.tolist())
         num_tried *= 2
 
 
 def _count_large(sizes: Sequence[int]) -> int:
-    """How many files have a large share of all bytes, by their sizes in ascending order."""
+    """Count the files that have a large share of all bytes, given all sizes in ascending order."""
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 
-def _try(
+def _count_each(
     columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
 ) -> list[Counted]:
-    """What each file takes."""
+    """Count the requests and bytes that indexing each file takes."""
     threads = max(max_files(column, storage) for column in columns)
-    return parallel_map(lambda each: _try_file(columns[each.column], each, storage), work, threads)
+    return parallel_map(lambda task: _count(columns[task.column], task, storage), work, threads)
 
 
-def _try_file(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
+def _count(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
     requests, size = count_digest_reads(column.kind, work.file.path, storage)
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)
-        with contextlib.suppress(LongReadError):  # where it would read data, the rest is counted
+        # Raised where it would read data; the storage has counted that, too
+        with contextlib.suppress(LongReadError):
             index_part(work, part, column, dry)
         reads.cancel()
         requests = requests + dry.requests

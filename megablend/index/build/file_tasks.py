@@ -1,5 +1,5 @@
-"""The work of a build for each file: its fragment is reused, or the file is indexed,
-as a whole or in parts, and a fragment stored.
+"""The work of a build for each file: its fragment is reused; or the file is indexed, as a whole or in
+parts, and a fragment is stored.
 
 Large files are indexed in parts, so that several ranks can index one file together, and progress is
 reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
@@ -38,43 +38,47 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
 
 PART_BYTES = 512 << 20
-"""Files smaller than two of these are indexed as a whole: each part has to read the footer."""
+"""Bytes of a part, at least. (Parts must not be too small, since each has to read the footer.)"""
 MAX_PARTS = 256
 
 
 def num_parts(size: int) -> int:
-    """Number of parts in which a file of `size` bytes is indexed, if its format supports parts."""
+    """Return the number of parts in which a file of `size` bytes is indexed, if its format supports
+    parts."""
     return min(MAX_PARTS, max(1, size // PART_BYTES))
 
 
 def part_span(size: int, part: int, count: int) -> tuple[int, int]:
-    """Bytes [start, stop) of part number `part` of `count`."""
+    """Return the bytes [start, stop) of part number `part` of `count` parts."""
     return size * part // count, size * (part + 1) // count
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file (with the same structure),
-    in the order of the file's chunks."""
+    """Join the indexes of all parts of a file, which have the same structure, into the index of the
+    file: its chunks are in the order of row groups."""
     chunks = np.concatenate([part.chunks for part in parts])
-    firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
+    first_chunks = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])
-    chunk = np.concatenate(
-        [part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)]
+    # The chunk of each block: its number among `chunks`, then its number in the joined index
+    unsorted_chunk = np.concatenate(
+        [part.blocks["chunk"] + first for part, first in zip(parts, first_chunks, strict=True)]
     )
     by_row_group = np.argsort(chunks["row_group"], kind="stable")
-    place = np.empty(len(chunks), np.int64)
-    place[by_row_group] = np.arange(len(chunks))
-    in_file_order = np.argsort(place[chunk], kind="stable")
+    sorted_number = np.empty(len(chunks), np.int64)
+    sorted_number[by_row_group] = np.arange(len(chunks))
+    chunk = sorted_number[unsorted_chunk]
+    in_file_order = np.argsort(chunk, kind="stable")
     chunks = chunks[by_row_group]
     blocks = blocks[in_file_order]
-    blocks["chunk"] = place[chunk][in_file_order]
-    if (blocks["rows"] < 0).any():  # counted only in some parts
+    blocks["chunk"] = chunk[in_file_order]
+    # Some parts may have counted documents, and others not
+    if (blocks["rows"] < 0).any():
         blocks["rows"] = blocks["ends"] = -1
         blocks["flags"] = 0
-    blocks["first_token"] = _before(blocks["tokens"])
+    blocks["first_token"] = _sums_before(blocks["tokens"])
     tokens = np.zeros(len(chunks), np.int64)
     np.add.at(tokens, blocks["chunk"], blocks["tokens"])
-    chunks["first_token"] = _before(tokens)
+    chunks["first_token"] = _sums_before(tokens)
     return FileIndex(
         rows=sum(part.rows for part in parts),
         tokens=sum(part.tokens for part in parts),
@@ -90,14 +94,16 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
 
 
 def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """The smallest and the largest token of all known ranges; None if none is known."""
+    """Return the smallest and the largest token of all known ranges; None if no range is known."""
     known = [each for each in ranges if each is not None]
-    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+    if not known:
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
 
 
-def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    before: npt.NDArray[np.int64] = np.cumsum(counts) - counts
-    return before
+def _sums_before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    sums: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return sums
 
 
 _FILE_COST = 1 << 20
@@ -105,27 +111,28 @@ _FILE_COST = 1 << 20
 _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
-_REMEDY = "let its writer finish, then build again"
+"""Reading a fragment costs about as much as reading this many bytes of a file."""
+_CHANGED_REMEDY = "let its writer finish, then build again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTask:
-    """One file of a build."""
+    """The work of a build for one file of a column."""
 
     column: int
     """Index into the columns."""
     file: SourceFile
     documents: bool
-    """Whether the fragment counts documents; one with counts can also be used where they are not
-    requested."""
+    """Whether the fragment counts documents; a fragment with counts also serves a column that does
+    not request them."""
     fragment: str
-    """Its name."""
+    """Name of the fragment."""
     known: bool
-    """Such a fragment exists (it may be damaged)."""
+    """Whether the fragment exists (it may be damaged)."""
     packed: bool
-    """The fragment is in an undamaged pack: there is nothing to do."""
+    """Whether the fragment is in an undamaged pack, so that there is nothing to do."""
     changed: bool
-    """There is no such fragment, but one of another version of the file."""
+    """Whether there is no such fragment, but one of another version of the file."""
     num_parts: int
     """Number of parts in which the file is indexed; 1 for the whole file."""
 
@@ -137,6 +144,7 @@ class TaskPart:
     number: int
     """Index of the file's task."""
     part: int
+    """Number of the part; 0 for a whole file."""
     size: int
     """Bytes of the file, or of the part."""
     cost: int
@@ -148,8 +156,9 @@ class TaskResult:
     """The result of one unit of work."""
 
     read: bool
-    """It was indexed by this build; otherwise its fragment was reused."""
+    """Whether this build indexed it; if not, its fragment was reused."""
     scanned_bytes: int
+    """Bytes of the file's body that had to be read for counting."""
     note: str | None
     """A non-fatal problem of the existing fragment, or of the file."""
 
@@ -157,43 +166,47 @@ class TaskResult:
 def plan_work(
     columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None
 ) -> list[FileTask]:
-    """Plan the tasks of all files, in the order of columns and files,
-    given the names of single fragments and of those in packs."""
+    """Plan the tasks of all files, in the order of columns and files.
+
+    Args:
+        singles: names of the single fragments in the cache.
+        packed: the contents of its packs.
+    """
     packed = packed or Packed()
-    answers = dict[str, str]()
-    places = set(packed.places)
+    single_names = dict[str, str]()
+    known_places = set(packed.places)
     for name in singles:
         if not is_part(name):
             place, answer = split_name(name)
-            answers[answer] = name
-            places.add(place)
+            single_names[answer] = name
+            known_places.add(place)
     work = []
     for number, column in enumerate(columns):
-        # Where documents of a flat column end is known only of the whole file.
+        # Where documents of a flat column end is known only for the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
+            # A fragment that counts documents also serves a column that does not request it
             serving = [True] if column.read.count_documents else [True, False]
-            asked = {
+            answers = {
                 documents: fragment_answer(column, file, documents=documents)
                 for documents in serving
             }
-            in_pack = [documents for documents in serving if asked[documents] in packed]
-            known = in_pack or [documents for documents in serving if asked[documents] in answers]
+            in_pack = [each for each in serving if answers[each] in packed]
+            known = in_pack or [each for each in serving if answers[each] in single_names]
             documents = known[0] if known else column.read.count_documents
+            answer = answers[documents]
             name = (
-                packed.name(asked[documents])
-                if in_pack
-                else fragment_name(column, file, documents=documents)
+                packed.name(answer) if in_pack else fragment_name(column, file, documents=documents)
             )
             work.append(
                 FileTask(
                     column=number,
                     file=file,
                     documents=documents,
-                    fragment=answers.get(asked[documents], name),
+                    fragment=single_names.get(answer, name),
                     known=bool(known),
                     packed=bool(in_pack),
-                    changed=not known and split_name(name)[0] in places,
+                    changed=not known and split_name(name)[0] in known_places,
                     num_parts=1 if known or not divisible else num_parts(file.size),
                 )
             )
@@ -201,14 +214,14 @@ def plan_work(
 
 
 def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
-    """The units of work of all files, in order."""
+    """Return the units of work of all files that are not in a pack, in order."""
     items = []
-    for number, each in enumerate(work):
-        if each.packed:
+    for number, task in enumerate(work):
+        if task.packed:
             continue
-        for part in range(each.num_parts):
-            start, stop = part_span(each.file.size, part, each.num_parts)
-            cost = _FRAGMENT_COST if each.known else _FILE_COST + stop - start
+        for part in range(task.num_parts):
+            start, stop = part_span(task.file.size, part, task.num_parts)
+            cost = _FRAGMENT_COST if task.known else _FILE_COST + stop - start
             items.append(TaskPart(number=number, part=part, size=stop - start, cost=cost))
     return items
 
@@ -221,13 +234,13 @@ def ensure_fragment(
     packs: PackWriter,
     storage: Storage,
 ) -> TaskResult:
-    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the
-    part is in the cache.
+    """Make sure that the result of indexing a file, or a part of it, is stored: the whole file's is
+    added to `packs`, a part's is an undamaged fragment in the cache.
 
     Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during
         indexing; CacheError.
     """
-    name = _name(work, part)
+    name = _fragment_name(work, part)
     note = None
     if work.known or work.num_parts > 1:
         path = store.fetch_file("fragments", name)
@@ -252,14 +265,12 @@ def ensure_fragment(
 
 
 def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
-    """Index a file, or a part of it; a new file is first checked to be what it would be read as.
-    Raises: as `ensure_fragment`."""
-    if (
-        part == 0
-        and not _is_known(work, column)
-        and (problem := _describe_contradiction(work, column, storage))
-    ):
-        raise column.complaint(problem)
+    """Index a file, or a part of it; the content of a new file is first checked to agree with the
+    way in which it is read. Raises: as `ensure_fragment` does."""
+    if part == 0 and not _is_known(work, column):
+        problem = _describe_contradiction(work, column, storage)
+        if problem:
+            raise column.complaint(problem)
     file = work.file
     kind = column.kind
     if file.size <= _WHOLE_BYTES:
@@ -277,26 +288,26 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
         raise column.complaint(error) from error
     body = sampled_content_digest(file.path, file.size, storage)
     if stat_file(kind.files(file.path), column.root, storage).etag != file.etag:
-        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
+        raise ChangedFileError(file.path, f"changed while it was being indexed; {_CHANGED_REMEDY}")
     return Fragment.of(index, body)
 
 
 def describe_contradictions(
     columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
 ) -> list[str]:
-    """Warnings about files of the cache whose content is of another kind than what they are read
-    as. Raises: as Storage.read does."""
-    known = [each for each in work if _is_known(each, columns[each.column])]
+    """Return warnings about files that runs may read already, and whose content does not agree with
+    the way in which they are read. Raises: as Storage.read does."""
+    known = [task for task in work if _is_known(task, columns[task.column])]
     threads = storage.limits(known[0].file.path).max_files if known else 1
-    found = parallel_map(
-        lambda each: _describe_contradiction(each, columns[each.column], storage), known, threads
+    problems = parallel_map(
+        lambda task: _describe_contradiction(task, columns[task.column], storage), known, threads
     )
-    return [each for each in found if each is not None]
+    return [problem for problem in problems if problem is not None]
 
 
 def _is_known(work: FileTask, column: SourceSpec) -> bool:
-    """Whether a run may read the file already: the cache has an index of some version of it, or it
-    is repaired from one."""
+    """Whether a run may read the file already: the cache has an index of some version of it, or an
+    index that has it is being repaired."""
     return work.known or work.changed or not column.patterns
 
 
@@ -306,17 +317,19 @@ def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage
 
 
 def join_parts(work: FileTask, store: CacheStore) -> None:
-    """Make the fragment of a file from the fragments of its parts, and remove those.
+    """Make the fragment of a file from the fragments of its parts, and remove the latter.
 
-    Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment`
-        does; CacheError.
+    Raises: ChangedFileError if the parts belong to different versions of the file; as
+        `await_fragment` does; CacheError.
     """
-    names = [_name(work, part) for part in range(work.num_parts)]
+    names = [_fragment_name(work, part) for part in range(work.num_parts)]
     parts = [await_fragment(store, name) for name in names]
     if len({(part.structure, part.body) for part in parts}) > 1:
         for name in names:
             store.remove("fragments", name)
-        raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
+        raise ChangedFileError(
+            work.file.path, f"changed while it was being indexed; {_CHANGED_REMEDY}"
+        )
     joined = Fragment.of(join([part.make_index() for part in parts]), parts[0].body)
     publish_fragment(store, work.fragment, joined)
     for name in names:
@@ -334,6 +347,7 @@ def await_pack(store: CacheStore, name: str) -> Pack:
     return Pack(store.fetch_file("packs", name, is_written=True))
 
 
-def _name(work: FileTask, part: int) -> str:
-    whole = work.fragment
-    return whole if work.num_parts == 1 else part_name(whole, part, work.num_parts)
+def _fragment_name(work: FileTask, part: int) -> str:
+    if work.num_parts == 1:
+        return work.fragment
+    return part_name(work.fragment, part, work.num_parts)

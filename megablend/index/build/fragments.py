@@ -62,7 +62,7 @@ class Fragment:
     body: str
     """Hex digest of sampled ranges of the file's body."""
     meta: str
-    """JSON: of most files it is stored again as it is."""
+    """FileIndex.meta as JSON text, which is stored in the index as it is."""
     column: str | None
     token_range: tuple[int, int] | None
     chunks: Array
@@ -74,12 +74,13 @@ class Fragment:
 
     @classmethod
     def of(cls, index: FileIndex, body: str) -> Fragment:
-        """The fragment of what a format found in a file."""
+        """Make the fragment of a file from the index that its format made, and the digest of its
+        body."""
         meta = json.dumps(index.meta, sort_keys=True, separators=(",", ":"))
         return cls(**{name: getattr(index, name) for name in _INDEXED}, body=body, meta=meta)
 
     def make_index(self) -> FileIndex:
-        """What the format found."""
+        """Return the index that the format made."""
         return FileIndex(
             **{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta)
         )
@@ -92,19 +93,21 @@ _INDEXED = tuple(
 
 
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
-    """The name of a file's fragment, `place-answer`, with documents counted or not."""
+    """Return the name of a file's fragment, `place-answer`; `documents`: whether it counts
+    documents."""
     place = _digest(json.dumps([column.column_name, file.name]), 8)
     return f"{place}-{fragment_answer(column, file, documents=documents)}"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The place and the answer in the name of a fragment."""
+    """Return the place and the answer in the name of a fragment."""
     place, _, answer = name.partition("-")
     return place, answer
 
 
 def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
-    """The `answer` in the name of a file's fragment, which decides whether it can be reused."""
+    """Return the `answer` in the name of a file's fragment, which decides whether it can be
+    reused."""
     read = dataclasses.replace(column.read, count_documents=documents)
     return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
 
@@ -115,8 +118,8 @@ def is_part(name: str) -> bool:
 
 
 def part_name(name: str, part: int, count: int) -> str:
-    """The name of the fragment of one part, until all `count` parts are joined into
-    the one called `name`."""
+    """Return the name of the fragment of one part of a file, which exists until all `count` parts
+    are joined into the fragment called `name`."""
     return f"{name}{_PART}{part}-{count}"
 
 
@@ -151,7 +154,7 @@ def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
 
 def read_fragment(path: Path) -> Fragment:
     """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
-    with _readable(path):
+    with _translate_os_errors(path):
         data = read_regular(path)
     body = unseal(data)
     if body is None or not body.startswith(_MAGIC):
@@ -162,22 +165,20 @@ def read_fragment(path: Path) -> Fragment:
     try:
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
         header: dict[str, Any] = parse_json(body[start : start + length])
-        if (missing := missing_field(header, _FIELDS)) is not None:
+        missing = missing_field(header, _FIELDS)
+        if missing is not None:
             raise ValueError(f"its header lacks {missing}")
         for name in ("rows", "tokens", "scanned_bytes"):
             if not 0 <= header[name] < 1 << 63:
                 raise ValueError(f"its header has {header[name]} {name}")
-        tables = start + length, header["num_chunks"], header["num_blocks"]
-        if (
-            min(tables) < 0
-            or len(body)
-            != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
-        ):
+        first_table = start + length
+        num_chunks = header["num_chunks"]
+        num_blocks = header["num_blocks"]
+        table_bytes = CHUNK_DTYPE.itemsize * num_chunks + BLOCK_DTYPE.itemsize * num_blocks
+        if num_chunks < 0 or num_blocks < 0 or len(body) != first_table + table_bytes:
             raise ValueError("the size of its tables does not match its header")
-        chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
-        blocks = np.frombuffer(
-            body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes
-        )
+        chunks = np.frombuffer(body, CHUNK_DTYPE, num_chunks, first_table)
+        blocks = np.frombuffer(body, BLOCK_DTYPE, num_blocks, first_table + chunks.nbytes)
     except (ValueError, struct.error) as error:
         raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
     return Fragment(
@@ -187,9 +188,9 @@ def read_fragment(path: Path) -> Fragment:
         structure=header["structure"],
         body=header["body"],
         meta=json.dumps(header["meta"], sort_keys=True, separators=(",", ":")),
-        # Parquet's metadata contains the name, in older versions too
+        # Older versions recorded the column's name only in Parquet's metadata
         column=header.get("column", header["meta"].get("name")),
-        token_range=_range_in(header),
+        token_range=_parse_range(header),
         chunks=chunks,
         blocks=blocks,
         scanned_bytes=header["scanned_bytes"],
@@ -197,25 +198,27 @@ def read_fragment(path: Path) -> Fragment:
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """Identity of the file that a fragment describes: digests of its structure and of its body;
-    None if the fragment is damaged.
+    """Read the digests that identify the content of the file that a fragment describes: of its
+    structure and of its body; None if the fragment is damaged.
 
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
     try:
-        with _readable(path), open_regular(path) as file:
+        with _translate_os_errors(path), open_regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTH.size)
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None
             header = parse_json(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
     except ValueError:
         return None
-    return (header["structure"], header["body"]) if missing_field(header, _FIELDS) is None else None
+    if missing_field(header, _FIELDS) is not None:
+        return None
+    return header["structure"], header["body"]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Report a fragment that the system cannot read; one that does not exist as
+def _translate_os_errors(path: Path) -> Iterator[None]:
+    """Raise CacheError in place of an OSError, except for a fragment that does not exist:
     FileNotFoundError."""
     try:
         yield
@@ -226,8 +229,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise CacheError(f"{path}: cannot be read ({cause_of(error)}): {remedy}") from error
 
 
-def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
-    """The range of tokens in a fragment's header; older versions wrote none."""
+def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the range of tokens in a fragment's header; None if an older version wrote none, or it
+    is not valid."""
     match header.get("token_range"):
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high

@@ -45,21 +45,22 @@ ENTRIES = pa.schema(
         ("token_dtype", pa.string()),
         ("structure", pa.string()),
         ("body", pa.string()),
-        ("meta", pa.string()),  # JSON, as the index has it
-        ("column", pa.string()),  # of the tokens; null where the format has none
+        ("meta", pa.string()),  # JSON, as in the index
+        ("column", pa.string()),  # column of the tokens; null if the format has no columns
         ("num_chunks", pa.int64()),
         ("num_blocks", pa.int64()),
-        # null where not known; the last two are absent from packs of older versions
+        # null if not known; packs of older versions lack the last two
         ("token_min", pa.int64()),
         ("token_max", pa.int64()),
     ]
 )
+"""An entry of a pack, one for each file; see Fragment."""
 
 
 class Pack:
     """An opened pack: verified against its digest, and memory-mapped.
 
-    Raises: CacheError if it is damaged; with a cause if it cannot be read.
+    Raises: CacheError if it is damaged, or, then with a cause, if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,19 +88,20 @@ class Pack:
         )
 
     def names(self, part: str) -> list[str]:
-        """One part of its fragments' names, `place` or `answer`, in order."""
+        """Return a part of the names of all its fragments, `place` or `answer`, in order."""
         names: list[str] = self._entries.column(part).to_pylist()
         return names
 
     def contents(self) -> list[tuple[str, str]]:
-        """Identity of each file's content: digests of its structure and of its body."""
+        """Return the digests that identify each file's content: of its structure, and of its
+        body."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
     def fragment(self, number: int) -> Fragment:
-        """What the index stores about one of the files."""
+        """Return the fragment of one of the files, by its number."""
         columns = self._columns
-        (chunk, next_chunk) = self._first_chunk[number : number + 2]
-        block, next_block = self._first_block[number : number + 2]
+        first_chunk, stop_chunk = self._first_chunk[number : number + 2]
+        first_block, stop_block = self._first_block[number : number + 2]
         return Fragment(
             rows=columns["rows"][number],
             tokens=columns["tokens"][number],
@@ -109,8 +111,8 @@ class Pack:
             meta=columns["meta"][number],
             column=columns["column"][number],
             token_range=self._token_range(number),
-            chunks=self._chunks[chunk:next_chunk],
-            blocks=self._blocks[block:next_block],
+            chunks=self._chunks[first_chunk:stop_chunk],
+            blocks=self._blocks[first_block:stop_block],
         )
 
     def _token_range(self, number: int) -> tuple[int, int] | None:
@@ -125,51 +127,51 @@ class Pack:
             name: self._entries.column(name).to_pylist() for name in names
         }
         for name in ("token_min", "token_max"):
-            has_it = name in self._entries.schema.names
-            columns[name] = (
-                self._entries.column(name).to_pylist()
-                if has_it
-                else [None] * self._entries.num_rows
-            )
+            if name in self._entries.schema.names:
+                columns[name] = self._entries.column(name).to_pylist()
+            else:
+                columns[name] = [None] * self._entries.num_rows
         return columns
 
 
 class Packed:
-    """The contents of all packs, by the answers in the fragments' names."""
+    """The fragments in all packs, by the answers in their names."""
 
     def __init__(self) -> None:
         self.places: set[str] = set()
         """The places in the fragments' names."""
-        self._found: dict[str, tuple[Pack, int, str]] = {}
+        self._by_answer: dict[str, tuple[Pack, int, str]] = {}
+        """The pack that has each fragment, its number in the pack, and its name."""
 
     def add(self, pack: Pack) -> None:
         """Add a pack."""
         names = zip(pack.names("place"), pack.names("answer"), strict=True)
         for number, (place, answer) in enumerate(names):
             self.places.add(place)
-            self._found[answer] = pack, number, f"{place}-{answer}"
+            self._by_answer[answer] = pack, number, f"{place}-{answer}"
 
     def __contains__(self, answer: str) -> bool:
-        return answer in self._found
+        return answer in self._by_answer
 
     def fragment(self, answer: str) -> Fragment:
-        """What the index stores about a file. Raises: KeyError."""
-        pack, number, _ = self._found[answer]
+        """Return a fragment. Raises: KeyError."""
+        pack, number, _ = self._by_answer[answer]
         return pack.fragment(number)
 
     def name(self, answer: str) -> str:
-        """The name of a fragment. Raises: KeyError."""
-        return self._found[answer][2]
+        """Return the name of a fragment. Raises: KeyError."""
+        _, _, name = self._by_answer[answer]
+        return name
 
 
 def _offsets(counts: pa.Array) -> list[int]:
-    """Running totals, one more than `counts`."""
+    """Return the sum of the counts before each one, and of all: one more than `counts`."""
     ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
     return [0, *ends]
 
 
 PACK_MIN_FILES = 32
-"""Below this number of files, single fragments are written instead."""
+"""Results of fewer files are written as single fragments, not as a pack."""
 PACK_FILES = 1 << 14
 PACK_BYTES = 16 << 20
 PACK_SECONDS = 10.0
@@ -178,11 +180,11 @@ first file."""
 
 
 class PackWriter:
-    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single
+    """Stores indexing results: of many files in one pack, of fewer than PACK_MIN_FILES as single
     fragments. Thread-safe.
 
     Args:
-        store: of the cache.
+        store: the cache's store.
     """
 
     def __init__(self, store: CacheStore) -> None:
@@ -190,23 +192,26 @@ class PackWriter:
         """Names of the packs written so far."""
         self._store = store
         self._lock = threading.RLock()
-        self._found: list[tuple[str, Fragment, bool]] = []
-        self._bytes = 0
-        self._since = 0.0
+        self._pending: list[tuple[str, Fragment, bool]] = []
+        """Results that are not written yet, with the arguments of `add`."""
+        self._pending_bytes = 0
+        self._first_added = 0.0
+        """`time.monotonic()` when the first of them was added."""
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
         """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
 
         Args:
-            is_single: a single fragment of the file exists already.
+            is_single: whether a single fragment of the file exists already.
         """
         with self._lock:
-            if not self._found:
-                self._since = time.monotonic()
-            self._found.append((name, fragment, is_single))
-            self._bytes += fragment.chunks.nbytes + fragment.blocks.nbytes
-            is_old = time.monotonic() > self._since + PACK_SECONDS
-            if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
+            if not self._pending:
+                self._first_added = time.monotonic()
+            self._pending.append((name, fragment, is_single))
+            self._pending_bytes += fragment.chunks.nbytes + fragment.blocks.nbytes
+            is_old = time.monotonic() > self._first_added + PACK_SECONDS
+            is_large = len(self._pending) >= PACK_FILES or self._pending_bytes >= PACK_BYTES
+            if is_old or is_large:
                 self._flush()
 
     def flush(self) -> None:
@@ -215,21 +220,22 @@ class PackWriter:
             self._flush()
 
     def _flush(self) -> None:
-        if len(self._found) >= PACK_MIN_FILES:
-            data = _pack([(name, fragment) for name, fragment, _ in self._found])
+        if len(self._pending) >= PACK_MIN_FILES:
+            data = _pack([(name, fragment) for name, fragment, _ in self._pending])
             name = data[-DIGEST_BYTES:].hex()
             replace_file(self._store.folder / "packs" / name, data)
             self._store.publish_file("packs", name)
             self.written.append(name)
         else:
-            for each, fragment, is_single in self._found:
+            for name, fragment, is_single in self._pending:
                 if not is_single:
-                    publish_fragment(self._store, each, fragment)
-        self._found = []
-        self._bytes = 0
+                    publish_fragment(self._store, name, fragment)
+        self._pending = []
+        self._pending_bytes = 0
 
 
-def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:
+def _pack(fragments: Sequence[tuple[str, Fragment]]) -> bytes:
+    """Return the stored form of a pack of fragments, given with their names."""
     entries = [
         {
             "place": split_name(name)[0],
@@ -246,15 +252,15 @@ def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:
             "token_min": None if each.token_range is None else each.token_range[0],
             "token_max": None if each.token_range is None else each.token_range[1],
         }
-        for name, each in found
+        for name, each in fragments
     ]
     batch = pa.RecordBatch.from_pylist(entries, schema=ENTRIES)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ENTRIES) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue().to_pybytes()
-    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
-    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
+    chunks = join_tables((each.chunks for _, each in fragments), CHUNK_DTYPE)
+    blocks = join_tables((each.blocks for _, each in fragments), BLOCK_DTYPE)
     return seal(
         b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()])
     )

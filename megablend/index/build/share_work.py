@@ -26,9 +26,10 @@ from megablend.storage.requested_reads import RequestedReads, run_in_threads
 from megablend.system.log import LOG
 
 _POST_SECONDS = 0.2
+"""Time between two messages about this rank's progress to the other ranks."""
 _TIMES_IN_TURN = 8
-"""Times as many files are indexed at a time over a network where each has only one request in
-flight."""
+"""Factor by which more files are indexed at a time over a network, if their format makes the requests
+of a file one after another."""
 
 
 def index_share(
@@ -42,12 +43,14 @@ def index_share(
 ) -> tuple[dict[int, TaskResult], list[str]]:
     """Index this rank's share of the files, and wait for the other ranks.
 
-    Returns: the result of each item, by its number; names of the packs that this rank wrote.
+    Returns: the result of each of this rank's items, by number; and the names of the packs that this
+        rank wrote.
     """
     tally = _Tally(work, items)
 
     def report() -> None:
-        if posts := launch.posts():
+        posts = launch.posts()
+        if posts:
             tally.add(number for _, numbers in posts for number in numbers)
             progress(tally.progress())
 
@@ -66,14 +69,15 @@ def index_share(
                 posted = time.monotonic()
                 report()
     except BaseException:
-        with contextlib.suppress(CacheError):  # results so far can be reused by the next build
+        # The next build can reuse the results so far
+        with contextlib.suppress(CacheError):
             writer.flush()
         raise
     writer.flush()
     launch.barrier(report)
-    divided = [file for file in work if file.num_parts > 1]
-    for file in divided[launch.rank :: launch.size]:
-        join_parts(file, store)
+    divided = [task for task in work if task.num_parts > 1]
+    for task in divided[launch.rank :: launch.size]:
+        join_parts(task, store)
     return done, writer.written
 
 
@@ -86,8 +90,8 @@ def _index_items(
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Index items; over a network many at a time.
-    Yields the number and the result of each, as they are done."""
+    """Index the items with the `assigned` numbers; over a network many at a time. Yields the number
+    and the result of each as soon as it is done."""
     num_files = {
         number: max_files(columns[number], storage)
         for number in {work[items[i].number].column for i in assigned}
@@ -95,26 +99,30 @@ def _index_items(
 
     def index(number: int, reads: RequestedReads) -> TaskResult:
         item = items[number]
-        file = work[item.number]
-        column = columns[file.column]
-        if num_files[file.column] == 1:
-            return ensure_fragment(file, item.part, column, store, writer, storage)
+        task = work[item.number]
+        column = columns[task.column]
+        if num_files[task.column] == 1:
+            return ensure_fragment(task, item.part, column, store, writer, storage)
+        prefetched = PrefetchedStorage(storage, reads)
         try:
-            return ensure_fragment(
-                file, item.part, column, store, writer, PrefetchedStorage(storage, reads)
-            )
+            return ensure_fragment(task, item.part, column, store, writer, prefetched)
         except (CorruptFileError, UnsupportedFileError) as error:
             LOG.warning("%s: reading it again, since it may have been damaged in transit", error)
-        again = PrefetchedStorage(storage.for_reading(), reads)  # nothing that was read before
-        return ensure_fragment(file, item.part, column, store, writer, again)
+        # `for_reading` has nothing of what was read before
+        fresh = PrefetchedStorage(storage.for_reading(), reads)
+        return ensure_fragment(task, item.part, column, store, writer, fresh)
 
     return run_in_threads(index, assigned, max(num_files.values(), default=1))
 
 
 def max_files(column: SourceSpec, storage: Storage) -> int:
-    """How many files of a column a process indexes at a time."""
-    found = max((storage.limits(file.path).max_files for file in column.files[:1]), default=1)
-    return found * _TIMES_IN_TURN if found > 1 and column.kind.requests_in_turn else found
+    """Return how many files of a column a process indexes at a time."""
+    if not column.files:
+        return 1
+    num_files = storage.limits(column.files[0].path).max_files
+    if num_files > 1 and column.kind.requests_in_turn:
+        return num_files * _TIMES_IN_TURN
+    return num_files
 
 
 class _Tally:
@@ -122,24 +130,24 @@ class _Tally:
 
     def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
         self._items = items
-        self._left = [file.num_parts for file in work]
-        self._files = sum(file.packed for file in work)
-        self._bytes = sum(file.file.size for file in work if file.packed)
-        self._num_bytes = sum(file.file.size for file in work)
+        self._parts_left = [task.num_parts for task in work]
+        self._files = sum(task.packed for task in work)
+        self._bytes = sum(task.file.size for task in work if task.packed)
+        self._num_bytes = sum(task.file.size for task in work)
 
     def add(self, numbers: Iterable[int]) -> None:
         """Count completed items, each once."""
         for number in numbers:
-            file = self._items[number].number
-            self._left[file] -= 1
-            self._files += self._left[file] == 0
-            self._bytes += self._items[number].size
+            item = self._items[number]
+            self._parts_left[item.number] -= 1
+            self._files += self._parts_left[item.number] == 0
+            self._bytes += item.size
 
     def progress(self) -> Progress:
         """The progress of the build."""
         return Progress(
             files=self._files,
-            num_files=len(self._left),
+            num_files=len(self._parts_left),
             bytes=self._bytes,
             num_bytes=self._num_bytes,
         )

@@ -1,4 +1,4 @@
-"""A source while it is indexed: the request, the files that were found, and the columns to
+"""A source while it is indexed: what is requested, the files that were found, and the columns to
 index."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class SourceFile:
     size: int
     """Bytes of the data file."""
     etag: str
-    """Changes whenever one of the files that belong to `path` may have changed."""
+    """Identifies the version: another one whenever a file that belongs to `path` may have
+    changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +42,25 @@ class SourceSpec:
 
     name: str
     patterns: tuple[str, ...]
-    """Absolute paths, globs, or Megatron prefixes; none where the files are known from an index."""
+    """Absolute paths, globs, or Megatron prefixes; empty if the files are known from an index."""
     read: ReadSpec
-    """How its tokens, or the numbers of the extra column, are read; with the format once that is
-    found."""
+    """How its tokens, or the numbers of the extra column, are read; its format is None until
+    `find_source` has determined it."""
     extra_columns: tuple[str, ...] = ()
     """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
-    """Leave out folders that cannot be listed, dangling links and files without read permission,
-    and report them; None if the caller has no such setting."""
+    """Whether to leave out folders that cannot be listed, dangling links and files without read
+    permission, and report them; None if the caller has no such setting."""
     place: str = ""
     """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""
     """Folder that file names are relative to."""
     paths: tuple[str, ...] = ()
-    """Sorted; empty until the files are found."""
+    """Paths of its files, sorted; empty until they are found."""
     files: tuple[SourceFile, ...] = ()
-    """Sorted by name; empty until `with_files`."""
+    """Its files, sorted by name; empty until `with_files`."""
     skipped: tuple[str, ...] = ()
-    """Paths left out because they cannot be read, with the reason."""
+    """Paths that are left out because they cannot be read, each with the reason."""
     note: str | None = None
     """A note about files that were found under several names, if any."""
     is_extra: bool = False
@@ -72,14 +73,13 @@ class SourceSpec:
         return f"{self.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.name
 
     def complaint(self, problem: object) -> ConfigError:
-        """An error about the source, with its place in the config."""
-        return ConfigError(
-            f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}"
-        )
+        """Return an error about the source, with its place in the config."""
+        place = f"{self.place}: " if self.place else ""
+        return ConfigError(f"{place}source {self.name!r}: {problem}")
 
     @property
     def kind(self) -> Format:
-        """The format of its files. Raises: as `get_format`."""
+        """The format of its files. Raises: as `get_format` does."""
         assert self.read.format is not None
         return get_format(self.read.format)
 
@@ -88,40 +88,42 @@ class SourceSpec:
         try:
             return stat_file(self.kind.files(path), self.root, storage)
         except MissingFileError as error:
-            if remedy := self.kind.describe_missing_remedy(error.path):
+            remedy = self.kind.describe_missing_remedy(error.path)
+            if remedy:
                 raise MissingFileError(error.path, f"{error.problem}; {remedy}") from error
             raise
 
     def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
-        """Stat some of the files; many at a time when each waits for a network. Raises: as
-        `stat`."""
+        """Stat some of the files, many at a time if they are read over a network. Raises: as `stat`
+        does."""
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 
     def with_files(self, files: Iterable[SourceFile]) -> SourceSpec:
-        """The source with the results of `stat` for each path, in any order."""
+        """Return the source with its files: the results of `stat` for all paths, in any order."""
         by_name = {file.name: file for file in files}
         return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
 
 
 def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
-    """All columns to index, in the order of the index:
-    first the tokens of each source, then each source's extra columns by name."""
+    """Return all columns to index, in the order of the index: the tokens of each source, then the
+    extra columns of each source, sorted by name."""
     columns = list(sources)
-    for each in sources:
-        for name in sorted(each.extra_columns):
+    for source in sources:
+        for name in sorted(source.extra_columns):
             read = dataclasses.replace(
-                each.read, column=name, count_documents=True, allow_float=True
+                source.read, column=name, count_documents=True, allow_float=True
             )
-            columns.append(dataclasses.replace(each, read=read, is_extra=True))
+            columns.append(dataclasses.replace(source, read=read, is_extra=True))
     return columns
 
 
 def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """Stat a data file (first of `paths`) and all files that belong to it.
+    """Stat a data file, the first of `paths`, and the other files that belong to it.
     Raises: MissingFileError, ConfigError."""
     name = location.make_relative(paths[0], root)
-    if not name.isprintable():  # bytes that are not valid UTF-8 are not printable either
+    # Bytes that are not valid UTF-8 are not printable either
+    if not name.isprintable():
         raise ConfigError(
             f"{paths[0]!r}: its name has characters that are not printable or not valid UTF-8; rename it"
         )

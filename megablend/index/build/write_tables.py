@@ -1,5 +1,5 @@
-"""Writing the tables of a snapshot from the indexing results of its files,
-a batch of files at a time."""
+"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a
+time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ FileBatch = list[tuple[SourceFile, Fragment]]
 
 
 class RunningTotals:
-    """Running counts over the snapshot."""
+    """The numbers of blocks, chunks, tokens, rows and ends of a snapshot that were written so
+    far."""
 
     def __init__(self) -> None:
         self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
 
     def chunk_numbers(self, batch: FileBatch) -> Int64s:
-        """Number of each file's first chunk, int64 [num_files]; advances the count."""
+        """Return the number of each file's first chunk, int64 [num_files]; adds the batch's chunks
+        to the totals."""
         counts = np.array([len(fragment.chunks) for _, fragment in batch], np.int64)
         firsts: Int64s = self.chunks + np.cumsum(counts) - counts
         self.chunks += int(counts.sum())
@@ -51,25 +53,25 @@ class RunningTotals:
     def block_columns(
         self, batch: FileBatch, first_chunks: Int64s, *, documents: bool
     ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
-        """Number of each file's first block, int64 [num_files], and the columns of all their
-        blocks; advances the counts.
+        """Return the number of each file's first block, int64 [num_files], and the columns of all
+        their blocks; adds the batch's blocks to the totals.
 
-        If documents are not requested, some formats and fragments provide them nevertheless. They
-        are dropped, along with blocks without tokens, so that a snapshot does not depend on what
-        was in the cache.
+        If documents are not requested, some formats and fragments count them nevertheless. These
+        counts are dropped, along with blocks without tokens, so that a snapshot does not depend on
+        what was in the cache.
         """
         blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
         counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)
-        owners = np.repeat(np.arange(len(batch)), counts)
+        file_of_block = np.repeat(np.arange(len(batch)), counts)
         if not documents:
             kept = blocks["tokens"] > 0
             blocks = blocks[kept]
-            owners = owners[kept]
+            file_of_block = file_of_block[kept]
             blocks["rows"] = blocks["ends"] = blocks["flags"] = 0
-            counts = np.bincount(owners, minlength=len(batch))
+            counts = np.bincount(file_of_block, minlength=len(batch))
         first_blocks: Int64s = self.blocks + np.cumsum(counts) - counts
         columns = columns_of_rows(blocks)
-        columns["chunk"] = blocks["chunk"] + first_chunks[owners]
+        columns["chunk"] = blocks["chunk"] + first_chunks[file_of_block]
         for name, before in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
             columns[f"{name}_before"] = before + np.cumsum(blocks[name]) - blocks[name]
         self.blocks += len(blocks)
@@ -79,7 +81,7 @@ class RunningTotals:
         return first_blocks, columns
 
     def last_row(self) -> dict[str, Any]:
-        """The row after the last block: the totals, and zeros."""
+        """Return the row after the last block: the totals, and zeros."""
         row = columns_of_rows(np.zeros(1, BLOCK_DTYPE))
         for name, total in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
             row[f"{name}_before"] = np.array([total])
@@ -87,19 +89,20 @@ class RunningTotals:
 
 
 def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The fields of a structured array, by name."""
+    """Return the fields of a structured array, by name."""
     return {name: rows[name] for name in rows.dtype.names or ()}
 
 
 _BATCH_FILES = 1 << 12
 _BATCH_BLOCKS = 1 << 16
-"""Files per batch of writing tables, or blocks, whichever is reached first."""
+"""A batch is complete when it has this many files or this many blocks."""
 
 
 def write_tables(
     folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]
 ) -> dict[str, Any]:
-    """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
+    """Write the tables of a snapshot, and their checksums, to an empty folder; returns the
+    manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
@@ -116,10 +119,11 @@ def write_tables(
                     batch, first_chunks, documents=column.read.count_documents
                 )
                 blocks.append(columns)
-                firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
                 files += [
-                    _file_row(number, *each, *first)
-                    for each, first in zip(batch, firsts, strict=True)
+                    _file_row(number, file, fragment, first_block, first_chunk)
+                    for (file, fragment), first_block, first_chunk in zip(
+                        batch, first_blocks.tolist(), first_chunks.tolist(), strict=True
+                    )
                 ]
             extra = {"extra_of": column.name} if column.is_extra else {}
             sources.append(
@@ -153,7 +157,7 @@ def write_tables(
 
 
 def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iterator[FileBatch]:
-    """The files with their indexing results, in batches."""
+    """Yield the files with their indexing results, in batches."""
     batch: FileBatch = []
     num_blocks = 0
     for file in files:
@@ -168,7 +172,8 @@ def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iter
 
 
 def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
-    """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
+    """Return the columns of all chunks of a batch of files, whose first file has number
+    `first_file`."""
     chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
     files = np.repeat(
         np.arange(first_file, first_file + len(batch)),

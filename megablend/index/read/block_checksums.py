@@ -5,10 +5,10 @@ pass over all data.
                                   files.arrow    the number of the first range of each file, and the total
                                   manifest.json  sizes and checksums of these tables
 
-The place is the first byte, for further files of a pair (an `.idx`) with its position in
-`Format.files` in the upper bits. They are not part of the snapshot's digest. Reads from elsewhere
-than a local disk, and of local files that were moved, copied or touched since the build, are
-compared with them, see `index.blocks.open_files`.
+The place of a range is its first byte; for the second file of a pair (an `.idx`), the file's position
+in `Format.files` is in the upper bits. The checksums are not part of the snapshot's digest. What is
+read from elsewhere than a local disk, or from local files that were moved, copied or touched since
+the build, is compared with them: see `index.blocks.open_files`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ RANGES = "ranges.arrow"
 FILES = "files.arrow"
 RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
 _POSITION_SHIFT = 56
+"""Bits of a place that hold the offset in a file; the bits above hold the file's position."""
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
 Sums = npt.NDArray[np.void]
-"""RANGE_COLUMNS [n], by offset."""
+"""RANGE_COLUMNS [n], sorted by `offset`, which holds places."""
 
 
 def place_in_sums(position: int, offset: int) -> int:
-    """The place of a byte among all bytes of the files that belong together,
-    given its file's number among them."""
+    """Return the place of a byte, given its offset and the position of its file among the files
+    that belong together."""
     return position << _POSITION_SHIFT | offset
 
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
-    """The ranges that differ from their checksums, among those within `data`,
-    the bytes from place `start` on: the first byte of each in `data`, and its size."""
+    """Find the ranges that differ from their checksums, among those that are completely within
+    `data`, the bytes from place `start` on. Returns the first byte of each in `data`, and its
+    size."""
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
@@ -60,8 +62,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file as readers do.
-    Raises: as BlockReader.byte_ranges and Storage.read do."""
+    """Read all blocks of a file, given by its number, as readers do, and return the checksums of
+    the ranges that are read. Raises: as BlockReader.byte_ranges and Storage.read do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -69,7 +71,7 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
     blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
     chunks = snapshot.chunks(file)
     blocks = blocks[np.argsort(blocks["offset"], kind="stable")]
-    found = list[tuple[int, int, int]]()
+    rows = list[tuple[int, int, int]]()
     for part in portions(blocks["decoded_bytes"], BATCH_BYTES):
         read = FileRead(reader, blocks[part], chunks)
         fetch_all([read], storage)
@@ -78,11 +80,11 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
             ranges = zip(
                 fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True
             )
-            found += [
+            rows += [
                 (place_in_sums(position, offset), size, zlib.crc32(fetched[i].data))
                 for i, (offset, size) in enumerate(ranges)
             ]
-    return np.unique(np.array(found, RANGE_COLUMNS))
+    return np.unique(np.array(rows, RANGE_COLUMNS))
 
 
 def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
@@ -93,8 +95,9 @@ def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
             TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
             TableWriter(folder / FILES, FILE_COLUMNS) as files,
         ):
-            for each in (*sums, np.zeros(1, RANGE_COLUMNS)):  # a table is never empty
-                ranges.append({name: each[name] for name in RANGE_COLUMNS.names or ()})
+            # A row of zeros follows: a table is never empty
+            for rows in (*sums, np.zeros(1, RANGE_COLUMNS)):
+                ranges.append({name: rows[name] for name in RANGE_COLUMNS.names or ()})
             files.append({"first_range": np.cumsum([0, *map(len, sums)])})
             ranges.finish()
             files.finish()
@@ -107,7 +110,8 @@ class BlockChecksums:
 
     def __init__(self, snapshot: Snapshot) -> None:
         folder = find_folder(snapshot)
-        if problems := damaged_tables(folder, read_manifest(folder)):
+        problems = damaged_tables(folder, read_manifest(folder))
+        if problems:
             raise CacheError(
                 f"{problems[0]}; remove {folder} and run `megablend build CONFIG --checksums` to "
                 "make them again"
@@ -116,34 +120,39 @@ class BlockChecksums:
         self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
 
     def of_file(self, number: int) -> Sums:
-        """The ranges of a file, by its number in the snapshot."""
+        """Return the checksums of a file, by its number in the snapshot."""
         rows = np.arange(self._firsts[number], self._firsts[number + 1])
-        found = np.empty(len(rows), RANGE_COLUMNS)
+        sums = np.empty(len(rows), RANGE_COLUMNS)
         for name in RANGE_COLUMNS.names or ():
-            found[name] = self._ranges.take(name, rows)
-        return found
+            sums[name] = self._ranges.take(name, rows)
+        return sums
 
 
 def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
-    """The checksums of a snapshot; None if none were made. Raises: CacheError if they are
+    """Open the checksums of a snapshot; None if none were made. Raises: CacheError if they are
     damaged."""
-    return BlockChecksums(snapshot) if (find_folder(snapshot) / MANIFEST).is_file() else None
+    exist = (find_folder(snapshot) / MANIFEST).is_file()
+    return BlockChecksums(snapshot) if exist else None
 
 
 def find_differences(
     snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage
 ) -> Iterator[str]:
-    """How the blocks of a file at `path` differ from its `expected` checksums: one line or none.
-    Raises: as compute_sums does."""
+    """Compare the blocks of a file at `path` with its `expected` checksums, and yield one line if
+    they differ. Raises: as compute_sums does."""
     same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
-        place = int(expected["offset"][np.argmin(same)])
-        wrong = len(same) - int(same.sum())
+        first_place = int(expected["offset"][np.argmin(same)])
+        position = first_place >> _POSITION_SHIFT
+        offset = first_place & ((1 << _POSITION_SHIFT) - 1)
+        num_wrong = len(same) - int(same.sum())
         paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
-        named = f"{paths[place >> _POSITION_SHIFT]} at byte {place & ((1 << _POSITION_SHIFT) - 1)}"
-        yield f"{named}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"
+        yield (
+            f"{paths[position]} at byte {offset}: {num_wrong:,} of {len(same):,} ranges differ from their "
+            "checksums in the index: restore it"
+        )
 
 
 def find_folder(snapshot: Snapshot) -> Path:
-    """The folder of a snapshot's checksums on this node, which may not exist."""
+    """Return the folder of a snapshot's checksums on this node; it may not exist."""
     return snapshot.store.folder / CHECKSUMS / snapshot.digest

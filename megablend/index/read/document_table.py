@@ -45,13 +45,13 @@ GROUP_CHECKS = "groups.check.arrow"
 LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
 START_COLUMNS = np.dtype(
     [
-        ("tokens", "<i8"),  # of all documents before
-        # documents before that have tokens: each of them may get an end-of-document token
+        ("tokens", "<i8"),  # tokens of all earlier documents
+        # earlier documents with tokens: each of them may get an end-of-document token
         ("filled", "<i8"),
     ]
 )
 _GROUP = "group"
-"""The column of the checksums."""
+"""Name of the column of checksums."""
 _CHECKED_BYTES = 16 << 20
 """Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files
 only looked-up rows are."""
@@ -62,11 +62,11 @@ _PASS_GROUPS = 1 << 12
 
 
 class DocumentTable:
-    """An opened table, memory-mapped. Picklable:
-    the receiving process opens it again. Raises: CacheError."""
+    """An opened table, memory-mapped. It can be pickled: the receiving process opens it again.
+    Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
-        """Args: checks: verify documents when they are looked up."""
+        """Args: checks: whether documents are verified when they are looked up."""
         self.folder = folder
         self._lengths = MappedTable(folder / LENGTHS, LENGTH_COLUMNS)
         self._starts = MappedTable(folder / STARTS, START_COLUMNS)
@@ -83,36 +83,43 @@ class DocumentTable:
         return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Tokens of each of `documents` int64 [n]; with `has_eod`, plus one for each document that
-        has tokens: int64 [n]."""
+        """Return the number of tokens of each of `documents` int64 [n], with `has_eod` one more for
+        each document that has tokens: int64 [n]."""
         self._verify(documents)
-        found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
+        lengths: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if has_eod:
-            found += found > 0
-        return found
+            lengths += lengths > 0
+        return lengths
 
     def before(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Tokens before each of `documents` int64 [n],
-        which are from 0 to num_documents: int64 [n].
+        """Return the number of tokens before each of `documents` int64 [n], from 0 to
+        num_documents: int64 [n].
 
         Raises: CacheError if lengths and running counts near one of them do not agree.
         """
         self._verify(documents)
         marks = documents // EVERY
         last = len(self._starts["tokens"]) - 1
-        starts = self._counted(marks, has_eod=has_eod)
-        counts = self._counted(np.minimum(marks + 1, last), has_eod=has_eod) - starts
+        before = self._running_counts(marks, has_eod=has_eod)
+        counts = self._running_counts(np.minimum(marks + 1, last), has_eod=has_eod) - before
+        # The kernel adds the lengths of documents between a running count and the document
         for part in self._lengths.portions(documents):
-            asked = documents[part], counts[part], starts[part]
-            wrong = add_lengths(self._lengths["tokens"], EVERY, int(has_eod), *asked)
+            wrong = add_lengths(
+                self._lengths["tokens"],
+                EVERY,
+                int(has_eod),
+                documents[part],
+                counts[part],
+                before[part],
+            )
             if wrong >= 0:
                 raise self.damaged(
-                    f"lengths and running counts around document {asked[0][wrong]:,} do not agree"
+                    f"lengths and running counts around document {documents[part][wrong]:,} do not agree"
                 )
-        return starts
+        return before
 
     def write_checks(self, folder: Path) -> None:
-        """Write the checksums of the table to a folder."""
+        """Compute the checksums of the table, and write them to a folder."""
         num_groups = len(self._starts["tokens"]) - 1
         write_checks(
             folder / GROUP_CHECKS,
@@ -136,8 +143,8 @@ class DocumentTable:
                 )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """What the checksums of `groups` int64 [n] cover, two lengths in a number:
-        int64 [2 + EVERY / 2, n]."""
+        """Return the values that the checksums of `groups` int64 [n] cover: both running counts,
+        then the lengths, two in each number. int64 [2 + EVERY / 2, n]."""
         # (groups, documents of a group)
         documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
@@ -149,8 +156,9 @@ class DocumentTable:
         values[2:] = lengths.view(np.int64).T
         return values
 
-    def _counted(self, marks: Int64s, *, has_eod: bool) -> Int64s:
-        """A new array of the running counts at `marks` int64 [n]: int64 [n]."""
+    def _running_counts(self, marks: Int64s, *, has_eod: bool) -> Int64s:
+        """Return the tokens before document EVERY * mark for each of `marks` int64 [n], as a new
+        array, int64 [n]."""
         counts: Int64s = self._starts.take("tokens", marks)
         return counts + self._starts.take("filled", marks) if has_eod else counts
 
@@ -159,14 +167,14 @@ class DocumentTable:
 
 
 def complete_table(folder: Path) -> None:
-    """Add to a table of an older version, which is undamaged,
-    the checksums that it lacks. Raises: CacheError."""
+    """Add checksums of groups to a table of an older version of megablend that has none. The table
+    must be undamaged. Raises: CacheError."""
     if GROUP_CHECKS not in read_manifest(folder)["tables"]:
         add_tables(folder, DocumentTable(folder).write_checks)
 
 
 class PartDocuments(RangedBlocks):
-    """Ranges of a source's documents, as an order sees them."""
+    """Ranges of a source's documents, as an order sees them: each document as if it were a block."""
 
     def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
         edges = np.array([[each.start, each.stop] for each in ranges], np.int64).reshape(-1, 2)
@@ -178,15 +186,14 @@ class PartDocuments(RangedBlocks):
 
     def before(self, blocks: Int64s) -> Int64s:
         """See RangedBlocks.before. Raises: CacheError."""
-        which = self._find_ranges(blocks)
-        inside = self._table.before(
-            self._firsts[which] + blocks - self._offsets[which], has_eod=self._has_eod
-        )
-        starts: Int64s = self._tokens_before[which] + inside - self._starts[which]
-        return starts
+        ranges = self._find_ranges(blocks)
+        documents = self._firsts[ranges] + blocks - self._offsets[ranges]
+        in_source = self._table.before(documents, has_eod=self._has_eod)
+        tokens: Int64s = self._tokens_before[ranges] + in_source - self._starts[ranges]
+        return tokens
 
     def _count_groups(self, num_groups: int, run: int) -> Int64s:
-        """Count the tokens of each group; each length is read once, in file order."""
+        """Count the tokens of each group by reading each length once, in file order."""
         totals = np.zeros(num_groups, np.int64)
         for start in range(0, self.num_blocks, _PASS):
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
@@ -205,14 +212,14 @@ class PartDocuments(RangedBlocks):
 
 
 def table_key(snapshot: Snapshot, source: int) -> str:
-    """The name of the table of a source of a snapshot, which may not exist."""
-    asked = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
-    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    """Return the name of the document table of a source, by its number; the table may not exist."""
+    key = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
+    return hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
 
 
 def fetch_table(snapshot: Snapshot, source: int) -> Path:
-    """The folder of the table of a source of a snapshot; if there is none, nothing is at the path.
-    Raises: CacheError."""
+    """Fetch the document table of a source, by its number, to this node, and return its folder; the
+    folder does not exist if the cache has no such table. Raises: CacheError."""
     store = snapshot.store
     key = table_key(snapshot, source)
     folder = store.folder / DOCUMENTS / key
@@ -223,13 +230,11 @@ def fetch_table(snapshot: Snapshot, source: int) -> Path:
 
 
 def table_bytes(snapshot: Snapshot, source: int) -> int | None:
-    """Size of a source's document table in bytes; None if it has none."""
+    """Return the size of a source's document table in bytes; None if it has none."""
     folder = fetch_table(snapshot, source)
-    return (
-        sum(path.stat().st_size for path in folder.iterdir())
-        if (folder / MANIFEST).is_file()
-        else None
-    )
+    if not (folder / MANIFEST).is_file():
+        return None
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
@@ -252,7 +257,7 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
 
 
 def _open(folder: Path) -> DocumentTable:
-    """The current table in a folder: a build may have replaced a damaged one."""
+    """Open the table that is now in a folder: a build may have replaced a damaged one."""
     with reading(folder):
         state = (folder / MANIFEST).stat()
     return _open_once(folder, (state.st_ino, state.st_mtime_ns, state.st_ctime_ns))
@@ -260,7 +265,7 @@ def _open(folder: Path) -> DocumentTable:
 
 @lru_cache(maxsize=256)
 def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
-    """One memory map per version of the table, shared by all splits and datasets of a process."""
+    """Open a version of a table once: all splits and datasets of a process share its mapping."""
     tables = read_manifest(folder)["tables"]
     check_sizes(folder, tables)
     is_large = False

@@ -34,21 +34,21 @@ Digests = npt.NDArray[np.uint64]
 
 
 LongIdx = tuple[str, str, OpenedFile]
-"""A long `.idx` whose digests are missing: the path of its pair, its format, and what that needs to
-open it."""
+"""A long `.idx` whose digests are missing: the path of its pair, the name of its format, and what the
+format needs to open it."""
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
-    """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has
-    no undamaged ones."""
+    """Read the digests of a file's parts, uint64 [num_groups]; None if the file needs none, or if
+    those in the cache are missing or damaged."""
     if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
     return _find_digests(Path(cache), file.opened.structure)
 
 
 def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
-    """Long `.idx` files of an index whose digests are missing, each once."""
-    known: set[str] = set()
+    """Yield the long `.idx` files of an index whose digests are missing, each once."""
+    checked: set[str] = set()
     for source in snapshot.sources:
         kind = source.kind
         if not has_group_digests(kind):
@@ -56,14 +56,14 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
         for number in source.files:
             file = snapshot.file(number)
             structure = file.opened.structure
-            if kind.needs_group_digests(file.opened) and structure not in known:
-                known.add(structure)
+            if kind.needs_group_digests(file.opened) and structure not in checked:
+                checked.add(structure)
                 if _find_digests(snapshot.store.folder, structure) is None:
                     yield snapshot.path(number), source.format, file.opened
 
 
 def damaged_digests(cache: CacheLike) -> Iterator[str]:
-    """A line for each file of digests that is damaged."""
+    """Yield a line for each damaged file of digests."""
     store = find_store(cache)
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
@@ -72,10 +72,10 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
 
 
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
-    """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was
-    indexed; DataError; CacheError."""
-    path, name, file = idx
-    kind = get_format(name)
+    """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the file
+    that was indexed; DataError; CacheError."""
+    path, format_name, file = idx
+    kind = get_format(format_name)
     assert has_group_digests(kind)
     digests = kind.make_group_digests(path, file, storage=storage)
     store = find_store(cache)
@@ -84,19 +84,19 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
 
 
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
-    """What `make_digests` will request of the files that belong to `path`."""
+    """Count the requests, and their bytes, of `make_digests` for the files that belong to `path`."""
     if not has_group_digests(kind):
         return Counted(0, 0)
     size = storage.stat(kind.files(path)[1]).size
     file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})
-    return (
-        Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
-    )
+    if not kind.needs_group_digests(file):
+        return Counted(0, 0)
+    return Counted(-(-size // READ_BYTES), size)
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
-    """The digests of a file, by that of its structure;
-    None if they are missing, damaged or cannot be read."""
+    """Read the digests of a file, given the digest of its structure; None if they are missing,
+    damaged or cannot be read."""
     with contextlib.suppress(CacheError):
         return read_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)
     return None

@@ -1,10 +1,10 @@
 """Several snapshots of a run as one: their files, chunks and blocks are numbered consecutively,
 in the order of the snapshots.
 
-Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps
-its name in the last snapshot that has it; in earlier ones it gets the snapshot's number as a
-suffix, so that names stay unique. A renamed file is read where the last snapshot that has its
-content found it.
+Tables stay where they are; each row is read from the table of its snapshot, and verified there. A
+source keeps its name in the last snapshot that has it; in earlier ones it gets the snapshot's number
+as a suffix, so that names stay unique. A renamed file is read from the path at which the last
+snapshot that has its content found it.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ class GoneFile(NamedTuple):
 
     source: str
     snapshot: int
-    """The last one that has it."""
+    """Number of the last snapshot that has it."""
     numbers: list[int]
-    """Of the files with its content: its own in that snapshot, then those in earlier ones."""
+    """Numbers of the files with its content: first its own in that snapshot, then those of files in
+    earlier snapshots."""
 
 
 class JoinedSnapshot(Snapshot):
     """Snapshots of one cache, read as one index. Its digest and folder are those of the last one.
 
     Attributes:
-        snapshots: in order, at least one.
-        first_blocks: int64 [num_snapshots + 1], number of each one's first block, and the number of
-            all blocks.
+        snapshots: the joined snapshots, in order; at least one.
+        first_blocks: int64 [num_snapshots + 1], number of each snapshot's first block, and the
+            number of all blocks.
     """
 
-    def __init__(
-        self, snapshots: Sequence[Snapshot]
-    ) -> None:  # takes the tables of the others, instead of opening its own
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        # Snapshot.__init__ would open tables; these are the tables of the joined snapshots
         self.snapshots = tuple(snapshots)
         last = self.snapshots[-1]
         self.folder = last.folder
         self.store = last.store
         self.digest = last.digest
-        self.first_blocks = _running([each.num_blocks for each in snapshots])
-        self._first_files = _running([each.num_files for each in snapshots])
-        first_chunks = _running([each._num_chunks for each in snapshots])
+        self.first_blocks = _running_totals([each.num_blocks for each in snapshots])
+        self._first_files = _running_totals([each.num_files for each in snapshots])
+        first_chunks = _running_totals([each._num_chunks for each in snapshots])
         totals = np.stack(
             [each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots]
         )
@@ -109,43 +109,48 @@ class JoinedSnapshot(Snapshot):
         return names
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """See Snapshot.path; of a renamed file its current path."""
+        """See Snapshot.path; a renamed file has its current path."""
         return super().path(self._renamed.get(i, i), roots)
 
     def list_former_paths(self, roots: Mapping[str, str] | None = None) -> dict[int, str]:
-        """For files with another path in a later snapshot, the path that they had."""
+        """Return, for each file that has another path in a later snapshot, its number and the path
+        that it had."""
         return {i: super(JoinedSnapshot, self).path(i, roots) for i in self._renamed}
 
     @cached_property
     def _renamed(self) -> dict[int, int]:
-        """For files with another path in a later snapshot, the number of one with their content in
-        the last that has it."""
+        """For each file that has another path in a later snapshot: the number of a file with its
+        content in the last snapshot that has that content."""
+        # Source and column -> key of content -> path in the last snapshot with it -> number of file
         latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
-        found = dict[int, int]()
+        renamed = dict[int, int]()
         for snapshot, first in reversed(
             list(zip(self.snapshots, self._first_files.tolist(), strict=False))
         ):
             names = snapshot.file_names()
             for column in snapshot.columns:
-                known = latest.setdefault((column.source_name, column.column), {})
-                mine = dict[str, dict[str, int]]()
+                latest_of_column = latest.setdefault((column.source_name, column.column), {})
+                paths_of_key = dict[str, dict[str, int]]()
                 for i, key in zip(column.files, snapshot.files.keys(column), strict=True):
-                    mine.setdefault(key, {})[join(column.root, names[i])] = first + i
-                for key, paths in mine.items():
-                    now = known.setdefault(key, paths)
-                    found |= {
-                        i: next(iter(now.values())) for path, i in paths.items() if path not in now
+                    paths_of_key.setdefault(key, {})[join(column.root, names[i])] = first + i
+                for key, paths in paths_of_key.items():
+                    current_paths = latest_of_column.setdefault(key, paths)
+                    current = next(iter(current_paths.values()))
+                    renamed |= {
+                        i: current for path, i in paths.items() if path not in current_paths
                     }
-        return found
+        return renamed
 
     def find_last(self, i: int) -> tuple[int, int]:
-        """The last snapshot that has the content of file i, and the file's number there."""
-        now = self._renamed.get(i, i)
-        which = int(np.searchsorted(self._first_files, now, "right")) - 1
-        return which, now - int(self._first_files[which])
+        """Return the number of the last snapshot that has the content of file i, and the file's
+        number in that snapshot."""
+        current = self._renamed.get(i, i)
+        snapshot = int(np.searchsorted(self._first_files, current, "right")) - 1
+        return snapshot, current - int(self._first_files[snapshot])
 
     def files_of(self, snapshot: int, sources: Sequence[str]) -> list[int]:
-        """Numbers of the files that the named sources have in a snapshot, given by its number."""
+        """Return the numbers of the files that the named sources have in a snapshot, given by its
+        number."""
         first = int(self._first_files[snapshot])
         entries = self.snapshots[snapshot].sources
         return [
@@ -153,36 +158,40 @@ class JoinedSnapshot(Snapshot):
         ]
 
     def list_gone(self, sources: Sequence[str]) -> list[GoneFile]:
-        """Files of the named sources whose content the last snapshot lacks, each once for every
-        name that it has in the last snapshot with that content."""
+        """List the files of the named sources whose content the last snapshot lacks: one for every
+        name that a file has in the last snapshot with its content."""
+        last = len(self.snapshots) - 1
         gone = list[GoneFile]()
-        known = dict[tuple[str, str], list[GoneFile]]()
-        for which, snapshot in reversed(list(enumerate(self.snapshots))):
-            first = int(self._first_files[which])
+        # By source and content: no file if the last snapshot has the content
+        gone_of_content = dict[tuple[str, str], list[GoneFile]]()
+        for number, snapshot in reversed(list(enumerate(self.snapshots))):
+            first = int(self._first_files[number])
             for entry in (each for each in snapshot.sources if each.name in sources):
-                mine = dict[tuple[str, str], list[GoneFile]]()
+                # Kept apart, since files of one snapshot may have the same content
+                added = dict[tuple[str, str], list[GoneFile]]()
                 for i, content in zip(entry.files, snapshot.files.keys(entry), strict=True):
                     key = entry.name, content
-                    if key in known:
-                        for later in known[key]:
-                            later.numbers.append(first + i)
-                    elif which < len(self.snapshots) - 1:
-                        gone.append(GoneFile(entry.name, which, [first + i]))
-                        mine.setdefault(key, []).append(gone[-1])
+                    if key in gone_of_content:
+                        for file in gone_of_content[key]:
+                            file.numbers.append(first + i)
+                    elif number < last:
+                        gone.append(GoneFile(entry.name, number, [first + i]))
+                        added.setdefault(key, []).append(gone[-1])
                     else:
-                        mine[key] = []
-                known |= mine
+                        added[key] = []
+                gone_of_content |= added
         return gone
 
     def list_repeated(self) -> list[int]:
-        """Numbers of the sources' files in earlier snapshots that a later one has as well."""
+        """List the numbers of the sources' files in earlier snapshots whose content a later
+        snapshot has as well."""
         names = list({entry.name for each in self.snapshots for entry in each.sources})
         last = len(self.snapshots) - 1
         counted = set(self.files_of(last, names)).union(
             each.numbers[0] for each in self.list_gone(names)
         )
-        numbers = (i for which in range(last) for i in self.files_of(which, names))
-        return [i for i in numbers if i not in counted]
+        earlier = (i for number in range(last) for i in self.files_of(number, names))
+        return [i for i in earlier if i not in counted]
 
     @property
     def token_ranges(self) -> Int64s:
@@ -198,39 +207,44 @@ def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
 
 
 class _JoinedTable:
-    """Tables with the same columns, one after another; see CheckedTable, whose methods it has."""
+    """Tables with the same columns, one after another; it has the methods of CheckedTable."""
 
     def __init__(
         self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]
     ) -> None:
-        """Args: shifts: for each group, what is added to the columns of each table, int64
-        [num_tables, num_columns]."""
+        """
+        Args:
+            first_rows: int64 [num_tables + 1], number of each table's first row.
+            shifts: for each group of columns, the numbers that are added to the columns of each
+                table, int64 [num_tables, num_columns].
+        """
         self._tables = tuple(tables)
         self._first_rows = first_rows
         self._shifts = shifts
 
     def take(self, group: str, rows: Int64s) -> Int64s:
         """See CheckedTable.take."""
-        owners = self._find_owners(rows)
-        found = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
-        for number in np.unique(owners).tolist():
-            inside = owners == number
+        tables = self._find_tables(rows)
+        joined = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
+        for number in np.unique(tables).tolist():
+            inside = tables == number
             values = self._tables[number].take(group, rows[inside] - self._first_rows[number])
-            found[:, inside] = values + self._shifts[group][number][:, np.newaxis]
-        return found
+            joined[:, inside] = values + self._shifts[group][number][:, np.newaxis]
+        return joined
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """See CheckedTable.find_last; `span` is of one table."""
-        number = int(self._find_owners(np.array([span.start]))[0])
+        """See CheckedTable.find_last; all rows of `span` belong to one table."""
+        number = int(self._find_tables(np.array([span.start]))[0])
         first = int(self._first_rows[number])
         shift = self._shifts[group][number, RUNNING.index(name)]
         local = range(span.start - first, span.stop - first)
         return first + self._tables[number].find_last(group, name, local, values - shift)
 
-    def _find_owners(self, rows: Int64s) -> Int64s:
-        """The table that has each row; the last one for the row after all: int64 [n]."""
-        owners: Int64s = np.searchsorted(self._first_rows, rows, side="right") - 1
-        return np.minimum(owners, len(self._tables) - 1)
+    def _find_tables(self, rows: Int64s) -> Int64s:
+        """Return the number of the table that has each row; of the last table for the row of
+        totals, after all others: int64 [n]."""
+        tables: Int64s = np.searchsorted(self._first_rows, rows, side="right") - 1
+        return np.minimum(tables, len(self._tables) - 1)
 
 
 class _JoinedFiles(FileTable):
@@ -243,18 +257,18 @@ class _JoinedFiles(FileTable):
         first_blocks: Int64s,
         first_chunks: Int64s,
     ) -> None:
-        """Args: columns: for each snapshot, the numbers that its columns have now."""
+        """Args: columns: for each snapshot, the numbers that its columns have in the joined one."""
         self._path = tables[-1]._path
         batches = [
             _replace_columns(
                 table._files,
                 {
                     "source": numbers[table.columns],
-                    "first_block": as_numpy(table._files.column("first_block")) + block,
-                    "first_chunk": as_numpy(table._files.column("first_chunk")) + chunk,
+                    "first_block": as_numpy(table._files.column("first_block")) + first_block,
+                    "first_chunk": as_numpy(table._files.column("first_chunk")) + first_chunk,
                 },
             )
-            for table, numbers, block, chunk in zip(
+            for table, numbers, first_block, first_chunk in zip(
                 tables, columns, first_blocks[:-1], first_chunks[:-1], strict=True
             )
         ]
@@ -277,56 +291,61 @@ def _replace_columns(batch: pa.RecordBatch, values: dict[str, npt.NDArray[Any]])
 def _join_columns(
     snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
-    """The sources of all snapshots, all columns, and for each snapshot the numbers that its columns
-    have among these."""
+    """Return the sources of all snapshots; all columns, sources first; and for each snapshot the
+    numbers that its columns have among all."""
     sources = list[SourceEntry]()
     extra = list[ColumnEntry]()
+    # For each snapshot and each of its columns: whether it is a source, and its place in the list
     places = list[list[tuple[bool, int]]]()
     for number, snapshot in enumerate(snapshots):
         later = {entry.name for other in snapshots[number + 1 :] for entry in other.sources}
-        file = int(first_files[number])
-        block = int(first_blocks[number])
-        mine = list[tuple[bool, int]]()
+        first_file = int(first_files[number])
+        first_block = int(first_blocks[number])
+        places.append([])
         for column in snapshot.columns:
-            moved = _move(column, file, block, name_source(column.source_name, number, later))
-            listed: list[Any] = sources if isinstance(moved, SourceEntry) else extra
-            mine.append((isinstance(moved, SourceEntry), len(listed)))
+            name = name_source(column.source_name, number, later)
+            moved = _move(column, first_file, first_block, name)
+            is_source = isinstance(moved, SourceEntry)
+            listed: list[Any] = sources if is_source else extra
+            places[-1].append((is_source, len(listed)))
             listed.append(moved)
-        places.append(mine)
     numbers = [
-        np.array([n if is_source else len(sources) + n for is_source, n in mine]) for mine in places
+        np.array([place if is_source else len(sources) + place for is_source, place in of_snapshot])
+        for of_snapshot in places
     ]
     return tuple(sources), (*sources, *extra), numbers
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """The name of a source of snapshot `number` in several joined ones; `later`:
-    names of the sources of those after it."""
-    return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
+    """Return the name that a source of snapshot `number` has in the joined snapshot; `later`: names
+    of the sources of the snapshots after it."""
+    # Names in a config have no spaces, so this one is unique
+    return f"{name} (snapshot {number})" if name in later else name
 
 
-def _move(column: ColumnEntry, file: int, block: int, name: str) -> ColumnEntry:
-    """A column with its files and blocks numbered from `file` and `block` on."""
+def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> ColumnEntry:
+    """Return a column of a snapshot as the joined snapshot has it, in which the snapshot's files and
+    blocks are numbered from `first_file` and `first_block` on."""
     moved = dataclasses.replace(
         column,
         source_name=name,
-        files=range(column.files.start + file, column.files.stop + file),
-        blocks=range(column.blocks.start + block, column.blocks.stop + block),
+        files=range(column.files.start + first_file, column.files.stop + first_file),
+        blocks=range(column.blocks.start + first_block, column.blocks.stop + first_block),
     )
     if not isinstance(moved, SourceEntry):
         return moved
-    return dataclasses.replace(
-        moved, extra_columns=tuple(_move(each, file, block, name) for each in moved.extra_columns)
-    )
+    extra = tuple(_move(each, first_file, first_block, name) for each in moved.extra_columns)
+    return dataclasses.replace(moved, extra_columns=extra)
 
 
-def _running(counts: Sequence[int]) -> Int64s:
+def _running_totals(counts: Sequence[int]) -> Int64s:
+    """int64 [len(counts) + 1]: the sum of the counts before each, and of all."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
-    """What is added to columns `names` of each table, if one of them refers to rows numbered
-    from `firsts` on."""
+    """Return the numbers that are added to columns `names` of each table if column `shifted` refers
+    to rows that are numbered from `firsts` on: int64 [num_tables, len(names)]."""
     shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
     shifts[:, list(names).index(shifted)] = firsts[:-1]
     return shifts

@@ -54,17 +54,17 @@ from megablend.system.atomic_write import checksum, reading
 
 
 class Snapshot:
-    """An opened index. Picklable: the receiving process opens it again.
+    """An opened index. It can be pickled: the receiving process opens it again.
 
     Attributes:
         digest: identifies the snapshot; also the name of its folder, `folder`.
-        store: where its cache is kept.
-        sources: in the order of the build.
-        roots: folder of each source's files, by its name, as of the last build.
+        store: the store of its cache.
+        sources: its sources, in the order of the build.
+        roots: by source name, the folder of its files as of the last build.
         columns: all columns of the sources; column i of the first num_sources contains source i's
             tokens; extra columns follow.
         files: the table of files, by number.
-        num_files, num_blocks: of all columns.
+        num_files, num_blocks: numbers of files and blocks of all columns.
         tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the
             blocks, memory-mapped and not verified; `running`, `count_tokens_before` and
             `find_blocks` verify what they return.
@@ -73,7 +73,11 @@ class Snapshot:
     """
 
     def __init__(
-        self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any], store: CacheStore
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        last_build: Mapping[str, Any],
+        store: CacheStore,
     ) -> None:
         self.folder = folder
         self.store = store
@@ -99,11 +103,10 @@ class Snapshot:
             num_chunks=self._num_chunks,
         )
         self.num_files = len(self.files)
-        self.roots: Mapping[str, str] = found["roots"]
+        self.roots: Mapping[str, str] = last_build["roots"]
         records = manifest["sources"]
-        self.sources, self.columns = make_columns(
-            folder, records, found, partial(_measure, records, self.files.first_block, self._blocks)
-        )
+        measure = partial(_measure, records, self.files.first_block, self._blocks)
+        self.sources, self.columns = make_columns(folder, records, last_build, measure)
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
         return _open_again, (self.store, self.digest)
@@ -119,11 +122,11 @@ class Snapshot:
 
         Raises: CacheError.
         """
-        found = read_seen(self.folder, self.num_files)
-        if found is None:
+        versions = read_seen(self.folder, self.num_files)
+        if versions is None:
             warn_unknown(self.folder)
             return np.zeros(self.num_files, np.uint64)
-        return found
+        return versions
 
     @property
     def token_ranges(self) -> Int64s:
@@ -140,15 +143,15 @@ class Snapshot:
         return self.columns[self.file(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """Path of file i; `roots` (source name -> folder) overrides what the last build
+        """Path of file i; `roots` (source name -> folder) overrides the folders that the last build
         recorded."""
         name = self.files.name(i)
         column = self.columns[self.files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
-        """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its
-        number."""
+        """Read the column chunks of a file: CHUNK_DTYPE [file.num_chunks], whose `file` is the
+        file's number."""
         rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
         chunks = np.empty(len(rows), CHUNK_DTYPE)
         for name, values in zip(
@@ -159,17 +162,17 @@ class Snapshot:
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
-        """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n],
-        and values of `column`."""
+        """Return, for each of blocks `ids` int64 [n], the number in the index of the column chunk
+        that contains it, int64 [n], and that chunk's value of `column`, [n]."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
-        distinct, places = np.unique(numbers, return_inverse=True)
+        distinct, which = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
-        return numbers, self._chunks.take("row", distinct)[
-            (CHUNK_COLUMNS.names or ()).index(column)
-        ][places]
+        column_number = (CHUNK_COLUMNS.names or ()).index(column)
+        values = self._chunks.take("row", distinct)[column_number]
+        return numbers, values[which]
 
     def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
-        """Refuse numbers of chunks outside [low, high)."""
+        """Raise CacheError if a number of a chunk is outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
             raise DamagedCacheError.of(
                 f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file"
@@ -187,20 +190,20 @@ class Snapshot:
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """The file number of each block: int32 [n]."""
-        # Files without blocks have the same first block as the next file: the last of these
-        # contains the block.
+        # A file without blocks has the same first block as the next file: of files with the same
+        # first block, the last one contains it
         return (np.searchsorted(self.files.first_block, np.asarray(ids), side="right") - 1).astype(
             np.int32
         )
 
     def blocks(self, ids: npt.ArrayLike) -> npt.NDArray[np.void]:
-        """Rows of the block table, in the form that the files' formats use.
+        """Read rows of the block table, in the form that formats use.
 
         Args:
             ids: int64 [n], block numbers of the snapshot.
 
-        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and
-            ends are -1 if not counted.
+        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` is the chunk's number within its file; rows,
+            first_row and ends are -1 if documents were not counted.
         Raises: CacheError if the table is found to be damaged.
         """
         ids = np.asarray(ids, np.int64)
@@ -225,16 +228,15 @@ class Snapshot:
         return rows
 
     def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
-        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64
-        [n]. Raises: CacheError."""
-        counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[
-            RUNNING.index(name)
-        ]
+        """Return the verified values of tokens_before, rows_before or ends_before, by its name, at
+        blocks `ids` int64 [n]: int64 [n]. Raises: CacheError."""
+        all_counts = self._blocks.take("running", np.asarray(ids, np.int64))
+        counts: Int64s = all_counts[RUNNING.index(name)]
         return counts
 
     def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
-        """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or
-        without: int64 [n].
+        """Return the number of tokens before each of blocks `ids` int64 [n]; with `has_eod`, one
+        more for the end of each earlier document that has tokens: int64 [n].
 
         Raises: CacheError.
         """
@@ -243,8 +245,8 @@ class Snapshot:
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
-        """The last blocks of `span` before which a running count is at most
-        `values` int64 [n]: int64 [n].
+        """Find, for each of `values` int64 [n], the last block of `span` before which a running
+        count, given by its name, is at most that value: int64 [n].
 
         Args:
             values: at least the count before the span's first block, and less than the count after
@@ -261,7 +263,7 @@ class Snapshot:
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:
-        """bool [num_files]: the file's documents were counted."""
+        """bool [num_files]: whether the file's documents were counted."""
         counted = np.zeros(self.num_files, bool)
         for column in self.columns:
             counted[column.files.start : column.files.stop] = column.documents
@@ -271,21 +273,21 @@ class Snapshot:
 def _measure(
     records: Sequence[Mapping[str, Any]], first_block: Int64s, blocks: CheckedTable
 ) -> tuple[Int64s, Int64s]:
-    """The blocks of each column, and its number of blocks, rows and tokens: see `make_columns`.
-    Raises: CacheError."""
+    """Return the first block of each column and the one after its last, int64 [num_columns, 2]; and
+    the tokens, rows and ends of each, int64 [3, num_columns]. Raises: CacheError."""
     firsts = np.array([record["first_file"] for record in records], np.int64)
     stops = firsts + np.array([record["num_files"] for record in records], np.int64)
-    borders = np.stack([first_block[firsts], first_block[stops]], axis=1)
-    counts = blocks.take("running", borders.reshape(-1)).reshape(len(RUNNING), -1, 2)
-    return borders, counts[..., 1] - counts[..., 0]
+    bounds = np.stack([first_block[firsts], first_block[stops]], axis=1)
+    counts = blocks.take("running", bounds.reshape(-1)).reshape(len(RUNNING), -1, 2)
+    return bounds, counts[..., 1] - counts[..., 0]
 
 
 def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:
-    """The folder that a source's file names are relative to: `root`, the one of the config's paths,
-    since data may have moved.
+    """Choose the folder that a source's file names are relative to: usually `root`, the folder of
+    the config's paths, since data may have moved.
 
-    If paths were added to the config after the index was built, the config's root may differ and
-    the names do not resolve under it; then the root stored in the index is used.
+    If paths were added to the config after the index was built, the config's root may differ, and
+    the names do not resolve under it; then the root that the index recorded is used.
     """
     indexed = snapshot.roots[name]
     if root == indexed:
@@ -293,8 +295,12 @@ def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> s
     entry = snapshot.sources[snapshot.sources.numbers[name]]
     if not entry.files:
         return root
-    there, moved = (snapshot.path(entry.files.start, {name: folder}) for folder in (indexed, root))
-    return indexed if storage.glob(there) and not storage.glob(moved) else root
+    first = entry.files.start
+    if storage.glob(snapshot.path(first, {name: indexed})) and not storage.glob(
+        snapshot.path(first, {name: root})
+    ):
+        return indexed
+    return root
 
 
 def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
@@ -319,7 +325,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """Read all files of a snapshot: a line for each damaged table.
+    """Read all files of a snapshot, and return a line for each damaged table.
     Raises: CacheError if another file is damaged."""
     manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
@@ -332,11 +338,9 @@ def find_damaged_files(folder: Path) -> list[str]:
 def _open_again(store: CacheStore, digest: str) -> Snapshot:
     """Open a snapshot in another process, without requests if its node has it."""
     folder = store.folder / "generations" / digest
-    return (
-        _open_folder(store, folder)
-        if (folder / MANIFEST).is_file()
-        else open_snapshot(store, digest)
-    )
+    if (folder / MANIFEST).is_file():
+        return _open_folder(store, folder)
+    return open_snapshot(store, digest)
 
 
 def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
@@ -346,9 +350,9 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     # would take too long.
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
-    found = read_roots(folder)
-    roots = found["roots"]
-    known = dict[str, bool]()
+    last_build = read_roots(folder)
+    roots = last_build["roots"]
+    is_supported = dict[str, bool]()
     for entry in manifest["sources"]:
         name = entry["name"]
         format_name = entry["format"]
@@ -356,12 +360,12 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
             raise DamagedCacheError.of(
                 f"{folder / ROOTS}: does not contain the folder of source {name!r}"
             )
-        if format_name not in known:
-            known[format_name] = find_format(format_name) is not None
-        if not known[format_name]:
+        if format_name not in is_supported:
+            is_supported[format_name] = find_format(format_name) is not None
+        if not is_supported[format_name]:
             raise CacheError(
                 f"{folder / MANIFEST}: source {name!r} has format {format_name!r}, which this megablend "
                 "does not support; install the version or the package that wrote it, or build again"
             )
     with reading(folder):
-        return Snapshot(folder, manifest, found, store)
+        return Snapshot(folder, manifest, last_build, store)

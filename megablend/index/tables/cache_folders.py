@@ -12,7 +12,7 @@
     <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks;
                                         companions of the ledgers that read it last: see
-                                        plan.companion
+                                        run/companion.py
     <cache>/checksums/<digest>/         checksums of a snapshot's blocks, made on request: see block_checksums.py
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
@@ -46,7 +46,7 @@ def packs(cache: str | Path) -> Path:
 
 
 def idx_digests(cache: str | Path) -> Path:
-    """The folder of digests of parts of long `.idx` files."""
+    """The folder of a cache's digests of parts of long `.idx` files."""
     return _absolute(cache) / "idx"
 
 
@@ -56,6 +56,6 @@ def splits(cache: str | Path) -> Path:
 
 
 def external_references_dir(cache: str | Path) -> Path:
-    """The folder next to a cache in which users other than runs list the snapshots they need:
-    `index` in `*.json`."""
+    """The folder next to a cache in which users of snapshots other than runs register: each file
+    `*.json` in it names, as `index`, a snapshot that must be kept."""
     return Path(f"{_absolute(cache)}-documents")

@@ -28,7 +28,7 @@ from megablend.system.limited_json import parse_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """A column of a file of a snapshot."""
+    """An indexed column of one file of a snapshot: a row of the file table."""
 
     name: str
     """Relative to the source's root."""
@@ -51,12 +51,13 @@ class FileTable:
     that is indexed of it.
 
     Args:
-        folder: the snapshot's.
+        folder: folder of the snapshot.
         num_files, num_columns, num_blocks, num_chunks: counts of the snapshot.
 
     Attributes:
         columns: int32 [num_files], index of each file's column.
-        first_block, first_chunk: int64 [num_files + 1], of each file.
+        first_block, first_chunk: int64 [num_files + 1], numbers of each file's first block and
+            first chunk; the last values are the totals.
 
     Raises: CacheError if the table is damaged.
     """
@@ -79,7 +80,7 @@ class FileTable:
 
     def entry(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
-        i = self._number(i)
+        i = self._checked_number(i)
         row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
         return FileEntry(
             name=row["name"],
@@ -95,13 +96,13 @@ class FileTable:
                 size=row["size"],
                 token_dtype=row["token_dtype"],
                 structure=row["structure"],
-                meta=self._meta(row["meta"]),
+                meta=self._parse_meta(row["meta"]),
             ),
         )
 
     def name(self, i: int) -> str:
         """Name of file i, relative to its source's root. Raises: IndexError."""
-        name: str = self._files.column("name")[self._number(i)].as_py()
+        name: str = self._files.column("name")[self._checked_number(i)].as_py()
         return name
 
     def names(self) -> list[str]:
@@ -110,50 +111,50 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """A key of the content of each file of a column: the same in other snapshots, and wherever
-        the file is stored."""
+        """Return a key for the content of each file of a column: content that is read in the same
+        way has the same key in all snapshots, wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [
             files.column(name).to_pylist()
             for name in ("size", "rows", "tokens", "structure", "body")
         ]
-        read = [
+        settings = [
             column.format,
             column.column,
             *([column.read.options] if column.read.options else []),
         ]
-        texts = (json.dumps([*read, *row]).encode() for row in zip(*columns, strict=True))
+        texts = (json.dumps([*settings, *row]).encode() for row in zip(*columns, strict=True))
         return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """What distinguishes each file's content from others':
-        digests of its structure, and of its body."""
+        """The digests that identify each file's content: of its structure, and of its body."""
         structures, bodies = (
             self._files.column(name).to_pylist() for name in ("structure", "body")
         )
         return list(zip(structures, bodies, strict=True))
 
     def token_dtypes(self, files: range) -> Sequence[str]:
-        """numpy names of the values in files, by their numbers, as stored; sorted, each once."""
+        """The numpy names of the token dtypes that `files`, numbers of files, are stored in:
+        sorted, each once."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
-        return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
+        # pyarrow's `unique` would import pyarrow.compute
+        return sorted(set(dtypes.to_pylist()))
 
     @property
     def sizes(self) -> Int64s:
-        """int64 [num_files]: bytes of each file; of a pair those of its data file."""
+        """int64 [num_files]: size of each file in bytes; for a pair, the size of its data file."""
         sizes: Int64s = as_numpy(self._files.column("size"))
         return sizes
 
     @cached_property
     def token_bytes(self) -> Int64s:
-        """int64 [num_files]: bytes of a token of each file, decoded."""
-        names = self._files.column(
-            "token_dtype"
-        ).to_pylist()  # `dictionary_encode` would import pyarrow.compute
+        """int64 [num_files]: bytes of a decoded token of each file."""
+        # pyarrow's `dictionary_encode` would import pyarrow.compute
+        names = self._files.column("token_dtype").to_pylist()
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
         return np.fromiter((sizes[name] for name in names), np.int64, len(names))
 
-    def _meta(self, text: str) -> dict[str, Any]:
+    def _parse_meta(self, text: str) -> dict[str, Any]:
         try:
             meta = parse_json(text)
         except ValueError as error:
@@ -162,7 +163,7 @@ class FileTable:
             raise self._damaged("the metadata of a file is not a JSON object")
         return meta
 
-    def _number(self, i: int) -> int:
+    def _checked_number(self, i: int) -> int:
         i = operator.index(i)
         if not 0 <= i < len(self):
             raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
@@ -182,12 +183,13 @@ class FileTable:
 
 _MAGIC = b"megablend tokens"
 _UNKNOWN = (1, 0)
+"""The stored range of a file whose tokens are unknown: its smallest exceeds its largest."""
 Ranges = npt.NDArray[np.int64]
 
 
 def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
     """The stored form of the ranges of a snapshot's files (None: unknown)."""
-    numbers = np.array([each or _UNKNOWN for each in ranges], np.int64)
+    numbers = np.array([known or _UNKNOWN for known in ranges], np.int64)
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
@@ -197,6 +199,6 @@ def read_ranges(folder: Path, num_files: int) -> Ranges:
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
     )
-    return (
-        np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)
-    )
+    if numbers is None:
+        return np.tile(np.array(_UNKNOWN), (num_files, 1))
+    return numbers.reshape(-1, 2)

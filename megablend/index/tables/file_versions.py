@@ -29,8 +29,8 @@ RANGE_BYTES = 4096
 
 
 def body_ranges(size: int) -> list[tuple[int, int]]:
-    """Evenly spaced (offset, length) in a file of `size` bytes, including its start and end; a
-    small file completely."""
+    """Return the ranges of a file of `size` bytes that are sampled, as (offset, length): evenly
+    spaced, including its start and its end; one range of all bytes for a small file."""
     if size <= NUM_RANGES * RANGE_BYTES:
         return [(0, size)]
     return [(i * (size - RANGE_BYTES) // (NUM_RANGES - 1), RANGE_BYTES) for i in range(NUM_RANGES)]
@@ -57,28 +57,31 @@ def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
 _MAGIC = b"megablend seen 1"
 _WARNED_SLOTS = 1 << 16
 _warned = mmap.mmap(-1, _WARNED_SLOTS)
-"""Memory that forked processes share: a DataLoader forks new workers for every epoch."""
+"""A byte for each hash of a path that was warned about; shared with forked processes, since a
+DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 
 
 def join_etags(stats: Sequence[FileStat]) -> str:
-    """Identifies a version of a data file, from the stats of all files that belong to it."""
+    """Return a text that identifies the version of a data file, from the stats of all files that
+    belong to it."""
     return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
 
 
 def number_of(etag: str) -> int:
-    """Hash of a file version, 1 to 2^64 - 1."""
+    """Return the hash of a file version's etag, 1 to 2^64 - 1."""
     return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
-    """The stored form of the table of a snapshot (by its digest); numbers: uint64 [num_files]."""
+    """The stored form of the version numbers of a snapshot's files, uint64 [num_files]; `digest` is
+    the snapshot's."""
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
-    """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it.
-    Raises: CacheError."""
+    """Read the version numbers of a snapshot's files, uint64 [num_files]; None if an older version
+    of megablend built it. Raises: CacheError."""
     return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
 
 
@@ -87,7 +90,8 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 
     Raises: ChangedFileError; as Storage.read does.
     """
-    if (found := sampled_content_digest(path, size, storage)) != body:
+    found = sampled_content_digest(path, size, storage)
+    if found != body:
         raise ChangedFileError(
             path,
             f"changed since it was indexed: it has the same size, but the digest of its content is {found}, and was "
@@ -105,9 +109,12 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
             whenever a block is read.
     """
     if _is_first(folder):
-        more = "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of them now"
+        further = (
+            "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of "
+            "them now"
+        )
         if not checks_blocks:
-            more = (
+            further = (
                 "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so nothing more is "
                 "compared"
             )
@@ -117,7 +124,7 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
             path,
             folder.name,
             NUM_RANGES * RANGE_BYTES >> 10,
-            more,
+            further,
         )
 
 
@@ -133,9 +140,9 @@ def warn_unknown(folder: Path) -> None:
         )
 
 
-def _is_first(place: Path) -> bool:
+def _is_first(path: Path) -> bool:
     """Whether this is the first warning about a path."""
-    slot = number_of(str(place)) % _WARNED_SLOTS
+    slot = number_of(str(path)) % _WARNED_SLOTS
     is_first = not _warned[slot]
     _warned[slot] = 1
     return is_first

@@ -12,7 +12,7 @@ from megablend.index.tables.manifest import ROOTS, parse_roots
 
 
 def list_snapshots(cache: CacheLike) -> list[str]:
-    """Digests of a cache's snapshots, the most recently built (or rebuilt) last;
+    """Return the digests of a cache's snapshots, the most recently built (or rebuilt) last;
     empty if there is no cache."""
     store = find_store(cache)
     return sorted(
@@ -21,7 +21,7 @@ def list_snapshots(cache: CacheLike) -> list[str]:
 
 
 def build_sequence(cache: CacheLike, digest: str) -> int:
-    """Number of the last build that resulted in a snapshot; -1 if unknown."""
+    """Return the number of the last build that resulted in a snapshot; -1 if unknown."""
     store = find_store(cache)
     try:
         data = store.read_member(SNAPSHOTS, digest, ROOTS)
@@ -33,19 +33,19 @@ def build_sequence(cache: CacheLike, digest: str) -> int:
 def find_superseded(
     store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
 ) -> dict[str, float]:
-    """Digests of the snapshots that are certainly not the newest, the oldest first,
-    each with the latest time at which it ceased to be.
+    """Return the digests of the snapshots that are certainly not the newest, the oldest first, each
+    with the latest time at which it can have ceased to be the newest.
 
     Args:
-        entries: of the snapshots, by digest.
-        complete: digests of those that can be the newest.
+        entries: the snapshots' entries in the cache, by digest.
+        complete: digests of the snapshots that can be the newest.
     """
     sequences = {digest: build_sequence(store, digest) for digest in entries}
     by_arrival = sorted(entries, key=lambda digest: (sequences[digest], digest))
-    found = {}
-    for place, digest in enumerate(by_arrival):
+    superseded = {}
+    for position, digest in enumerate(by_arrival):
         entry = entries[digest]
-        newer = [entries[other] for other in by_arrival[place + 1 :] if other in complete]
+        newer = [entries[other] for other in by_arrival[position + 1 :] if other in complete]
         # Its record is damaged: it may be the newest, unless another was committed since
         if sequences[digest] < 0:
             times = [
@@ -54,14 +54,14 @@ def find_superseded(
                 if sequences[each.name] >= 0 and each.committed > entry.committed
             ]
         else:
-            times = [_took_over(entry, each) for each in newer]
+            times = [_time_superseded(entry, each) for each in newer]
         if times:
-            found[digest] = min(times)
-    return found
+            superseded[digest] = min(times)
+    return superseded
 
 
-def _took_over(entry: Entry, newer: Entry) -> float:
-    """The latest time at which a later snapshot became the newest.
+def _time_superseded(entry: Entry, newer: Entry) -> float:
+    """The latest time at which `newer` can have replaced a snapshot as the newest.
 
     A snapshot is committed again by every build that results in it. If it was created
     after the last build of the older one, that is the time, no matter how often the

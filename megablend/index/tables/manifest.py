@@ -24,14 +24,15 @@ FILES = "files.arrow"
 MANIFEST = "manifest.json"
 ROOTS = "roots.json"
 SEEN = "seen"
-"""See `file_versions`."""
+"""The version of each file at the last build; see `file_versions`."""
 TOKEN_RANGES = "token_ranges"
-"""See `token_ranges`."""
+"""The smallest and the largest token of each file; see `file_table.read_ranges`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 _FIELDS = {"format_version": int, "tables": dict}
 _TABLE_FIELDS = {"bytes": int, "blake2b": str}
 _SNAPSHOT_FIELDS = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
-_COUNTED = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
+_COUNTED_TABLES = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
+"""By count of the manifest, the table whose rows it counts."""
 _SOURCE_FIELDS = {
     "name": str,
     "format": str,
@@ -42,15 +43,16 @@ _SOURCE_FIELDS = {
     "rows": int,
 }
 _MAX_SHOWN = 60
+"""Characters of a wrong value that a message shows."""
 
 
 def _is_path(value: object) -> bool:
-    """Whether it is text that a path or URL may consist of."""
+    """Whether a value is text that a path or URL may consist of."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
         os.fsencode(value)
-    except UnicodeEncodeError:  # parts of characters
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 
@@ -61,8 +63,8 @@ _ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
     "columns": ("an object of text or null", {str: (str, NoneType)}),
     "skipped": ("an object of lists of text", {str: [str]}),
 }
-"""The fields of roots.json, what each contains, and its shape. The last two are missing
-before 0.2."""
+"""By field of roots.json, its content in words and its shape (see `limited_json.fits`). Releases
+before 0.2 wrote neither `columns` nor `skipped`."""
 
 
 def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
@@ -97,14 +99,15 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     _check_fields(folder, manifest, _SNAPSHOT_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
-    for name, table in _COUNTED.items():  # a row takes more than a byte
-        most = manifest["tables"][table]["bytes"]
-        if not 0 <= manifest[name] <= most:
+    for name, table in _COUNTED_TABLES.items():
+        # A row takes more than a byte
+        max_rows = manifest["tables"][table]["bytes"]
+        if not 0 <= manifest[name] <= max_rows:
             raise _wrong(
                 folder / MANIFEST,
                 name,
                 manifest[name],
-                f"0 to {most}, since {table} has {most} bytes",
+                f"0 to {max_rows}, since {table} has {max_rows} bytes",
             )
     first_file = 0
     _check_sources(folder, manifest["sources"])
@@ -123,17 +126,19 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
-    """Check the fields of all sources; once for those whose values have the same types."""
+    """Check the fields of all sources; the types of fields once for all sources that have the
+    same, since there may be thousands."""
     checked = set[tuple[type, ...]]()
-    read = itemgetter(*_SOURCE_FIELDS)
+    get_fields = itemgetter(*_SOURCE_FIELDS)
     for source in sources:
         types: tuple[type, ...] = ()
         with contextlib.suppress(KeyError, TypeError):
-            types = tuple(map(type, read(source)))
+            types = tuple(map(type, get_fields(source)))
         if types not in checked:
             _check_fields(folder, source, _SOURCE_FIELDS)
             checked.add(types)
-        if not isinstance(owner := source.get("extra_of"), str | None):
+        owner = source.get("extra_of")
+        if not isinstance(owner, str | None):
             raise _wrong(
                 folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null"
             )
@@ -147,7 +152,8 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
 
 
 def _check_fields(folder: Path, value: object, fields: Mapping[str, Any]) -> None:
-    if (missing := missing_field(value, fields)) is not None:
+    missing = missing_field(value, fields)
+    if missing is not None:
         raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (it lacks {missing})")
 
 
@@ -159,8 +165,8 @@ def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _checksum(manifest: Mapping[str, Any], *, as_stored: bool = False) -> str:
-    """Hex digest of a manifest without its own checksum. `as_stored`: its keys are sorted already,
-    which saves half the time."""
+    """Compute the hex digest of a manifest without its own checksum. `as_stored`: its keys are
+    sorted already, so they need not be sorted again, which takes half of the time."""
     text = json.dumps(manifest, sort_keys=not as_stored, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -178,11 +184,10 @@ def read_roots(folder: Path) -> dict[str, Any]:
 def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     """Parse the content of a snapshot's roots.json. Raises: CacheError."""
     roots = _parse_json(f"{folder}/{ROOTS}", data)
-    committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
-    if not {"arrival", "roots"} <= set(roots) <= set(_ROOTS_FIELDS) or committed not in (
-        None,
-        _checksum(roots, as_stored=True),
-    ):
+    stored_checksum = roots.pop("checksum", None)
+    has_known_fields = {"arrival", "roots"} <= set(roots) <= set(_ROOTS_FIELDS)
+    # Version 0.1.0 wrote no checksum
+    if not has_known_fields or stored_checksum not in (None, _checksum(roots, as_stored=True)):
         raise DamagedCacheError.of(f"{folder / ROOTS}: damaged (its checksum is wrong)")
     for name, (expected, shape) in _ROOTS_FIELDS.items():
         if name in roots and not fits(roots[name], shape):
@@ -221,8 +226,8 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare all tables of a folder with its manifest;
-    one line for each that is not what was committed."""
+    """Compare all tables of a folder with its manifest, and return one line for each that is not
+    what was committed."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:

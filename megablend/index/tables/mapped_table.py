@@ -36,17 +36,18 @@ def _close(fd: int) -> None:
 
 
 class MappedTable:
-    """Columns by name. Safe to share between threads, and after a fork."""
+    """A table whose columns are accessed by name. Safe to share between threads, and after a
+    fork."""
 
     mapped_bytes = 64 << 20
     """Tables up to this size are read through the mapping."""
     ahead_rows = 256
-    """From this many rows on, the disk is asked for all of them ahead: few are in the page cache
-    yet."""
+    """From this many separate reads on, the system is asked to read all of them ahead, since few
+    are likely to be in the page cache."""
     region_rows = 1 << 14
-    """Rows of 4 bytes that one access may map."""
+    """Rows of 4 bytes that the system may map on one access: a region of 64 KiB."""
     portion_regions = 8
-    """Accesses per portion."""
+    """Regions that are accessed before the memory of a portion is released."""
 
     def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
         with reading(path):
@@ -73,8 +74,8 @@ class MappedTable:
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Split `rows` int64 [n], numbers in any order, into consecutive parts; the memory accessed
-        for each part is released."""
+        """Yield consecutive slices of `rows` int64 [n], numbers in any order; the memory that was
+        mapped meanwhile is released after each."""
         if not self._is_large:
             yield slice(0, len(rows))
             return
@@ -88,24 +89,24 @@ class MappedTable:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A new array of a column's values in `rows` int64 [n],
-        numbers in range, in any order: [n].
+        """Return a column's values in `rows` int64 [n], numbers in range, in any order, as a new
+        array [n].
 
         Raises: CacheError if the file cannot be read.
         """
         column = self._columns[name]
         if not self._is_large or not len(rows):
             return column[rows]
-        found = np.empty(len(rows), column.dtype)
-        # of runs of consecutive rows
+        values = np.empty(len(rows), column.dtype)
         size = column.itemsize
+        # Consecutive rows are one read; `firsts` are the positions in `rows` at which reads begin
         firsts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
-        starts = rows[firsts]
+        offsets = self._begins[name] + rows[firsts] * size
         begins = firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
-        ahead = len(starts) >= self.ahead_rows
-        self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
-        return found
+        ahead = len(firsts) >= self.ahead_rows
+        self._read(offsets, sizes, begins, ahead, values.view(np.uint8))
+        return values
 
     def _read(
         self,
@@ -115,8 +116,8 @@ class MappedTable:
         ahead: bool,
         out: npt.NDArray[np.uint8],
     ) -> None:
-        """Read ranges of the file; one that a signal interrupted is read again.
-        Raises: CacheError."""
+        """Read `sizes` bytes from each of `offsets` of the file to each of `begins` in `out`; a
+        range whose read a signal interrupted is read again. Raises: CacheError."""
         done = 0
         while True:
             done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)

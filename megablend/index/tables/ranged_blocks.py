@@ -31,10 +31,11 @@ def count_groups(
 
     Args:
         before: returns the tokens before each of the given blocks, int64 [n] -> int64 [n].
+        run: number of neighbouring blocks that belong to the same group.
     """
     totals = np.zeros(num_groups, np.int64)
-    turn = num_groups * run
-    step = max(1, blocks_per_pass // turn) * turn
+    round_blocks = num_groups * run
+    step = max(1, blocks_per_pass // round_blocks) * round_blocks
     for start in range(0, num_blocks, step):
         edges = np.arange(start, min(start + step, num_blocks) + run, run).clip(max=num_blocks)
         tokens = np.diff(before(edges))  # tokens of each run; the last run may be short
@@ -48,9 +49,10 @@ class RangedBlocks(ABC):
     """Blocks of several ranges, numbered from 0. Documents are arranged as if each were a block.
 
     Args:
-        firsts, counts: int64 [num_ranges], of the blocks of each range, as the index or the source
-            numbers them.
-        tokens: int64 [num_ranges], of each range.
+        firsts: int64 [num_ranges], number of each range's first block in the index (of its first
+            document in the source).
+        counts: int64 [num_ranges], blocks of each range.
+        tokens: int64 [num_ranges], tokens of each range.
 
     Attributes:
         num_blocks, num_tokens: of all ranges.
@@ -65,30 +67,31 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens of the blocks of these ranges before each of `blocks` int64 [n],
-        which are from 0 to num_blocks: int64 [n]."""
+        """Return the number of tokens before each of `blocks` int64 [n], local numbers from 0 to
+        num_blocks: int64 [n]."""
 
     def index_blocks(self, blocks: Int64s) -> Int64s:
-        """The numbers in the index, or of documents in the source,
-        of blocks from 0 to num_blocks - 1: int64 [n]."""
+        """Return the numbers in the index (of documents: in the source) of `blocks` int64 [n],
+        local numbers from 0 to num_blocks - 1: int64 [n]."""
+        numbers: Int64s
         if len(self._firsts) == 1:
-            only: Int64s = blocks + self._firsts[0]
-            return only
-        which = self._find_ranges(blocks)
-        numbers: Int64s = self._firsts[which] + blocks - self._offsets[which]
+            numbers = blocks + self._firsts[0]
+            return numbers
+        ranges = self._find_ranges(blocks)
+        numbers = self._firsts[ranges] + blocks - self._offsets[ranges]
         return numbers
 
     def local_blocks(self, numbers: Int64s) -> Int64s:
-        """The local blocks with these numbers in the index;
-        for a number in no range, the next block after it: int64, of the same shape."""
-        which = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
-        inside = np.maximum(numbers - self._firsts[which], 0)
-        local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
+        """Return the local numbers of blocks, given their numbers in the index; for a number in no
+        range, the local number of the next block after it: int64, of the same shape."""
+        ranges = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
+        inside = np.maximum(numbers - self._firsts[ranges], 0)
+        local: Int64s = np.minimum(self._offsets[ranges] + inside, self._offsets[ranges + 1])
         return local
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are
-        stored. Raises: CacheError."""
+        """Return the tokens of each group, int64 [num_groups]: see Blocks.group_totals. They are
+        counted unless they are stored. Raises: CacheError."""
         totals = self._stored_totals(num_groups, run).find(np.dtype(np.int64), num_groups)
         return self._count_groups(num_groups, run) if totals is None else totals
 
@@ -99,25 +102,26 @@ class RangedBlocks(ABC):
             stored.keep(self._count_groups(num_groups, run))
 
     def _find_ranges(self, blocks: Int64s) -> Int64s:
-        """The range that has each block; the last one for num_blocks: int64 [n]."""
+        """Return the number of the range that contains each block; of the last range for
+        num_blocks: int64 [n]."""
         if len(self._firsts) == 1:
             return np.zeros(len(blocks), np.int64)
-        which: Int64s = np.searchsorted(self._offsets, blocks, side="right") - 1
-        return np.minimum(which, len(self._firsts) - 1)
+        ranges: Int64s = np.searchsorted(self._offsets, blocks, side="right") - 1
+        return np.minimum(ranges, len(self._firsts) - 1)
 
     def _count_groups(self, num_groups: int, run: int) -> Int64s:
         return count_groups(self.before, self.num_blocks, num_groups, run)
 
     @abstractmethod
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
-        """The file of the totals."""
+        """The file that stores the totals."""
 
 
 def store_totals(cache: Path, owner: str, parts: Sequence[object]) -> ComputedNumbers:
-    """The file of totals of groups.
+    """The file that stores totals of groups.
 
     Args:
         owner: digest of the snapshot, or of the table of documents.
-        parts: what the totals depend on besides.
+        parts: everything else that the totals depend on.
     """
     return ComputedNumbers(cache, owner, ["totals", VERSION, [owner, *parts]])

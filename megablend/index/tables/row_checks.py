@@ -35,7 +35,7 @@ _COLUMNS = {BLOCKS: BLOCK_COLUMNS, CHUNKS: CHUNK_COLUMNS}
 _GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_COLUMNS.names or ()}}
 """By table, the names of its checksums, and the columns that each of them covers."""
 _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
-"""The tables of checksums."""
+"""By table, the name of the table of its checksums."""
 _PASS = 1 << 14
 """Rows per pass of computing checksums."""
 
@@ -48,12 +48,12 @@ class RowChecks:
         self.num_rows = len(self._stored[names[0]])
 
     def find_wrong(self, name: str, rows: Int64s, values: Int64s) -> int | None:
-        """The first row that is not what was committed; None if all are.
+        """Return the first row that is not what was committed; None if all rows are.
 
         Args:
-            name: of the checksum.
-            rows, values: int64 [n], numbers of the rows; int64 [num_columns, n], what the checksum
-                covers.
+            name: name of the checksum.
+            rows: int64 [n], numbers of the rows.
+            values: int64 [num_columns, n], values of the columns that the checksum covers.
         """
         wrong = _compute(rows, values) != self._stored.take(name, rows)
         return int(rows[wrong.argmax()]) if wrong.any() else None
@@ -65,7 +65,8 @@ def write_checks(
     """Write the checksums of all rows of a table.
 
     Args:
-        read: what a checksum (by name) covers in rows int64 [n]: int64 [num_columns, n].
+        read: returns the columns that a checksum, given by its name, covers, in rows int64 [n]:
+            int64 [num_columns, n].
     """
     with TableWriter(path, _columns_of(names)) as checks:
         for start in range(0, num_rows, _PASS):
@@ -79,11 +80,11 @@ def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
 
 
 def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """The checksums of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32
-    [n]."""
-    found = np.empty(len(rows), np.uint32)
-    row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), found)
-    return found
+    """Compute the checksums of rows, given their numbers, int64 [n], and `values`
+    int64 [num_columns, n]: uint32 [n]."""
+    checks = np.empty(len(rows), np.uint32)
+    row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), checks)
+    return checks
 
 
 class CheckedTable:
@@ -91,7 +92,7 @@ class CheckedTable:
     Safe to share between threads, and after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
-        """Args: checks: there is a table of checksums; otherwise rows are not verified."""
+        """Args: checks: whether the table has checksums; if not, rows are not verified."""
         self._path = f"{folder}/{table}"
         self._groups = _GROUPS[table]
         self._checks_name = _CHECKS[table]
@@ -104,15 +105,15 @@ class CheckedTable:
             )
 
     def take(self, group: str, rows: Int64s) -> Int64s:
-        """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order:
-        int64 [num_columns, n].
+        """Read the columns that checksum `group` covers, in `rows` int64 [n], numbers in range, in
+        any order, and verify them: int64 [num_columns, n].
 
         Raises: CacheError if a row is not what was committed, or cannot be read.
         """
         names = self._groups[group]
         values = np.empty((len(names), len(rows)), np.int64)
-        for place, name in enumerate(names):
-            values[place] = self.mapped.take(name, rows)
+        for number, name in enumerate(names):
+            values[number] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
             wrong = self._checks.find_wrong(group, rows, values)
             if wrong is not None:
@@ -122,32 +123,34 @@ class CheckedTable:
         return values
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """The last rows of `span` at which an ascending column is at most
-        `values` int64 [n]: int64 [n].
+        """Find, for each of `values` int64 [n], the last row of `span` at which an ascending column
+        is at most that value: int64 [n].
 
         Args:
+            group: the checksum that covers the column.
+            name: name of the column.
             values: at least the column's value at span.start, and less than at span.stop.
 
         Raises: CacheError if one of these rows, or the row after it, is not what was committed, or
             the column is not ascending.
         """
         column = self.mapped[name][span.start : span.stop]
-        found = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
-        found = np.clip(found, span.start, span.stop - 1)
-        both = self.take(group, np.concatenate((found, found + 1)))
-        low, high = both[self._groups[group].index(name)].reshape(2, -1)
-        if ((low > values) | (high <= values)).any():
+        rows = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
+        rows = np.clip(rows, span.start, span.stop - 1)
+        verified = self.take(group, np.concatenate((rows, rows + 1)))
+        here, after = verified[self._groups[group].index(name)].reshape(2, -1)
+        if ((here > values) | (after <= values)).any():
             raise DamagedCacheError.of(f"{self._path}: damaged table: its {name} is not ascending")
-        return found
+        return rows
 
 
 def has_checks(manifest: Mapping[str, Any]) -> bool:
-    """Whether a snapshot has the tables of checksums."""
+    """Whether a snapshot, given its manifest, has tables of checksums."""
     return set(_CHECKS.values()) <= set(manifest["tables"])
 
 
 def write_snapshot_checks(folder: Path, into: Path) -> None:
-    """Write the checksums of the tables in the folder of a snapshot to tables in another folder."""
+    """Compute the checksums of the tables in a snapshot's folder, and write them to `into`."""
     for name, groups in _GROUPS.items():
         table = CheckedTable(folder, name, checks=False)
         write_checks(into / _CHECKS[name], list(groups), table.num_rows, table.take)
@@ -161,7 +164,8 @@ def complete_checks(folder: Path) -> None:
     manifest = read_manifest(folder)
     if has_checks(manifest):
         return
-    if damaged := damaged_tables(folder, manifest):
+    damaged = damaged_tables(folder, manifest)
+    if damaged:
         raise DamagedCacheError.of(damaged[0])
     add_tables(folder, lambda into: write_snapshot_checks(folder, into))
 

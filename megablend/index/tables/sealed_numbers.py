@@ -1,9 +1,10 @@
 """Numbers that a cache keeps in a file of their own, with a digest of the file at its end.
 
-    seen, token_ranges      a number for each file of a snapshot, in its folder and outside its digest: keyed by the snapshot's
+    seen, token_ranges      numbers for each file of a snapshot, in its folder but not part of its digest, which is the seal's key
     <cache>/idx/            digests of the parts of long `.idx` files
     <cache>/lengths/        lengths of the documents of a range of blocks
-    <cache>/splits/         what was computed from a snapshot or a table of documents, keyed by all that it depends on
+    <cache>/splits/         what was computed from a snapshot or a table of documents; the seal's key is a digest of all that
+                            it depends on
 
 A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16
 bytes (`system.atomic_write.seal`).
@@ -42,8 +43,8 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """The numbers of a stored form, [count], or all if their count is not known;
-    None if it is damaged."""
+    """Parse the stored form of numbers: [count], or as many as there are if `count` is None.
+    Returns None if the data is damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -56,7 +57,7 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """The numbers of a file, see `parse_numbers`; None if it does not exist.
+    """Read the numbers in a file, see `parse_numbers`; None if the file does not exist.
     Raises: CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
@@ -70,14 +71,14 @@ def read_numbers(
 
 
 class ComputedNumbers:
-    """Numbers in `splits/` that were computed from what the cache has, and are computed again if
-    they are missing.
+    """A file of `splits/`, with numbers that were computed from other files of the cache; whoever
+    needs them computes them again if the file is missing.
 
     Args:
-        cache: its folder.
-        owner: the digest of the snapshot or the table of documents that they were computed from,
-            with which they are removed.
-        request: everything that they depend on, as JSON.
+        cache: folder of the cache.
+        owner: digest of the snapshot or the table of documents that the numbers were computed from;
+            the file is removed together with it.
+        request: everything that the numbers depend on; it can be written as JSON.
     """
 
     def __init__(self, cache: Path, owner: str, request: Sequence[object]) -> None:
@@ -85,7 +86,7 @@ class ComputedNumbers:
         self._path = splits(cache) / f"{owner}-{self._key.hex()}"
 
     def find(self, dtype: np.dtype[Any], count: int | None = None) -> Numbers | None:
-        """The numbers, [count]; None if they are missing, damaged or cannot be read."""
+        """Return the numbers, [count]; None if the file is missing, damaged or cannot be read."""
         with contextlib.suppress(CacheError):
             return read_numbers(self._path, dtype, count, key=self._key)
         return None

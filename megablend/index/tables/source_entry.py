@@ -27,9 +27,9 @@ class ColumnEntry:
     read: ReadSpec
     """How it is read, to the extent that the index records it."""
     files: range
-    """File numbers of the snapshot."""
+    """Numbers of its files in the snapshot."""
     blocks: range
-    """Block numbers of the snapshot."""
+    """Numbers of its blocks in the snapshot."""
     tokens: int
     rows: int
     """Number of documents, including empty and null ones."""
@@ -80,14 +80,14 @@ class SourceEntry(ColumnEntry):
 
 
 class Sources(LazyItems[SourceEntry]):
-    """The sources of a snapshot; their entries are made when they are first needed, since of
-    thousands most never are.
+    """The sources of a snapshot. Their entries are made when they are first needed: of thousands of
+    sources, most entries never are.
 
     Attributes:
-        names: [num_sources].
-        reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same
-            object.
-        numbers: of the sources, by their names.
+        names: [num_sources], names of the sources.
+        reads: [num_sources], how each source is read (`SourceEntry.read`); sources that are read
+            alike share an object.
+        numbers: number of each source, by its name.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Sources(LazyItems[SourceEntry]):
 def make_columns(
     folder: Path,
     records: Sequence[Mapping[str, Any]],
-    found: Mapping[str, Any],
+    last_build: Mapping[str, Any],
     measure: Callable[[], tuple[Int64s, Int64s]],
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
     """Make the entries of a manifest's sources. The manifest lists extra columns after all sources,
@@ -116,9 +116,10 @@ def make_columns(
     Args:
         folder: folder of the snapshot, for messages.
         records: the manifest's `sources`.
-        found: results of the last build; see `manifest.read_roots`.
-        measure: gives int64 [num_records, 2], first block, and the one after the last block; and
-            int64 [3, num_records], tokens, rows and ends. Called when an entry is first needed.
+        last_build: results of the last build; see `manifest.read_roots`.
+        measure: returns the first block of each record and the one after its last, int64
+            [num_records, 2]; and tokens, rows and ends of each, int64 [3, num_records]. Called when
+            an entry is first needed.
 
     Returns: the sources; and all columns in the order of the manifest: column i of the first
         num_sources is source i.
@@ -126,41 +127,42 @@ def make_columns(
     """
     names = [record["name"] for record in records if record.get("extra_of") is None]
     reads = ReadSpec.from_records(records)
-    extra = dict[str, list[ColumnEntry]]()
+    extra_of_source = dict[str, list[ColumnEntry]]()
     measured = cache(measure)
 
-    def read_fields(number: int) -> dict[str, Any]:
+    def make_fields(number: int) -> dict[str, Any]:
         record = records[number]
-        borders, counts = measured()
+        block_bounds, counts = measured()
         name = record["name"]
         return {
             "read": reads[number],
             "files": range(record["first_file"], record["first_file"] + record["num_files"]),
-            "blocks": range(*borders[number].tolist()),
+            "blocks": range(*block_bounds[number].tolist()),
             "tokens": int(counts[0, number]),
             "rows": record["rows"],
             "ends": int(counts[2, number]) if record["documents"] else -1,
-            "root": found["roots"][name],
-            "column_taken": record["column"] or found.get("columns", {}).get(name),
+            "root": last_build["roots"][name],
+            "column_taken": record["column"] or last_build.get("columns", {}).get(name),
         }
 
     def make_source(number: int) -> SourceEntry:
         name = names[number]
-        skipped = tuple(found.get("skipped", {}).get(name, ()))
-        columns = tuple(extra.get(name, ()))
+        skipped = tuple(last_build.get("skipped", {}).get(name, ()))
+        columns = tuple(extra_of_source.get(name, ()))
         return SourceEntry(
-            source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number)
+            source_name=name, extra_columns=columns, skipped=skipped, **make_fields(number)
         )
 
     sources = Sources(names, reads[: len(names)], make_source)
-    listed = list[ColumnEntry]()
+    extra_columns = list[ColumnEntry]()
     for number in range(len(names), len(records)):
         owner = records[number].get("extra_of")
         if owner not in sources.numbers:  # None: a source after an extra column
             raise DamagedCacheError.of(
                 f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
             )
-        column = ColumnEntry(source_name=owner, **read_fields(number))
-        extra.setdefault(owner, []).append(column)
-        listed.append(column)
-    return sources, (*sources, *listed) if listed else sources
+        column = ColumnEntry(source_name=owner, **make_fields(number))
+        extra_of_source.setdefault(owner, []).append(column)
+        extra_columns.append(column)
+    # Without extra columns, no entry need be made yet
+    return sources, (*sources, *extra_columns) if extra_columns else sources

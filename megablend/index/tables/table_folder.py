@@ -27,7 +27,7 @@ from megablend.system.atomic_write import (
 
 
 def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries of a manifest for all files of a folder, by name."""
+    """Return the entries that a manifest has for the files of a folder, by file name."""
     return {
         path.name: {"bytes": path.stat().st_size, "blake2b": checksum(path)}
         for path in sorted(folder.iterdir())
@@ -43,7 +43,8 @@ def is_complete(folder: Path) -> bool:
 
 
 def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path], object]) -> None:
-    """Commit tables that belong to something in the cache. Raises: CacheError.
+    """Write tables, and commit them with a manifest as folder `name` of a kind of the cache.
+    Raises: CacheError.
 
     Args:
         write: writes the tables to an empty folder.
@@ -61,8 +62,8 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
 
 
 def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
-    """Add tables to a committed folder; its manifest is replaced last,
-    atomically. Raises: CacheError.
+    """Add tables to a committed folder, whose manifest is replaced last, atomically.
+    Raises: CacheError.
 
     Args:
         write: writes the tables to an empty folder.

@@ -97,7 +97,7 @@ class _Column:
             self._kept = io.BytesIO()
 
     def finish(self) -> pa.Buffer:
-        """All values."""
+        """Return all values."""
         if self._file is None:
             return pa.py_buffer(self._kept.getvalue())
         self._file.flush()
@@ -117,8 +117,8 @@ class TableWriter:
     are removed at its end.
 
     Args:
-        kept_bytes: a column up to this size is kept in memory: of a small table, files of columns
-            would take longer than everything else.
+        kept_bytes: a column up to this size is kept in memory: for a small table, writing a file
+            for each column would take longer than everything else.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    # Not pa.memory_map, which threads of Arrow would read
+    # Not pa.memory_map: threads of Arrow would read its pages
     with reading(path), open_regular(path) as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
     return parse_batch(path, pa.py_buffer(data), schema)
@@ -196,7 +196,8 @@ def parse_batch(path: Path | str, data: pa.Buffer, schema: pa.Schema) -> pa.Reco
                 f"{path}: damaged table: it has {reader.num_record_batches} record batches, expected 1"
             )
         batch = reader.get_batch(0)
-        batch.validate(full=True)  # does not read the values of numbers
+        # This does not read the values of columns of numbers
+        batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
         raise DamagedCacheError.of(f"{path}: damaged table ({error})") from error
     if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):

@@ -1,5 +1,5 @@
-"""Checks that the files of a snapshot exist and are those that were indexed.
-Equal sizes and times are sufficient."""
+"""Checks that the files of a snapshot exist and are those that were indexed. A file whose size and
+times are the same is not read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class FileChecker:
         self._storage = storage.for_checking()
 
     def check(self, number: int) -> DataError | None:
-        """What is wrong with a file; None if it is the one that was indexed. Raises: CacheError."""
+        """Return the problem of a file, as an error; None if it is the file that was indexed.
+        Raises: CacheError."""
         file = self._snapshot.file(number)
         path = self._snapshot.path(number, self._roots)
         column = self._snapshot.columns[file.column]
@@ -45,12 +46,13 @@ class FileChecker:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
         except DataError as error:
-            return _named(error, column.source_name)
+            return _add_source(error, column.source_name)
         return None
 
 
 def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
-    """Numbers of the files of the named sources; extra columns are in the same files."""
+    """Return the numbers of the files of the named sources. Extra columns have numbers of their own,
+    but are in the same files."""
     return [number for entry in snapshot.sources if entry.name in sources for number in entry.files]
 
 
@@ -81,18 +83,19 @@ def check_each(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[DataError | None]:
-    """As `check_files`, with None for files without a problem."""
-    found: list[DataError | None] = []
+    """Check files in several threads, as `check_files` does. Returns the problem of each file; None
+    for a file without one."""
+    results: list[DataError | None] = []
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:
         for start in range(0, len(numbers), _BATCH):
             part = numbers[start : start + _BATCH]
-            found += threads.map(checker.check, part)
+            results += threads.map(checker.check, part)
             if progress is not None:
                 progress(
                     Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0)
                 )
-    return found
+    return results
 
 
-def _named(error: DataError, source: str) -> DataError:
+def _add_source(error: DataError, source: str) -> DataError:
     return type(error)(error.path, f"{error.problem} (source {source!r})", offset=error.offset)

@@ -33,7 +33,7 @@ from megablend.index.tables.list_snapshots import find_superseded, list_snapshot
 from megablend.system.atomic_write import translate_os_errors
 
 _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
-"""Files and folders that belong to snapshots."""
+"""Kinds of files and folders that are kept as long as a kept snapshot needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,19 @@ def collect(
     min_age_seconds: float,
     dry_run: bool,
 ) -> Collected:
-    """Remove what is not needed and has not been used for `min_age_seconds`,
-    by the clock of the cache's store.
+    """Remove files that are not needed and have not been used for `min_age_seconds`, by the clock of
+    the cache's store.
 
     Args:
-        needed: called with the cache held; returns digests of the snapshots to keep, in addition to
-            the newest.
-        dry_run: remove nothing.
+        needed: returns digests of the snapshots to keep in addition to the newest; called while the
+            cache is held.
+        dry_run: whether to remove nothing, and only report.
 
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
-        kept snapshot is damaged; as `needed`.
+        kept snapshot is damaged; as `needed` does.
     """
     store = find_existing(cache)
-    # A dry run writes nothing, no lock either: it may be of somebody who may only read.
+    # A dry run writes nothing, not even a lock: its user may only be allowed to read
     held = contextlib.nullcontext() if dry_run else store.hold(wait_seconds=0)
     with translate_os_errors(store.folder), held as lock:
         if lock is not None and not lock.exclusive:
@@ -96,22 +96,21 @@ def collect(
             for entry in store.list_entries(kind)
             if entry.committed < before and not needs(kind, entry.name)
         ]
-        going = [*((SNAPSHOTS, snapshots[digest]) for digest in old), *others]
+        removed = [*((SNAPSHOTS, snapshots[digest]) for digest in old), *others]
         if not dry_run:
-            for kind, entry in going:
+            for kind, entry in removed:
                 store.remove(kind, entry.name)
         num_left, bytes_left = store.collect_leftovers(before, dry_run=dry_run)
     return Collected(
         snapshots=tuple(old),
         kept=kept,
         others=len(others) + num_left,
-        bytes=sum(entry.bytes for _, entry in going) + bytes_left,
+        bytes=sum(entry.bytes for _, entry in removed) + bytes_left,
     )
 
 
 class _KeptContents:
-    """Contents of the kept snapshots, by the names that the other files
-    of the cache are stored under."""
+    """The names under which the cache stores what belongs to the kept snapshots."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store
@@ -150,4 +149,7 @@ class _KeptContents:
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._snapshots)
+        # Left are document tables, checksums, and `splits`, which belong to tables or to snapshots
+        if owner in self._tables:
+            return True
+        return kind in ("splits", CHECKSUMS) and owner in self._snapshots

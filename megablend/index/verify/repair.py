@@ -1,5 +1,5 @@
-"""Rebuilding a damaged index from the files that it lists:
-a run may use an index that is older than what a build of the config would make."""
+"""Rebuilding a damaged index from the files that it lists, since a run may use an older index than
+the one that a build of its config would make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from megablend.system.atomic_write import checksum
 
 
 def find_damage(cache: CacheLike, digest: str) -> str | None:
-    """Read all files of an index in the cache: the first problem, or None."""
+    """Read all files of an index in the cache, and return the first problem; None if there is
+    none."""
     store = find_store(cache)
     if not store.has_folder(SNAPSHOTS, digest):
         return f"{store.location}/generations/{digest}: this index does not exist"
@@ -36,12 +37,12 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
 def list_indexed_files(
     cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceSpec, ...]:
-    """The sources of an index, with the paths of the files that it was built
-    from, for `build_index`.
+    """Return the sources of an index, with the paths of the files that it was built from, as
+    `build_index` takes them.
 
     Args:
-        roots: source name -> folder that its files' names are relative to, for sources whose folder
-            the index no longer contains.
+        roots: source name -> folder that its files' names are relative to; used if the folders that
+            the index recorded cannot be read.
         block_bytes: the value that the index was built with.
 
     Raises: CacheError if its manifest or its table of files is damaged, too.
@@ -51,9 +52,10 @@ def list_indexed_files(
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()
-    with contextlib.suppress(CacheError):  # roots are not part of what the digest stands for
+    # Roots are not part of the digest, so that the index can be rebuilt without them
+    with contextlib.suppress(CacheError):
         roots = {**roots, **read_roots(folder)["roots"]}
-    listed = []
+    specs = []
     extra = [record for record in manifest["sources"] if record.get("extra_of") is not None]
     for source in manifest["sources"]:
         if source in extra:
@@ -63,13 +65,14 @@ def list_indexed_files(
         if root is None:
             raise CacheError(f"{folder}: the folder of the files of source {name!r} is unknown")
         files = names[source["first_file"] : source["first_file"] + source["num_files"]]
+        extra_of_source = (record["column"] for record in extra if record["extra_of"] == name)
         spec = SourceSpec(
             name=name,
             patterns=(),
             read=dataclasses.replace(ReadSpec.from_record(source), block_bytes=block_bytes),
-            extra_columns=tuple(record["column"] for record in extra if record["extra_of"] == name),
+            extra_columns=tuple(extra_of_source),
             root=root,
             paths=tuple(join(root, each) for each in files),
         )
-        listed.append(spec)
-    return tuple(listed)
+        specs.append(spec)
+    return tuple(specs)

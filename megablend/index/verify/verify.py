@@ -33,11 +33,11 @@ def verify(
     checksums and totals of all snapshots.
 
     Args:
-        data: also read every block of every file, and compare counts, sampled ranges, and
-            checksums, if the files or the index have some.
+        data: whether to also read every block of every file, and compare counts, sampled ranges,
+            and checksums, if the files or the index have some.
         storage: reads the files.
         progress: called as files are read.
-        uses: of the snapshots, by digest.
+        uses: how each snapshot is used, by its digest.
 
     Returns: one line per problem, with file and place; empty if there are none.
     Raises: CacheError if there is no cache.
@@ -68,12 +68,13 @@ def verify(
 def _snapshot_problems(
     store: CacheStore, digest: str, sound: list[Snapshot], remedy: str
 ) -> Iterator[str]:
-    """Problems of a snapshot, which is added to `sound` if its tables are undamaged; `remedy`: what
-    to do about them."""
+    """Yield the problems of a snapshot, each with the `remedy` for them; if its tables are
+    undamaged, the snapshot is added to `sound`."""
     folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
     damaged = find_damaged_files(folder)
     yield from (f"{problem}; {remedy}" for problem in damaged)
-    if damaged:  # further checks of damaged tables are meaningless
+    # Further checks of damaged tables are meaningless
+    if damaged:
         return
     snapshot = open_snapshot(store, digest)
     for problem in _table_problems(snapshot):
@@ -90,14 +91,14 @@ def _file_kind_problems(
             yield problem
 
 
-def _folder_problems(store: CacheStore, kind: str, then: str) -> Iterator[str]:
-    """Problems of folders that are computed again if they are missing; `then`: by what."""
+def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterator[str]:
+    """Yield the problems of all folders of a kind that can be removed and made again."""
     for entry in store.list_entries(kind):
-        remedy = f"remove {store.location}/{kind}/{entry.name}, and {then}"
-        yield from catch_errors(_table_problems_of(store, kind, entry.name, remedy), remedy)
+        remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"
+        yield from catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
 
 
-def _table_problems_of(store: CacheStore, kind: str, name: str, remedy: str) -> Iterator[str]:
+def _damaged_tables_of(store: CacheStore, kind: str, name: str, remedy: str) -> Iterator[str]:
     folder = store.fetch_folder(kind, name, is_fresh=True)
     yield from (f"{problem}; {remedy}" for problem in damaged_tables(folder, read_manifest(folder)))
 
@@ -113,7 +114,8 @@ def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
 
 
 def _table_problems(snapshot: Snapshot) -> Iterator[str]:
-    """Descending running counts, blocks outside their file, inconsistent totals."""
+    """Yield contradictions within a snapshot's tables: descending running counts, blocks outside
+    their file, inconsistent totals."""
     for name in ("tokens_before", "rows_before", "ends_before"):
         running = getattr(snapshot, name)
         falls = np.flatnonzero(np.diff(running) < 0)

@@ -39,25 +39,27 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 _BATCH_BLOCKS = 64
+"""Blocks that are read and decoded together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotUse:
-    """What a snapshot is used for: that decides where its files are,
-    and what to do about its problems."""
+    """How a snapshot is used, which determines where its files are, and the remedies for its
+    problems."""
 
     repair: str = REPAIR_REMEDY
-    """What to do about damage, or where it is not needed, about anything."""
+    """Remedy for damaged tables; if the snapshot is not needed, for all of its problems."""
     missing: str = MISSING_REMEDY
-    """What to do about files that do not exist."""
+    """Remedy for files that do not exist."""
     is_needed: bool = True
+    """Whether a run or a config uses it."""
     roots: Mapping[str, str] = field(default_factory=dict)
-    """Folders of its sources where a config tells them, by name."""
+    """By source name, the folder of its files according to a config, if there is one."""
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
-    """Yield problems; an error that ends the search becomes the last one. `repair`:
-    what to do about damaged tables."""
+    """Yield problems; an error that ends the search becomes the last one. `repair`: the remedy for
+    damaged tables."""
     try:
         with translating("verify"):
             yield from problems
@@ -73,30 +75,30 @@ def list_data_problems(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> Iterator[str]:
-    """Problems of the data of all snapshots, file by file."""
+    """Yield the problems of the data of undamaged snapshots, file by file."""
     num_files = sum(snapshot.num_files for snapshot in sound)
     num_bytes = sum(
         snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files)
     )
     files = size = 0
-    seen: set[tuple[object, ...]] = set()
-    located = _Located(sound, uses, storage)
-    # Those share most files
-    for snapshot in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):
+    checked: set[tuple[object, ...]] = set()
+    paths = _FilePaths(sound, uses, storage)
+    # Needed ones first: a file that several snapshots share is checked once, as the first one's
+    for snapshot in sorted(sound, key=lambda each: not paths.uses[each.digest].is_needed):
         checksums = None
-        use = located.uses[snapshot.digest]
-        with contextlib.suppress(CacheError):  # which was reported with the other tables
+        use = paths.uses[snapshot.digest]
+        # Damaged checksums were reported with the other tables
+        with contextlib.suppress(CacheError):
             checksums = open_checksums(snapshot)
         for i in range(snapshot.num_files):
             for problem in catch_errors(
-                _problems_of_file(snapshot, i, located, seen, checksums, storage)
+                _problems_of_file(snapshot, i, paths, checked, checksums, storage)
             ):
-                unneeded = f"; it is in index {snapshot.digest}, and {use.repair}"
-                yield (
-                    problem
-                    if use.is_needed
-                    else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
-                )
+                if use.is_needed:
+                    yield problem
+                else:
+                    fault = problem.removesuffix(f"; {CHANGED_REMEDY}")
+                    yield f"{fault}; it is in index {snapshot.digest}, and {use.repair}"
             files = files + 1
             size = size + snapshot.file(i).opened.size
             if progress is not None:
@@ -105,8 +107,8 @@ def list_data_problems(
                 )
 
 
-class _Located:
-    """Where the files of snapshots are, by the config and by what later snapshots found."""
+class _FilePaths:
+    """The paths of the files of snapshots, according to the config and to later snapshots."""
 
     def __init__(
         self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage
@@ -130,8 +132,9 @@ class _Located:
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
         """The path at which the last snapshot that has the content of the file found it."""
         before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
-        which, now = self._joined.find_last(sum(each.num_files for each in before) + number)
-        return self.find_path(self._snapshots[which], now)
+        joined_number = sum(each.num_files for each in before) + number
+        last, number_there = self._joined.find_last(joined_number)
+        return self.find_path(self._snapshots[last], number_there)
 
     @cached_property
     def _joined(self) -> JoinedSnapshot:
@@ -141,21 +144,28 @@ class _Located:
 def _problems_of_file(
     snapshot: Snapshot,
     number: int,
-    located: _Located,
-    seen: set[tuple[object, ...]],
+    paths: _FilePaths,
+    checked: set[tuple[object, ...]],
     checksums: BlockChecksums | None,
     storage: Storage,
 ) -> Iterator[str]:
-    """Differences of a file, wherever it is now, from what was indexed."""
-    path = located.find_path(snapshot, number)
-    use = located.uses[snapshot.digest]
-    problems = list(
-        catch_errors(_file_problems(snapshot, number, path, seen, checksums, storage, use))
-    )
-    if problems and (now := located.find_renamed(snapshot, number)) != path:
-        problems = list(
-            catch_errors(_file_problems(snapshot, number, now, seen, checksums, storage, use))
+    """Yield the differences of a file from what was indexed; if it is not at its path, of the file
+    to which it was renamed."""
+
+    def find_problems(at_path: str) -> list[str]:
+        use = paths.uses[snapshot.digest]
+        return list(
+            catch_errors(
+                _file_problems(snapshot, number, at_path, checked, checksums, storage, use)
+            )
         )
+
+    path = paths.find_path(snapshot, number)
+    problems = find_problems(path)
+    if problems:
+        renamed = paths.find_renamed(snapshot, number)
+        if renamed != path:
+            problems = find_problems(renamed)
     yield from problems
 
 
@@ -163,20 +173,20 @@ def _file_problems(
     snapshot: Snapshot,
     number: int,
     path: str,
-    seen: set[tuple[object, ...]],
+    checked: set[tuple[object, ...]],
     checksums: BlockChecksums | None,
     storage: Storage,
     use: SnapshotUse,
 ) -> Iterator[str]:
-    """Differences of a file at a path from what was indexed. Snapshots share most files; those in
-    `seen` are not read again."""
+    """Yield the differences of a file at a path from what was indexed. Snapshots share most files;
+    those in `checked` are not read again."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
     key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())
-    if key in seen:
+    if key in checked:
         return
-    seen.add(key)
+    checked.add(key)
     chunks = snapshot.chunks(file)
     try:
         reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -198,8 +208,8 @@ def _file_problems(
 def _block_problems(
     reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage
 ) -> Iterator[str]:
-    """Problems of some blocks; if they cannot be read together, each is read separately, so that
-    each bad one is reported."""
+    """Yield the problems of some blocks; if they cannot be read together, each is read separately,
+    so that each bad one is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
@@ -209,15 +219,17 @@ def _block_problems(
             for i in range(len(blocks)):
                 yield from _block_problems(reader, path, blocks[i : i + 1], chunks, storage)
         return
-    for block, found in zip(blocks, decoded, strict=True):
-        counts = _counts(found, int(block["flags"]))
+    for block, decoded_block in zip(blocks, decoded, strict=True):
+        counts = _counts(decoded_block, int(block["flags"]))
         for name, count in counts.items():
+            # -1: not counted
             if block[name] not in (-1, count):
                 yield f"{path} at byte {block['offset']}: the block has {count} {name}, expected {block[name]} as indexed"
 
 
 def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
-    """Counts of a block, computed from its decoded documents."""
+    """Return the tokens of a block, the documents that begin in it, and those with tokens that end
+    in it, counted in its decoded documents."""
     ends = np.diff(block.offsets) > 0
     if len(ends) and flags & HAS_EARLIER_TOKENS:
         ends[0] = True

@@ -173,7 +173,7 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(
     cache = tmp_path / "cache"
     script = CRASH.replace("spec(Path(data))", f"eval({repr(both)!r}, vars(sources))")
     with forked(
-        f"from megablend.index import source_spec as sources\n{script}", environment()
+        f"from megablend.index.build import source_spec as sources\n{script}", environment()
     ) as call:
         assert call(number, data, cache) == -signal.SIGKILL
     assert verify(str(cache), data=False, storage=STORAGE) == []

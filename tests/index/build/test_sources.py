@@ -330,5 +330,5 @@ def test_patterns_over_several_splits_are_warned_of(
         assert note is None
     else:
         assert re.match(
-            rf"source 'source': .* of several splits, {splits[0]} \(.*, {splits[1]} \(", note or ""
+            rf"source 'source': .* of several splits \({splits[0]} \(.*, {splits[1]} \(", note or ""
         )
