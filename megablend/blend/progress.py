@@ -55,17 +55,19 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     last[tail] = low + np.arange(len(tail))
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
         ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
-        found = _samples_within(plan, source, ordinals, start, stop)
+        samples = _samples_within(plan, source, ordinals, start, stop)
         first[source] = (
-            min(found)
-            if found
+            min(samples)
+            if samples
             else _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
         )
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
         ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
-        found = _samples_within(plan, source, ordinals, start, stop)
+        samples = _samples_within(plan, source, ordinals, start, stop)
         last[source] = (
-            max(found) if found else _sample_of_count(plan, source, int(after[source]), start, stop)
+            max(samples)
+            if samples
+            else _sample_of_count(plan, source, int(after[source]), start, stop)
         )
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 

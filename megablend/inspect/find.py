@@ -120,12 +120,12 @@ def find(
         texts = TextPlaces(opened)
         storage = opened.store.storage
         file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)
-    found = []
+    files = []
     for (path, source), numbers in _group_by_source(opened, match_files(opened, file)).items():
         row_number = None if row is None else whole_number("row", row)
         ranges = list_stored_ranges(opened, source, numbers, row_number)
         samples = iterate_samples(opened, source, ranges)
-        found.append(
+        files.append(
             FoundFile(
                 file=path,
                 source=opened.sources[source].name,
@@ -139,12 +139,12 @@ def find(
                 complete=next(samples, None) is None,
             )
         )
-    if not found:
+    if not files:
         raise ConfigError(
             f"{file}: no source of {split} reads it; give the --split whose sources do"
         )
     return FindResult(
-        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)
+        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(files)
     )
 
 

@@ -92,10 +92,10 @@ def _find_pieces(
         for each in run.plan.list_tokens(source)
     ]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    found = SamplePieces(*columns)
-    order = np.lexsort((found.first_tokens, found.samples))
-    found = SamplePieces(*(column[order] for column in found))
-    return found._replace(offsets=found.offsets - stored.start)
+    pieces = SamplePieces(*columns)
+    order = np.lexsort((pieces.first_tokens, pieces.samples))
+    pieces = SamplePieces(*(column[order] for column in pieces))
+    return pieces._replace(offsets=pieces.offsets - stored.start)
 
 
 def _cut_into_samples(
@@ -133,7 +133,7 @@ def _cut_into_samples(
     stops = np.minimum(range_stops[rows], begins + step + extra)
     ordinals = token_range.first + samples
     numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
-    found = SamplePieces(
+    pieces = SamplePieces(
         samples=numbers,
         first_tokens=starts - begins,
         stop_tokens=stops - begins,
@@ -146,4 +146,4 @@ def _cut_into_samples(
     is_read = (numbers >= 0) & (positions < reading.stop)
     if reading.extra_before:
         is_read &= positions >= reading.position
-    return SamplePieces(*(column[is_read] for column in found))
+    return SamplePieces(*(column[is_read] for column in pieces))

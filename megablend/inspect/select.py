@@ -46,12 +46,12 @@ def select_sources(
         hint = did_you_mean(sort, SORTS, before="; ")
         raise ConfigError(f"found sort {sort!r}, expected one of {', '.join(SORTS)}{hint}")
     top = None if top is None else whole_number("top", top, least=0)
-    found = False
+    is_matched = False
 
     def select(listed: Sequence[Any]) -> dict[str, Any]:
-        nonlocal found
+        nonlocal is_matched
         sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
-        found |= bool(sources)
+        is_matched |= bool(sources)
         if sort is not None:
             key = next(
                 (name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None
@@ -75,7 +75,7 @@ def select_sources(
                 for name, split in described.splits.items()
             },
         )
-    if match is not None and not found:
+    if match is not None and not is_matched:
         raise ConfigError(
             f"match {match!r} matches no source; patterns may contain * and ?, such as 'web-*'"
         )

@@ -1,4 +1,4 @@
-"""Where documents begin, from their lengths and running counts at regular intervals."""
+"""Compute where documents begin, from their lengths and running counts at regular intervals."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def add_lengths(
     counts: Int64s,
     starts: Int64s,
 ) -> int:
-    """Add to starts[i] the tokens of the documents from the last multiple
-    of `every` up to documents[i].
+    """Add to starts[i] the tokens of the documents from the last multiple of `every` up to, and
+    without, documents[i].
 
     Args:
         lengths: int32 [n], tokens of each document.
-        end_tokens: added for each document that has tokens.
+        end_tokens: tokens that are added to each document that has tokens.
         documents: int64 [m], each from 0 to n.
-        counts: int64 [m], tokens from that multiple to the next one, or to n: checked.
-        starts: int64 [m], added to.
+        counts: int64 [m], expected tokens of the documents from that multiple to the next one, or
+            to n.
+        starts: int64 [m], is added to.
 
     Returns: the first i whose documents do not have counts[i] tokens; -1 if there is none.
     """
@@ -42,6 +43,7 @@ def add_lengths(
 
 @device
 def _tokens(lengths: npt.NDArray[np.int32], end_tokens: int) -> int:
+    """Tokens of documents, including those that are added."""
     total = 0
     for length in lengths:
         total += np.int64(length) + end_tokens * (length > 0)

@@ -1,5 +1,5 @@
-"""Ranges of a file: which of them are read together; and reading them in one call, with no Python
-between two reads."""
+"""Read ranges of a file in one call, with no Python between two reads; and find ranges that are
+better read together."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WILLNEED = os.POSIX_FADV_WILLNEED
 def read_ranges(
     fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Read ranges of a file. Returns the number of the first
-    that was not read completely; n if all were.
+    """Read ranges of a file. Returns the number of the first range that was not read completely; n
+    if all were.
 
     Args:
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
-        begins: int64 [n], where each goes in `out`; within it, as the caller has checked.
+        begins: int64 [n], where each range begins in `out`; the caller has checked that it fits.
         ahead: whether to ask the system first to read all ranges ahead, in parallel; nothing else
             changes.
-        out: uint8, filled.
+        out: uint8, is filled.
     """
     if ahead:
         for i in range(len(offsets)):
@@ -50,15 +50,16 @@ def read_ranges(
 def join_ranges(
     offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max_load: int, out: Int64s
 ) -> int:
-    """Join ranges into runs: each is taken into the last run, or begins one if the gap or the
-    run would be too large.
+    """Join ranges into runs: each range joins the last run, or begins a new one if the gap or the
+    run would be too large. Returns the number of runs.
 
     Args:
         offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
-        loads: int64 [n], what each range counts towards `max_load`, the limit of a run of several.
-        max_gap: bytes between a range and the end of those before that a run may contain.
-        out: int64 [3, n], filled: the runs' starts and stops, of which there are as many as are
-            returned; each range's run.
+        loads: int64 [n], how much each range adds to the load of its run.
+        max_gap: the most bytes between a range and the end of those before it in a run.
+        max_load: the greatest load of a run of several ranges.
+        out: int64 [3, n], is filled: [0] and [1] with the runs' starts and stops, [2] with the
+            number of each range's run.
     """
     count = 0
     load = 0

@@ -1,5 +1,5 @@
-"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call:
-no Python between two reads."""
+"""Read samples of Megatron's index arrays over a `.bin/.idx` pair in one call, with no Python
+between two reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megablend.intrinsics import pointer_at, pread
 from megablend.jit import kernel
 
 _ENTRIES = 16
-"""Of the document index, read at once."""
+"""Number of entries of the document index that are read at once."""
 
 
 @kernel
@@ -22,17 +22,18 @@ def read_samples(
     lengths: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8],
 ) -> bool:
-    """Read the tokens of samples. False if one is not full, or a file is not as it should be:
-    the caller finds out why.
+    """Read the tokens of samples. Returns False if a sample is not full, or a file is not as
+    expected; the caller finds out why.
 
     Args:
         numbers: int64 [n], entries of the shuffle index; negative ones count from its end.
-        fds: of the document, sample and shuffle index, of the `.idx` and of the `.bin`.
-        layout: entries of the shuffle index; bytes of an entry of the sample and the shuffle index,
-            and of a token; where entries begin in the index arrays, where pointers do in the
-            `.idx`; the extra token, 0 or 1.
-        lengths: int32 [num_documents], tokens.
-        out: uint8 [n, bytes of a sample], filled.
+        fds: int64 [5], descriptors of the document, the sample and the shuffle index, of the `.idx`
+            and of the `.bin`.
+        layout: int64 [7]: number of entries of the shuffle index; bytes of a number in the sample
+            index, of one in the shuffle index, and of a token; bytes before the entries of the
+            index arrays, and before the pointers of the `.idx`; number of extra tokens, 0 or 1.
+        lengths: int32 [num_documents], tokens of each document.
+        out: uint8 [n, bytes of a sample], is filled.
     """
     num_samples, row_width, shuffle_width, width, start, pointers, extra = layout
     word = np.empty(4, np.int64)
@@ -47,7 +48,7 @@ def read_samples(
         if pread(fds[2], pointer_at(address, size), size, start + number * size) != size:
             return False
         row = word[0]
-        if row < 0:  # where it or what follows is beyond the end of a file, fewer bytes are read
+        if row < 0:  # positions beyond the end of a file are found by reads of fewer bytes
             return False
         size = 4 * row_width
         if pread(fds[1], pointer_at(address, size), size, start + row * 2 * row_width) != size:

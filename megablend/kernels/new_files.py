@@ -1,5 +1,5 @@
-"""Writing and naming many new files in one call:
-no Python between the system calls that a small file takes."""
+"""Write and name many new files in one call, with no Python between the system calls that a small
+file takes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def write_new_files(
     starts: Int64s,
     sizes: Int64s,
 ) -> int:
-    """Write files one after the other. Returns how many are written;
-    n unless the system refused something.
+    """Write files one after the other. Returns how many were written: n unless the system refused
+    something.
 
     Args:
-        folder: descriptor of the folder that they are created in.
+        folder: descriptor of the folder in which the files are created.
         flags: as open(2) takes them.
-        names: uint8, names that each end in a zero byte.
-        name_starts: int64 [n], where each begins in `names`.
+        names: uint8, the files' names, each followed by a zero byte.
+        name_starts: int64 [n], where each name begins in `names`.
         data: uint8, the bytes of all files.
-        starts, sizes: int64 [n], the bytes of each file in `data`; within it, as the caller has
-            checked.
+        starts, sizes: int64 [n], the bytes of each file in `data`; the caller has checked that they
+            are within it.
     """
     for i in range(len(starts)):
         fd = _openat(folder, names.ctypes.data + name_starts[i], flags, 0o666)  # type: ignore[misc]
@@ -58,8 +58,8 @@ def write_new_files(
 
 @kernel
 def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -> int:
-    """Move files from one folder to another one, under the same names. Returns how many; n unless
-    the system refused one.
+    """Move files from one folder to another one, under the same names. Returns how many were moved:
+    n unless the system refused one.
 
     Args:
         source, target: descriptors of the folders.
@@ -74,8 +74,8 @@ def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -
 
 @kernel
 def contains_any(folder: int, names: Uint8s, name_starts: Int64s) -> bool:
-    """Whether a folder, given by its descriptor, contains any of these names; arguments as
-    `write_new_files` takes them."""
+    """Whether a folder, given by its descriptor, contains a file of any of these names; see
+    `write_new_files`."""
     found = 0
     for start in name_starts:
         found += _faccessat(folder, names.ctypes.data + start, _EXISTS, 0) == 0  # type: ignore[misc]

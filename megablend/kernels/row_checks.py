@@ -1,5 +1,5 @@
-"""Checks of a table's rows: 4 bytes computed from a row's number and its values,
-which are stored next to the table.
+"""Checks of a table's rows: 4 bytes for each row, computed from its number and its values, which
+are stored next to the table.
 
 h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix`
 is one to one, so that rows that differ in one value never share h. Part of the format on disk:
@@ -22,12 +22,12 @@ _32 = np.uint64(32)
 def row_checks(
     rows: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]
 ) -> None:
-    """The checks of rows.
+    """Compute the checks of rows.
 
     Args:
-        rows: uint64 [n], their numbers.
-        values: uint64 [num_columns, n], of each row; negative ones as two's complement.
-        out: uint32 [n], filled.
+        rows: uint64 [n], the rows' numbers.
+        values: uint64 [num_columns, n], the rows' values; negative ones as two's complement.
+        out: uint32 [n], is filled.
     """
     for i in range(len(rows)):
         h = mix(rows[i] + _GOLDEN)

@@ -220,18 +220,18 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 def _check_stages(config: Config, cut: Ledger) -> None:
     """Refuse a config without stages. Raises: ConfigError that lists those of the run as a config
     would."""
-    at = cut.num_samples
-    if not config.stages and at < cut.stages[-1].end:
+    stop = cut.num_samples
+    if not config.stages and stop < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
             # The ledger does not tell how the config described such stages
             raise ConfigError(
-                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {at:,}: list them as they "
-                f"were (`megablend runs show`), then one with `from: {at}` and what changes"
+                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {stop:,}: list them as "
+                f"they were (`megablend runs show`), then one with `from: {stop}` and what changes"
             )
         listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
         raise ConfigError(
-            f"the config has no `stages`: add `stages: [{listed}, {{from: {at}, ...}}]`, with what changes from sample {at:,} on "
-            "in place of `...`"
+            f"the config has no `stages`: add `stages: [{listed}, {{from: {stop}, ...}}]`, with what changes from "
+            f"sample {stop:,} on in place of `...`"
         )
 
 

@@ -32,13 +32,13 @@ def find_warnings(compiled: Compiled) -> list[str]:
     samples = run.plan.counts(run.num_samples)
     read = run.plan.count_tokens(run.num_samples)
     tokens = np.array(run.data.tokens, dtype=np.int64)
-    found = []
+    warnings = []
     if limits.min_source_samples is not None:
         holds = np.array([samples_in(n, length, extra) for n in run.data.tokens], dtype=np.int64)
         small = np.flatnonzero((holds < limits.min_source_samples) & (samples > 0))
         if len(small):
             worst = small[tokens[small].argmin()]
-            found.append(
+            warnings.append(
                 f"{run.split}: {_count(len(small))} fewer than {_samples(limits.min_source_samples)} of {length:,} tokens; the "
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
@@ -55,12 +55,12 @@ def find_warnings(compiled: Compiled) -> list[str]:
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
             worst = often[epochs[often].argmax()]
-            found.append(
+            warnings.append(
                 f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limits.max_epochs):g} times; most often "
                 f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
                 "(warnings.max_epochs; a source's own max_epochs overrides it)"
             )
-    return found
+    return warnings
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:

@@ -57,9 +57,9 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
         nearest += step_samples
     remedy = f"end the stage at the nearest end of a step, sample {nearest:,}, or "
     if end not in run.ledger.starts:  # a drain ends there
-        at = max(sample for sample in run.ledger.starts if sample < end)
+        begin = max(sample for sample in run.ledger.starts if sample < end)
         remedy = (
-            f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it, or "
+            f"amend the run again, `megablend amend CONFIG --at {begin} --batch {step_samples}`, if training is not past it, or "
             if is_aligned
             else ""
         )

@@ -70,11 +70,11 @@ class Reading(NamedTuple):
     def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
         """Find where an epoch reads stored tokens [start, stop), as `order` counts them. Positions
         are those of the source, over all readings."""
-        found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
-        starts = np.maximum(found.starts - self.shift, self.position)
-        stops = np.minimum(found.stops - self.shift, self.stop + self.extra)
-        stored = found.stored + starts - (found.starts - self.shift)
-        return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
+        placed = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
+        starts = np.maximum(placed.starts - self.shift, self.position)
+        stops = np.minimum(placed.stops - self.shift, self.stop + self.extra)
+        stored = placed.stored + starts - (placed.starts - self.shift)
+        return Placed(*(column[starts < stops] for column in (placed.rows, stored, starts, stops)))
 
     def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Convert numbers of blocks in the index to those of local blocks, or of the next ones
@@ -141,7 +141,8 @@ class Locator:
                 )
             )
             if len(readings) > 1:
-                # The reading before ends here; a sample that was promised before keeps its extra token
+                # The reading before ends here; a sample that was promised before keeps its extra
+                # token
                 kept = self._extra if self._is_promised(source, first) else 0
                 readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
                 readings[-1] = readings[-1]._replace(extra_before=kept)

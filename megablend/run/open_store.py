@@ -124,7 +124,8 @@ def _open_store(
     for name, columns in runtime.extra_columns.items():
         if name in snapshot.sources.numbers:
             entry = snapshot.sources[snapshot.sources.numbers[name]]
-            if (misfit := _find_missing_column(entry, columns)) is not None:
+            misfit = _find_missing_column(entry, columns)
+            if misfit is not None:
                 raise _refuse(run, snapshot, misfit)
             extra[name] = extra_columns(plain, name, sorted(columns))
     if not extra:
@@ -146,7 +147,8 @@ def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
         for name, source in config.all_sources.items()
         if name in numbers or number is None
     }
-    if (misfit := find_misfit(config, snapshot, named, number)) is not None:
+    misfit = find_misfit(config, snapshot, named, number)
+    if misfit is not None:
         raise _refuse(config.run, snapshot, misfit)
 
 
@@ -184,7 +186,8 @@ def find_misfit(
         written = source.format, source.column, options, source.text is None
         request = id(read), written, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
-            if (misfit := _find_misfit(config, snapshot, name, source, number)) is not None:
+            misfit = _find_misfit(config, snapshot, name, source, number)
+            if misfit is not None:
                 return misfit
             checked.add(request)
     return None
@@ -199,12 +202,14 @@ def _find_misfit(
         return Misfit(
             f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})"
         )
-    if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
+    difference = entry.read.find_difference(config.read_spec(source))
+    if difference is not None:
         field, indexed, requested = difference
         return Misfit(
             f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
         )
-    if (misfit := _find_missing_column(entry, source.extra_columns)) is not None:
+    misfit = _find_missing_column(entry, source.extra_columns)
+    if misfit is not None:
         return misfit
     if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
@@ -220,11 +225,9 @@ def _find_misfit(
 
 def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
     missing = next((each for each in columns if entry.find_extra(each) is None), None)
-    return (
-        None
-        if missing is None
-        else Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
-    )
+    if missing is None:
+        return None
+    return Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
 
 
 def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:

@@ -82,7 +82,7 @@ def list_late(run: Run) -> list[tuple[int, int]]:
     """Pairs of a source's number and a stage's number such that the source reads files that the
     stage's snapshot lacks, even after a drain. That happens in runs that were planned by releases
     without `Stage.whole_epochs`."""
-    found = list[tuple[int, int]]()
+    pairs = list[tuple[int, int]]()
     indices = [stage.index for stage in run.ledger.stages]
     for stage, first in _list_changes(run).items():
         read = run.plan.count_tokens(first)
@@ -95,8 +95,8 @@ def list_late(run: Run) -> list[tuple[int, int]]:
                 and blocks.loses_files(segment, indices[stage])
                 for segment, end in zip(segments, ends, strict=True)
             ):
-                found.append((source, stage))
-    return found
+                pairs.append((source, stage))
+    return pairs
 
 
 def _list_changes(run: Run) -> dict[int, int]:

@@ -94,10 +94,10 @@ class SourceBlocks:
             or segment.snapshot not in self.snapshots
         ):
             return False
-        known = {
+        left_out = {
             i for each in segment.withdrawn for i in self._list_missing(segment.snapshot, each)
         }
-        return bool(set(self._list_missing(segment.snapshot, index)) - known)
+        return bool(set(self._list_missing(segment.snapshot, index)) - left_out)
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
         """See `Withdrawals.count_left`."""

@@ -157,16 +157,16 @@ def find_sources(
     names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
     column = 0 if is_listed else SPLITS.index(split)
     ranges = find_split_ranges(store.stores, shares, keep=keep)
-    found = []
+    snapshots = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
         numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
-        known = numbers >= 0
+        is_known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
-        parts[known] = splits.joined(numbers[known], column)
+        parts[is_known] = splits.joined(numbers[is_known], column)
         if first_block:
             parts["first_block"] += first_block
             parts["stop_block"] += first_block
-        found.append(
+        snapshots.append(
             SplitData(
                 snapshot=each.snapshot,
                 first_block=first_block,
@@ -181,7 +181,7 @@ def find_sources(
         sources=tuple(sources),
         index_names=tuple(names),
         seed=seed,
-        snapshots=tuple(found),
+        snapshots=tuple(snapshots),
     )
 
 

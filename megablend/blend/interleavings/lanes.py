@@ -36,7 +36,7 @@ from megablend.kernels.blend.keyed_hash import MASK
 from megablend.kernels.blend.lanes import cycle_shift, locate
 from megablend.kernels.blend.periods import PART_FIELDS, PERIOD_FIELDS, period_of
 from megablend.kernels.blend.tails import find_tails
-from megablend.kernels.blend.tree import all_counts, counts_of_leaf, first_multiple, huffman
+from megablend.kernels.blend.tree import all_counts, call_leaf_counts, call_least_multiple, huffman
 from megablend.lazy import cached_property
 
 
@@ -317,12 +317,12 @@ class LanePlan(LocatesMany):
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
         samples = int(tree.samples[rank])
-        return int(first_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
+        return int(call_least_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
         """How many of the first n samples are of leaves of lower ranks; and how many of the leaf
         with this rank."""
-        return counts_of_leaf(
+        return call_leaf_counts(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
         )
 

@@ -1,5 +1,5 @@
-"""Charts of a run: for each a wide drawing and a narrow one,
-so that text keeps its size on small screens."""
+"""Charts of a run. Each has a wide drawing and a narrow one, so that text keeps its size on small
+screens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from megablend.inspect.description import SourceDescription, SplitDescription
 from megablend.inspect.html import drawings
 
 DRAWN = 200
-"""Sources that charts show: those that the run reads most."""
+"""The most sources that a chart shows: those that the run reads most."""
 _WIDE = 11.5
+"""Width of a wide drawing in inches, of 96 pixels each."""
 _NARROW = 3.6
-"""Widths in inches, at 96 pixels each."""
+"""Width of a narrow drawing in inches."""
 _ROW = 0.24
+"""Height of a row in a chart of sources, in inches."""
 _HEIGHT = 2.6
-"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of
-other charts."""
+"""Height of the axes of other charts, in inches."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable
     "svg.hashsalt": "megablend",  # the same page for the same run
@@ -36,6 +37,7 @@ _STYLE: dict[str, Any] = {
     "grid.color": "#dddddd",
 }
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
+"""What comes before an id in SVG."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +46,17 @@ class Chart:
 
     title: str
     text: str
-    """What it shows, in words."""
+    """What the chart shows, in words."""
     draw: Callable[[Any, bool], None]
     """Draws on matplotlib's axes; the second argument says whether they are narrow."""
     rows: int | None
-    """Rows of sources; None for a chart of another kind, which has a legend."""
+    """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
     def to_svg(self, *, key: str, narrow: bool) -> str:
-        """The drawing as an `<svg>` element, named for screen readers.
+        """The drawing as an `<svg>` element, with names for screen readers.
 
         Args:
-            key: what its ids begin with; unique in the page.
+            key: the beginning of the element's ids; unique in the page.
         """
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -81,13 +83,13 @@ class Chart:
                 (left / width, bottom / full, 1 - (left + right) / width, height / full)
             )
             self.draw(axes, narrow)
-            drawn = io.StringIO()
+            svg = io.StringIO()
             figure.savefig(
-                drawn,
+                svg,
                 format="svg",
                 metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
             )
-        text = drawn.getvalue()
+        text = svg.getvalue()
         text = _ID.sub(rf"\g<1>{key}-", text[text.index("<svg") :])
         head, _, body = text.partition(">")
         names = f'role="img" aria-labelledby="{key}-title {key}-desc"'
@@ -96,7 +98,7 @@ class Chart:
 
 
 def require_matplotlib() -> None:
-    """Raises: ConfigError, which says what to install, if matplotlib is missing."""
+    """Raises: ConfigError, which tells what to install, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -104,7 +106,7 @@ def require_matplotlib() -> None:
 
 
 def list_charts(split: SplitDescription) -> list[Chart]:
-    """The charts of a split's sources."""
+    """The charts of a split; none if it has no samples."""
     sources = sorted(
         (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
     )[:DRAWN]
@@ -112,12 +114,13 @@ def list_charts(split: SplitDescription) -> list[Chart]:
 
 
 def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
+    """Yields the charts of a split. `sources`: those that charts show, the most read first."""
     first = sources[0]
-    most = max(sources, key=lambda each: each.epochs)
+    most_repeated = max(sources, key=lambda each: each.epochs)
     rows = len(sources)
-    of = f"all {rows} sources"
+    shown = f"all {rows} sources"
     if rows < len(split.sources):
-        of = f"the {rows} most read of {len(split.sources)} sources"
+        shown = f"the {rows} most read of {len(split.sources)} sources"
     stages = "one stage" if split.stages is None else f"{len(split.stages)} stages"
     yield Chart(
         title="Shares over the run",
@@ -128,41 +131,44 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
     )
     yield Chart(
         title="Requested and actual shares",
-        text=f"Shares of {of}: bars show the run's shares, marks those that the config requests.",
+        text=f"Shares of {shown}: bars show the run's shares, marks those that the config requests.",
         draw=lambda axes, narrow: drawings.draw_requested(axes, sources, narrow=narrow),
         rows=rows,
     )
     yield Chart(
         title="Tokens read",
-        text=f"Tokens that the run reads from {of}; {first.name} has the most, {first.tokens_read:,}.",
+        text=f"Tokens that the run reads from {shown}; {first.name} has the most, {first.tokens_read:,}.",
         draw=lambda axes, narrow: drawings.draw_tokens(axes, sources, narrow=narrow),
         rows=rows,
     )
     yield Chart(
         title="Epochs",
-        text=f"How often the run reads {of}; {most.name} most often, {most.epochs:.2f} times. The line marks one epoch.",
+        text=f"How often the run reads {shown}; {most_repeated.name} most often, {most_repeated.epochs:.2f} times. "
+        "The line marks one epoch.",
         draw=lambda axes, narrow: drawings.draw_epochs(axes, sources, narrow=narrow),
         rows=rows,
     )
     yield Chart(
         title="Exhaustion",
-        text=f"First and last sample of {of}. Marks show where epochs end, up to 32 for each source.",
+        text=f"First and last sample of {shown}. Marks show where epochs end, up to 32 for each source.",
         draw=lambda axes, narrow: drawings.draw_exhaustion(
             axes, sources, split.samples, narrow=narrow
         ),
         rows=rows,
     )
-    if listed := [each for each in sources if each.document_lengths]:
+    with_lengths = [each for each in sources if each.document_lengths]
+    if with_lengths:
         yield Chart(
             title="Lengths of documents",
-            text=f"Documents of {len(listed)} sources by their number of tokens, as fractions of each source's documents.",
-            draw=lambda axes, narrow: drawings.draw_lengths(axes, listed, narrow=narrow),
+            text=f"Documents of {len(with_lengths)} sources by their number of tokens, as fractions of each source's documents.",
+            draw=lambda axes, narrow: drawings.draw_lengths(axes, with_lengths, narrow=narrow),
             rows=None,
         )
     else:
         yield Chart(
             title="Mean lengths of documents",
-            text=f"Mean number of tokens per document of {of}. With document tables (`order: document`), all lengths are known.",
+            text=f"Mean number of tokens per document of {shown}. With document tables (`order: document`), all lengths "
+            "are known.",
             draw=lambda axes, narrow: drawings.draw_means(axes, sources, narrow=narrow),
             rows=rows,
         )

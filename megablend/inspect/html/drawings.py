@@ -1,5 +1,5 @@
-"""What the charts show, drawn on matplotlib's axes. Lines stand for bars: one element for all,
-which keeps the page small."""
+"""Draw the contents of charts on matplotlib's axes. Bars are drawn as lines: all bars of a chart
+are one element, which keeps the page small."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 from megablend.inspect.description import SourceDescription, SplitDescription
 
 NAMED = 11
-"""Sources with a colour of their own where a chart has a legend."""
+"""The most sources that have a colour of their own in a chart with a legend."""
 _COLOURS = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"),
     *("#8c6d31", "#7b4173", "#637939", "#393b79", "#999999"),
 )
-"""Distinguishable with colour blindness as far as so many colours can be."""
+"""Colours of sources, which the colour-blind can tell apart as far as that is possible for so
+many."""
 _BLUE = "#0072b2"
 _ORANGE = "#d55e00"
 _GREY = "#bbbbbb"
 _BAR = 11
-"""Points."""
+"""Width of a bar, in points."""
 TALL = 40
-"""Rows from which a chart's numbers are at its top."""
+"""A chart with more rows has its numbers at the top."""
 
 
 def draw_shares(
     axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool
 ) -> None:
-    """Shares of the samples, stage by stage: the largest sources and the others together."""
+    """Draw shares of the samples, stage by stage: of the largest sources, and of the others
+    together."""
     if split.stages is None:
         edges = [0, split.samples]
         parts = [{each.name: each.actual_share for each in split.sources}]
@@ -36,8 +38,9 @@ def draw_shares(
         parts = [{each.name: each.actual_share for each in stage.sources} for stage in split.stages]
     named = [each.name for each in sources[: NAMED - (len(split.sources) > NAMED)]]
     bands = [[part[name] for part in parts] for name in named]
-    if others := len(split.sources) - len(named):
-        named.append(f"{others} others")
+    num_others = len(split.sources) - len(named)
+    if num_others:
+        named.append(f"{num_others} others")
         bands.append([max(0.0, 1 - sum(band[i] for band in bands)) for i in range(len(parts))])
     axes.stackplot(
         edges,
@@ -49,13 +52,13 @@ def draw_shares(
         linewidth=0.5,
     )
     axes.set(xlim=(0, split.samples), ylim=(0, 1), xlabel="sample", ylabel="share")
-    _count_along(axes)
+    _shorten_counts(axes)
     axes.locator_params(axis="x", nbins=3 if narrow else 8)
     _add_legend(axes, narrow=narrow)
 
 
 def draw_requested(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """Actual shares as bars, requested ones as marks."""
+    """Draw actual shares as bars, requested ones as marks."""
     _draw_bars(axes, sources, [each.actual_share for each in sources], narrow=narrow)
     _draw_marks(axes, [(each.requested_share, row) for row, each in enumerate(sources)])
     axes.set_xlim(0, 1.05 * max(max(each.requested_share, each.actual_share) for each in sources))
@@ -64,14 +67,14 @@ def draw_requested(axes: Any, sources: Sequence[SourceDescription], *, narrow: b
 
 
 def draw_tokens(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """Tokens read of each source."""
+    """Draw how many tokens are read of each source."""
     _draw_bars(axes, sources, [each.tokens_read for each in sources], narrow=narrow)
-    _count_along(axes)
+    _shorten_counts(axes)
     axes.set_xlabel("tokens read")
 
 
 def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """How often each source is read, with a line at once."""
+    """Draw how often each source is read, with a line at one epoch."""
     _draw_bars(axes, sources, [each.epochs for each in sources], narrow=narrow)
     axes.axvline(1, color=_ORANGE, linewidth=1.5)
     axes.set_xlim(0, 1.05 * max(1.0, *(each.epochs for each in sources)))
@@ -81,7 +84,7 @@ def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool
 def draw_exhaustion(
     axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool
 ) -> None:
-    """From each source's first sample to its last, with marks where epochs end."""
+    """Draw a line from each source's first sample to its last one, with marks where epochs end."""
     firsts, lasts = (
         [getattr(each, name) or 0 for each in sources] for name in ("first_sample", "last_sample")
     )
@@ -89,18 +92,19 @@ def draw_exhaustion(
     _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
     _name_rows(axes, sources, narrow=narrow)
     axes.set_xlim(0, samples)
-    _count_along(axes)
+    _shorten_counts(axes)
     axes.set_xlabel("sample")
 
 
 def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """The distribution of each source's document lengths, by powers of two."""
-    most = max(len(each.document_lengths or ()) for each in sources)
+    """Draw the distribution of each source's document lengths, by powers of two."""
+    num_bins = max(len(each.document_lengths or ()) for each in sources)
     for number, each in enumerate(sources):
-        counts = [*(each.document_lengths or ()), *[0] * (most - len(each.document_lengths or ()))]
+        lengths = each.document_lengths or ()
+        counts = [*lengths, *[0] * (num_bins - len(lengths))]
         is_named = number < NAMED
         axes.step(
-            range(most),
+            range(num_bins),
             [count / max(1, sum(counts)) for count in counts],
             where="mid",
             color=_COLOURS[number] if is_named else _GREY,
@@ -108,7 +112,7 @@ def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: boo
             zorder=3 if is_named else 1,
             label=_shorten(each.name, narrow) if is_named else None,
         )
-    ticks = range(0, most, max(1, most // (3 if narrow else 10)))
+    ticks = range(0, num_bins, max(1, num_bins // (3 if narrow else 10)))
     axes.set_xticks(ticks, ["0" if i == 0 else _shorten_number(2 ** (i - 1)) for i in ticks])
     axes.set(xlabel="tokens of a document, from", ylabel="fraction of the documents")
     axes.set_ylim(bottom=0)
@@ -116,23 +120,25 @@ def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: boo
 
 
 def draw_means(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """The mean length of each source's documents."""
+    """Draw the mean length of each source's documents."""
     _draw_bars(
         axes, sources, [each.tokens / max(1, each.documents) for each in sources], narrow=narrow
     )
-    _count_along(axes)
+    _shorten_counts(axes)
     axes.set_xlabel("tokens of a document, mean")
 
 
 def _draw_bars(
     axes: Any, sources: Sequence[SourceDescription], values: Sequence[float], *, narrow: bool
 ) -> None:
+    """Draw a row with a bar for each source."""
     axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
     _name_rows(axes, sources, narrow=narrow)
     axes.set_xlim(0, 1.05 * max(values) or 1)
 
 
 def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
+    """Draw a mark at each place, a pair of x and row."""
     rows = [row for _, row in places]
     axes.vlines(
         [x for x, _ in places],
@@ -144,11 +150,12 @@ def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
 
 
 def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """Name the rows of a chart by its sources, and place the numbers."""
     axes.set_yticks(range(len(sources)), [_shorten(each.name, narrow) for each in sources])
     axes.set_ylim(len(sources) - 0.5, -0.5)
     axes.tick_params(axis="y", left=False)
     axes.grid(visible=False, axis="y")
-    if len(sources) > TALL:  # the page scrolls the chart: numbers are seen first
+    if len(sources) > TALL:  # the page scrolls such a chart, so that its top is seen first
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.spines["bottom"].set_visible(False)
@@ -156,6 +163,7 @@ def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool)
 
 
 def _add_legend(axes: Any, *, narrow: bool) -> None:
+    """Add a legend beside the axes, or below narrow ones."""
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     if narrow:
         place = {
@@ -167,11 +175,13 @@ def _add_legend(axes: Any, *, narrow: bool) -> None:
     axes.legend(frameon=False, fontsize=8, **place)
 
 
-def _count_along(axes: Any) -> None:
+def _shorten_counts(axes: Any) -> None:
+    """Have the numbers of the x axis written short."""
     axes.xaxis.set_major_formatter(lambda value, _: _shorten_number(value))
 
 
 def _shorten(name: str, narrow: bool) -> str:
+    """The name of a source, cut if it is long."""
     length = 13 if narrow else 20
     return name if len(name) <= length else f"{name[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
 

@@ -1,5 +1,5 @@
-"""The page: facts, warnings, charts of each split,
-and tables of all sources that can be searched and sorted.
+"""Make the page: facts, warnings, charts of each split, and tables of all sources that can be
+searched and sorted.
 
 Everything is in the file: the page's own policy forbids the browser any request. Without JavaScript
 the tables are complete, but cannot be searched.
@@ -26,8 +26,8 @@ def write_html(described: RunDescription, path: str | Path) -> None:
     and needs no network.
 
     Args:
-        described: from `megablend.describe`; with `document_lengths=True` their distribution is
-            drawn.
+        described: the result of `megablend.describe`; with its `document_lengths=True`, the
+            distribution of lengths is drawn.
 
     Raises: ConfigError if matplotlib is not installed, or the path is not that of a file;
         CacheError if the file cannot be written.
@@ -40,10 +40,10 @@ def write_html(described: RunDescription, path: str | Path) -> None:
 
 
 def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) -> str:
-    """The HTML of a run.
+    """The page's HTML.
 
     Args:
-        charts: of each split, by its name.
+        charts: the charts of each split, by its name.
     """
     title = f"Run {described.run}"
     style, script = (
@@ -88,10 +88,12 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
 
 
 def _hash_of(script: str) -> str:
+    """The hash by which the page's policy allows a script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _facts(described: RunDescription) -> Iterator[str]:
+    """Yields the lines of a list of facts about the run."""
     facts = {
         "State": "committed" if described.committed else "not committed",
         "Note": described.note,
@@ -123,6 +125,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
 
 
 def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yields the lines of a section of warnings or problems, if there are any."""
     if lines:
         yield f"<section><h2>{title}</h2><div class='notes'><ul>"
         yield from (f"<li>{escape(line)}</li>" for line in lines)
@@ -130,6 +133,7 @@ def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _full_shares(stages: str | None) -> Iterator[str]:
+    """Yields the lines of a section on `RunDescription.full_share_stages`, if there are any."""
     if stages is not None:
         yield "<section><h2>Full shares until sources run out</h2>"
         yield "<p>In place of <code>on_exhausted: redistribute</code>, these stages keep each source's share until its cap.</p>"
@@ -137,15 +141,17 @@ def _full_shares(stages: str | None) -> Iterator[str]:
 
 
 def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Iterator[str]:
+    """Yields the lines of the section on a split."""
     kind = "blended" if split.blended else "one unblended pass"
     yield f'<section aria-labelledby="split-{name}"><h2 id="split-{name}">Split {name}</h2>'
     if split.problem is not None:
         yield f"<p>{escape(split.problem)}</p></section>"
         return
     yield f"<p>{split.samples:,} samples, {split.tokens:,} tokens, {kind}.</p>"
-    if (repeat := split.first_repeated_source) is not None:
-        again = "is the first source to begin epoch 1, which reads its tokens again"
-        yield f"<p>{escape(repeat.source)} {again}, at sample {repeat.sample:,}.</p>"
+    repeat = split.first_repeated_source
+    if repeat is not None:
+        explanation = "is the first source to begin epoch 1, which reads its tokens again"
+        yield f"<p>{escape(repeat.source)} {explanation}, at sample {repeat.sample:,}.</p>"
     for number, chart in enumerate(charts):
         wide, narrow = (
             chart.to_svg(key=f"{name}-{number}-{size}", narrow=size == "narrow")
@@ -159,6 +165,7 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
 
 
 def _table(name: str, split: SplitDescription) -> Iterator[str]:
+    """Yields the lines of the table of a split's sources."""
     count = f"{len(split.sources):,} sources"
     figures = list_figures(split)
     yield f'<div data-table id="sources-{name}">'
@@ -179,5 +186,5 @@ def _table(name: str, split: SplitDescription) -> Iterator[str]:
 
 
 def _cell(number: float | None, text: str) -> str:
-    """A cell that is sorted by its number."""
+    """A cell of the table; `number` is what the column is sorted by."""
     return "<td></td>" if number is None else f'<td data-value="{number:.12g}">{text}</td>'

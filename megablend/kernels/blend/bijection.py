@@ -11,9 +11,10 @@ from megablend.jit import device, kernel
 from megablend.kernels.blend.keyed_hash import bounded_hash, hash_combine
 
 ROUNDS = 8
-"""Two rounds fail statistical tests of uniformity by hundreds of sigma; four to eight pass."""
+"""Rounds of the network: with two, it fails statistical tests of uniformity by hundreds of sigma;
+with four to eight, it passes."""
 PACKED = 15
-"""Up to so many entries a whole permutation fits into a 63-bit integer, four bits an entry."""
+"""The most entries whose permutation fits into a 63-bit integer, with four bits for each entry."""
 
 
 @device
@@ -64,8 +65,8 @@ def unpermuted(entry: int, n: int, key: int) -> int:
 
 @device
 def _packed(n: int, key: int) -> int:
-    """An exact Fisher-Yates shuffle of n <= PACKED entries,
-    kept in one integer, four bits an entry."""
+    """An exact Fisher-Yates shuffle of n <= PACKED entries, as one integer with four bits for each
+    entry."""
     entries = 0xEDCBA9876543210
     for last in range(n - 1, 0, -1):
         other = bounded_hash(key, last, last + 1)
@@ -76,9 +77,9 @@ def _packed(n: int, key: int) -> int:
 
 @kernel
 def shuffle(entries: npt.NDArray[np.int64], key: int, epoch: int, group: int) -> None:
-    """Shuffle int64 [n] in place, exactly (Fisher-Yates),
-    as (key, epoch, group) choose, each in [0, 2^63)."""
-    chosen = hash_combine(hash_combine(key, epoch), group)
+    """Shuffle entries, int64 [n], in place: an exact Fisher-Yates shuffle that (key, epoch, group),
+    each in [0, 2^63), choose."""
+    shuffle_key = hash_combine(hash_combine(key, epoch), group)
     for last in range(len(entries) - 1, 0, -1):
-        other = bounded_hash(chosen, last, last + 1)
+        other = bounded_hash(shuffle_key, last, last + 1)
         entries[last], entries[other] = entries[other], entries[last]

@@ -1,9 +1,9 @@
-"""The epochs of a source in a cycle: which epoch a position belongs to,
-and the ordinals of epochs that begin and end there.
+"""The epochs of a source in a cycle: the epoch that a position belongs to, and the ordinals of
+epochs that begin and end there.
 
 An epoch that lies within a cycle is a period by itself (megablend.kernels.blend.periods), and needs
-only the counts at the cycle's edges. They are kept of the cycle that each leaf was last found in,
-since a cycle may have many short epochs.
+only the counts at the cycle's edges. For each leaf they are kept of the cycle that was asked for
+last, since a cycle may have many short epochs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from megablend.kernels.blend.periods import (
 )
 from megablend.kernels.blend.tree import leaf_counts
 
-# What is kept of a leaf: its positions in one cycle, as in a period, and
+# Fields of a row that describes one cycle of a leaf, after PART_FIELDS with its positions there
 CYCLE = PART_FIELDS
-"""that cycle, -1 for none;"""
+"""The cycle; -1 if none is described."""
 SEEN = PART_FIELDS + 1
-"""how many samples it has before that cycle."""
+"""How many samples the leaf has before the cycle."""
 COUNTS = PART_FIELDS + 2
+"""Number of fields."""
 
 
 @device
 def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
-    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only if the
-    cycle may have two.
-
-    Then row `rank` of counts int64 [num_leaves, COUNTS] is of this cycle.
-    """
+    """The epoch of a leaf's sample at a position of a cycle. If the estimate allows only one epoch
+    in the cycle, nothing is counted; otherwise row `rank` of counts, int64 [num_leaves, COUNTS],
+    describes this cycle afterwards."""
     if leaf.epoch_tokens == 0:
         return 0
     if counts[leaf.rank, CYCLE] != cycle:
@@ -58,7 +57,7 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
 
 @device
 def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s) -> None:
-    """Fill in the row of a leaf for a cycle that ends with sample `stop`, which is not of it."""
+    """Fill in the row of a leaf for a cycle, whose samples end before sample `stop`."""
     shape = (stage.left_leaves, stage.left_samples, stage.total)
     lanes = stage.lanes
     before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
@@ -76,11 +75,8 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all ordinals [epoch_first, epoch_stop) of an epoch are in a cycle; False
-    if the cycle was not counted.
-
-    row: of the leaf's `counts`.
-    """
+    """Whether all ordinals [epoch_first, epoch_stop) of an epoch are in a cycle; False if `row`,
+    the leaf's row of `counts`, does not describe the cycle."""
     return bool(
         row[CYCLE] == cycle
         and row[SEEN] <= epoch_first
@@ -92,12 +88,12 @@ def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, r
 def ordinal_in_cycle(
     lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
 ) -> int:
-    """The ordinal of a leaf's position in an epoch
+    """The ordinal of a leaf's position in a cycle, in an epoch of ordinals
     [epoch_first, epoch_stop) that is within the cycle.
 
     Args:
-        key: of the cycle, the source and the lane.
-        row: of the leaf's `counts`.
+        key: key of the cycle, the source and the lane.
+        row: the leaf's row of `counts`.
     """
     seen = int(row[SEEN])
     before, own, first = count_dealt(

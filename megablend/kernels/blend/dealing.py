@@ -1,4 +1,4 @@
-"""How many of a period's ordinals each lane has: prefix sums over residues, in closed form, and
+"""Count the ordinals of a period that each lane has: prefix sums over residues, in closed form, and
 their inverse by bisection.
 
 A period's ordinals are dealt to the lanes in runs of neighbours, by residue; a lane walks its run
@@ -14,8 +14,8 @@ from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_D
 
 @device
 def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
-    """What is dealt of the period's epoch in its cycle number `other`: [lowest, highest); ALL if
-    the epoch does not end there."""
+    """The part [lowest, highest) of what is dealt in cycle number `other` of the period that
+    belongs to the period's epoch; `highest` is ALL if the epoch does not end there."""
     lowest = int(period[FIRST_DEALT]) if other == 0 else 0
     highest = int(period[DEALT_STOP]) if other == int(period[END] - period[BEGIN]) - 1 else ALL
     return lowest, highest
@@ -25,8 +25,8 @@ def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
 def dealt_below(
     period: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
 ) -> int:
-    """How many ordinals of the period's cycles [first, stop) go to residues below `residue`, which
-    is from 0 to `lanes`."""
+    """How many ordinals of the period's cycles [first, stop) go to residues below `residue`, 0 to
+    `lanes`."""
     count = 0
     for other in range(first, stop):
         left_turn, left_residue, right_turn, right_residue = parts[other]
@@ -38,8 +38,8 @@ def dealt_below(
 
 @device
 def residue_of(period: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
-    """The residue whose lane gets ordinal number `place`,
-    among those of the period's cycles [first, stop)."""
+    """The residue whose lane gets the ordinal at `place` among those of the period's cycles
+    [first, stop)."""
     low = 0
     high = lanes
     while high - low > 1:

@@ -1,10 +1,10 @@
-"""(source, ordinal) -> sample number in a stage: the inverse of
-megablend.kernels.blend.lanes.locate, in closed form.
+"""Find the samples of a stage: (source, ordinal) -> sample number, in closed form; the inverse of
+megablend.kernels.blend.lanes.locate.
 
-Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to
-lanes by residue, so a bisection over residues finds the lane, a walk over the period's
-cycles the cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle
-then says which slot takes it.
+Counts at the edges of cycles give an ordinal's period. In a period, ordinals are dealt to lanes by
+residue, so that a bisection over residues finds the lane, a walk over the period's cycles the
+cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle then tells the
+slot.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ def find_samples(
     start: int,
     ks: Int64s,
 ) -> None:
-    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n],
-    counted from its start.
+    """Find samples by leaf and ordinal, which are counted from the stage's start. Fastest if
+    neighbours have the same leaf and ascend.
 
-    Each ordinal is from 0 to the leaf's samples.
-    Fastest when neighbours are of one leaf and ascend.
-
-    owners [1 or 2, K]: which lane has each residue of a full cycle and, if there is one,
-    of the cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots.
-    Others as `locate` has them.
+    Args:
+        ranks: int64 [n], the leaves.
+        ordinals: int64 [n], each less than the leaf's number of samples.
+        owners: int64 [1 or 2, K], the lane that has each residue in a full cycle and, if there is
+            one, in the short cycle.
+        inverse_strides: int64 [1 or 2], inverses of the strides modulo the slots of these cycles.
+        ks: int64 [n], is filled.
+        Others as `locate` has them.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # the leaf of the period that is kept, and the end of its ordinals
+    # The leaf of the period that is kept, and the end of the period's ordinals
     kept = -1
     kept_stop = 0
     periods = np.zeros((1, len(leaf_samples), PERIOD_FIELDS), np.int64)
@@ -139,8 +141,8 @@ def find_samples(
 def fill_period_of(
     stage: Stage, leaf: Leaf, cycle: int, ordinal: int, periods: Int64s, parts: Int64s
 ) -> None:
-    """Fill in the period that has an ordinal, which is one of cycle `cycle`
-    by the counts at its edges."""
+    """Fill in the period that has an ordinal, which belongs to cycle `cycle` by the counts at the
+    cycle's edges."""
     epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
     epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)
@@ -150,7 +152,7 @@ def fill_period_of(
 
 @device
 def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
-    """Whether something of another epoch is dealt in a cycle of the period."""
+    """Whether ordinals of another epoch, too, are dealt in cycle number `other` of the period."""
     lowest, highest = epoch_edges(period, other)
     left_turn, left_residue, right_turn, right_residue = parts[other]
     return bool(
@@ -162,7 +164,8 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
 def _lane_dealt(
     period: Int64s, parts: Int64s, lanes: int, other: int, residue: int
 ) -> tuple[int, int, int]:
-    """What is dealt to a residue in a cycle of the period: (low, high, turn of `low`)."""
+    """The part [low, high) of what is dealt in cycle number `other` of the period that goes to a
+    residue. Returns low, high, and the turn of `low`."""
     left_turn, left_residue, right_turn, right_residue = parts[other]
     before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
     lowest, highest = epoch_edges(period, other)

@@ -1,5 +1,5 @@
-"""Sample number -> (source, ordinal) in a stage, in closed form:
-cycles and lanes over the tree's counts.
+"""Locate samples of a stage: sample number -> (source, ordinal), in closed form, by cycles and
+lanes over the tree's counts.
 
 Sample j is slot j // K of its cycle and lane j % K. A cycle of b slots lays its b * K samples out
 by source, in the tree's leaf order; lane l owns the positions x of one residue x % K, so that it
@@ -61,20 +61,28 @@ def locate(
     sources: Int32s,
     ordinals: Int64s,
 ) -> None:
-    """Fill sources int32 [n] and ordinals int64 [n], counted from the stage's start,
-    of its samples ks int64 [n].
+    """Fill the sources and ordinals of samples; samples and ordinals are counted from the stage's
+    start.
 
-    left_leaves, left_samples: the tree (megablend.kernels.blend.tree).
-    leaf_*: by rank: source; samples in the stage; where its first sample there begins, in tokens;
-        cycles of a period; tokens of an epoch, or 0 (megablend.kernels.blend.periods).
-    firsts [1 or 2, K], strides: schedules of a full cycle of `slots` slots and, if there is one,
-    of the cut cycle. start: number of the stage's first sample in the run.
+    Args:
+        ks: int64 [n], the samples.
+        left_leaves, left_samples: the tree; see megablend.kernels.blend.tree.
+        leaf_sources: int32 [num_leaves], by rank, as the next four; see `Leaf`.
+        leaf_samples, leaf_tokens, leaf_spans, leaf_epochs: int64 [num_leaves], `total`,
+            `first_token`, `span` and `epoch_tokens` of each leaf.
+        firsts: int64 [1 or 2, K], of the schedules of a full cycle and, if there is one, of the
+            short cycle; see megablend.blend.interleavings.lane_schedule.
+        strides: int64 [1 or 2], of these schedules.
+        slots: slots of a full cycle.
+        start: number of the stage's first sample in the run.
+        sources: int32 [n], is filled.
+        ordinals: int64 [n], is filled.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # Of each leaf, two periods and which of them was met last, -1 before the leaf is: few of many
-    # leaves are, in a short call.
+    # For each leaf, two periods, and which of them was used last: -1 for leaves that were not met
+    # yet, as most of many in a short call
     latest = np.full(len(leaf_sources), -1, np.int64)
     periods = np.empty((2, len(leaf_sources), PERIOD_FIELDS), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), PART_FIELDS), np.int64)
@@ -133,8 +141,8 @@ def locate(
 
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
-    """The number of turns by which a cycle of `turns` slots is rotated;
-    `start` is the stage's first sample."""
+    """The number of turns by which a cycle of `turns` slots is rotated; `start` as `locate` has
+    it."""
     return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 

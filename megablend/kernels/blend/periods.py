@@ -1,9 +1,9 @@
-"""The period of a source: the cycles over which its ordinals are dealt to the lanes
-in runs of neighbours.
+"""The periods of a source: the cycles over which its ordinals are dealt to the lanes in runs of
+neighbours.
 
 A period belongs to one epoch of the source. It ends after `span` cycles, with the epoch, or with
 the stage's last full cycle, whichever comes first. Periods are counted from the cycle in which the
-epoch begins, or from the stage's start; a cut cycle is a period of its own.
+epoch begins, or from the stage's start; a short cycle at the stage's end is a period of its own.
 
 A source's samples in four cycles, as they are dealt, each with its epoch;
 epoch 1 has a period of cycles 3 to 5:
@@ -41,25 +41,26 @@ from megablend.kernels.blend.bijection import permuted
 from megablend.kernels.blend.keyed_hash import hash_combine
 from megablend.kernels.blend.tree import leaf_counts, least_multiple
 
-# What is kept of a period
+# Fields of a row that describes a period
 BEGIN = 0
-"""Its first cycle."""
+"""The period's first cycle."""
 END = 1
-"""The cycle after its last one."""
+"""The cycle after the period's last one."""
 EPOCH = 2
-"""The epoch that its ordinals are of."""
+"""The epoch of the period's ordinals."""
 UNMIXED_BEGIN = 3
-"""The first of its cycles in which no earlier epoch ends."""
+"""The period's first cycle in which no earlier epoch ends."""
 UNMIXED_END = 4
-"""The cycle after the last one in which no later epoch begins."""
+"""The cycle after the period's last one in which no later epoch begins."""
 FIRST_ORDINAL = 5
+"""The period's first ordinal."""
 FIRST_DEALT = 6
-"""What is dealt of earlier epochs in cycle BEGIN."""
+"""How many ordinals of earlier epochs are dealt in cycle BEGIN."""
 DEALT_STOP = 7
-"""What is dealt up to the end of its epoch in cycle END - 1."""
+"""How many ordinals are dealt in cycle END - 1 up to the end of the period's epoch."""
 PERIOD_FIELDS = 8
 
-# What is kept of each cycle of a period: the source's positions [left, right) there
+# Fields of a row that describes one cycle of a period: the source's positions [left, right) there
 LEFT_TURN = 0
 LEFT_RESIDUE = 1
 RIGHT_TURN = 2
@@ -71,14 +72,14 @@ ALL = 1 << 62
 
 
 class Stage(NamedTuple):
-    """A stage: its tree, and how it is cut into cycles."""
+    """A stage: its tree, and how it is divided into cycles."""
 
     left_leaves: Int32s
     left_samples: Int64s
     total: int
     """Number of samples."""
     dealt: int
-    """Samples of its cycles, the cut one included; what follows is the tail."""
+    """Number of samples of the stage's cycles, including the short one; the others are the tail."""
     lanes: int
     step: int
     """Samples of a full cycle."""
@@ -88,16 +89,17 @@ class Leaf(NamedTuple):
     """A source in a stage."""
 
     rank: int
-    """Its number in the tree; see megablend.kernels.blend.tree."""
+    """The leaf's number in the tree; see megablend.kernels.blend.tree."""
     total: int
     """Number of samples."""
     first_token: int
-    """Where the source's first sample of the stage begins, counted over all its epochs."""
+    """First token of the source's first sample of the stage, counted over all its epochs."""
     span: int
-    """Cycles of a full period."""
+    """Number of cycles of a full period."""
     epoch_tokens: int
+    """Tokens of an epoch; 0 if epochs are not regarded."""
     sample_tokens: int
-    """Tokens by which samples advance."""
+    """Tokens from one sample's start to the next one's."""
 
 
 @device
@@ -109,7 +111,7 @@ def make_leaf(
     leaf_epochs: Int64s,
     sample_tokens: int,
 ) -> Leaf:
-    """One of the leaves, whose arrays are by rank: int64 [num_leaves] each."""
+    """Make the leaf of a rank from arrays of all leaves, int64 [num_leaves] each."""
     return Leaf(
         rank,
         int(leaf_samples[rank]),
@@ -124,7 +126,7 @@ def make_leaf(
 def make_stage(
     left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int
 ) -> Stage:
-    """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
+    """Make a stage of `total` samples whose lanes have `slots` samples each in a full cycle."""
     total = int(total)
     lanes = int(lanes)
     return Stage(left_leaves, left_samples, total, total - total % lanes, lanes, lanes * int(slots))
@@ -146,10 +148,10 @@ def period_of(
     cycle: int,
     ordinal: int,
 ) -> tuple[int, int]:
-    """The period [begin, end) that has an ordinal, which is one of cycle
-    `cycle` by the counts at its edges.
+    """The cycles [begin, end) of the period that has an ordinal, which belongs to cycle `cycle` by
+    the counts at the cycle's edges.
 
-    Of the stage and the leaf, see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
+    Other arguments: see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     leaf = Leaf(rank, leaf_total, first_token, span, epoch_tokens, sample_tokens)
@@ -162,11 +164,12 @@ def period_of(
 @device
 def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple[int, int]:
     """The cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle `cycle`;
-    the last may have none.
+    the last cycles may have none.
 
-    epoch_first: the first ordinal of the epoch.
+    Args:
+        epoch_first: the first ordinal of the epoch.
     """
-    full = int(stage.total) // int(stage.step)  # cycles; a cut one is not counted
+    full = int(stage.total) // int(stage.step)  # number of full cycles
     if cycle >= full:
         return cycle, cycle + 1
     begin = 0
@@ -201,11 +204,11 @@ def enter_period(
 ) -> int:
     """Enter the period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`.
 
-    Two periods are kept of each leaf, since two epochs may alternate within a cycle. Returns: which
-    one this is, the parity of the epoch.
+    Two periods of each leaf are kept, since two epochs may alternate within a cycle. If this one is
+    not kept yet, row `rank` of periods, int64 [2, num_leaves, PERIOD_FIELDS], and of parts, int64
+    [2, num_leaves, span, PART_FIELDS], is filled; see `fill_period`.
 
-    If it is not kept yet, it fills row `rank` of periods int64 [2, num_leaves, PERIOD_FIELDS] and
-    of parts int64 [2, num_leaves, span, PART_FIELDS]; see `fill_period`.
+    Returns: the number of the period among the two, which is the parity of its epoch.
     """
     parity = epoch % 2
     rank = leaf.rank
@@ -231,10 +234,10 @@ def fill_period(
     periods: Int64s,
     parts: Int64s,
 ) -> None:
-    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first,
-    epoch_stop), which may end it earlier.
+    """Fill in the period of cycles [begin, end) that has ordinals [epoch_first, epoch_stop) of an
+    epoch; it ends earlier if the epoch does.
 
-    Of each of its cycles, parts has the leaf's positions [left, right), as turn and residue.
+    For each cycle, `parts` gets the leaf's positions [left, right), each as turn and residue.
     """
     left_leaves = stage.left_leaves
     left_samples = stage.left_samples
@@ -281,11 +284,10 @@ def ordinal_in_period(
 ) -> int:
     """The ordinal of a leaf's position in a cycle of a period that has been entered.
 
-    What is dealt, to earlier residues first, is cut to the period's epoch in its first and last
-    cycle.
+    In the period's first and last cycle, only what is dealt of its epoch counts.
 
     Args:
-        key: of the cycle, the source and the lane: it orders the lane's part of the cycle.
+        key: key of the cycle, the source and the lane, which orders the lane's part of the cycle.
     """
     turn = position // lanes
     residue = position % lanes
@@ -293,8 +295,8 @@ def ordinal_in_period(
     end = int(periods[parity, rank, END])
     mixed = periods[parity, rank, UNMIXED_BEGIN] > begin or periods[parity, rank, UNMIXED_END] < end
     ordinal = int(periods[parity, rank, FIRST_ORDINAL])
-    # What lanes of smaller residues have in the whole period comes first, then what this lane has
-    # in earlier cycles, then its part of this cycle, in a keyed order.
+    # First come the ordinals that lanes of smaller residues have in the whole period, then those
+    # that this lane has in earlier cycles, then its part of this cycle, in a keyed order
     for other in range(begin, end):
         left_turn, left_residue, right_turn, right_residue = parts[parity, rank, other - begin]
         before, own, first = count_dealt(
@@ -325,8 +327,8 @@ def count_dealt(
 ) -> tuple[int, int, int]:
     """Count a source's positions [left, right) in a cycle.
 
-    Returns: how many have smaller residues, how many have `residue`, and the first turn of these.
-    In the module's picture, of residue 2: 4, 3, 1.
+    Returns: how many have smaller residues, how many have `residue`, and the first turn of the
+    latter. For residue 2 of the example in the module's docstring: 4, 3, 1.
     """
     before = (
         (right_turn - left_turn) * residue
@@ -347,8 +349,8 @@ def epoch_of(leaf: Leaf, ordinal: int) -> int:
 
 @device
 def epoch_start(leaf: Leaf, epoch: int) -> int:
-    """The first ordinal whose sample begins in an epoch, or later; below 0 for epochs that began
-    before the stage."""
+    """The first ordinal whose sample begins in an epoch or later; below 0 if the epoch began before
+    the stage."""
     before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
     return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
 

@@ -1,5 +1,5 @@
-"""Cutting ranges of sources where blocks begin: which blocks a range overlaps,
-and where in each it begins and ends."""
+"""Cut ranges of sources where blocks begin: find the blocks that a range overlaps, and where in
+each it begins and ends."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def cut(
 
     Args:
         stretches: STRETCH_DTYPE [num_stretches].
-        places: int64 [n], the stretch that each range begins in.
-        starts, stops: int64 [n], positions in the endless concatenation of epochs; what is after
-            the stretch is left out.
-        out: int64 [5, m], filled as far as it goes, range by range: number of the range, epoch,
-            block, first token and stop within the block.
+        places: int64 [n], the number of the stretch in which each range begins.
+        starts, stops: int64 [n], positions in the endless concatenation of epochs; the part of a
+            range after its stretch is left out.
+        out: int64 [5, m], is filled with the first m spans, range by range: number of the range,
+            epoch, block, first token and stop within the block.
 
-    Returns: how many spans there are.
+    Returns: the number of spans.
     """
     found = 0
     for i in range(len(starts)):

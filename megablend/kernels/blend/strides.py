@@ -5,12 +5,13 @@ from __future__ import annotations
 from megablend.jit import device, kernel
 
 _CANDIDATES = 256
+"""The greatest distance of a candidate from the golden ratio of the slots."""
 
 
 @kernel
 def golden_stride(slots: int, lanes: int) -> int:
-    """A stride g coprime with `slots`: multiples of g / slots and of g * lanes / slots spread
-    evenly. Both at least 1.
+    """A stride g, coprime with `slots`, such that multiples of g / slots and of g * lanes / slots
+    are spread evenly; slots and lanes are at least 1.
 
     A turn moves a lane by g / slots of the cycle and moves what stands at an edge between two
     sources by g * lanes / slots of a window of `slots` positions. Multiples of a fraction deviate
@@ -32,7 +33,8 @@ def golden_stride(slots: int, lanes: int) -> int:
 
 @device
 def _partial_quotients(numerator: int, denominator: int) -> tuple[int, int]:
-    """(greatest common divisor, sum of the partial quotients of the fraction's part below 1)."""
+    """The greatest common divisor, and the sum of the partial quotients of the fraction without its
+    integer part."""
     numerator %= denominator
     cost = 0
     while numerator:

@@ -1,5 +1,5 @@
-"""What is left of a stage that stops at the end of a cycle: of each source the tails of its lanes'
-runs in the period cut there.
+"""What is left of a stage that is cut at the end of a cycle: for each source, the tails of its
+lanes' runs in the period that is cut.
 
 Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over residues and a
 bisection find each ordinal.
@@ -72,8 +72,8 @@ def tail_ordinals(
     parts: Int64s,
     ordinals: Int64s,
 ) -> None:
-    """Fill ordinals int64 [n] with those at `places` int64 [n] in the tails of leaves `ranks` int64
-    [n]; see `find_tails`."""
+    """Fill `ordinals`, int64 [n], with the ordinals at `places`, int64 [n], in the tails of leaves
+    `ranks`, int64 [n]; see `find_tails`."""
     for i in range(len(ranks)):
         period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
@@ -99,9 +99,13 @@ def count_tails(
     counts: Int64s,
     left: Int64s,
 ) -> None:
-    """Fill counts int64 [n]: how many ordinals in the tails of leaves `ranks` int64 [n] are below
-    `ordinals` int64 [n], which are of the cut periods; and left int64 [n]: 1 if the ordinal is
-    itself in the tails, otherwise 0; see `find_tails`."""
+    """Count ordinals in the tails of leaves `ranks`, int64 [n]; see `find_tails`.
+
+    Args:
+        ordinals: int64 [n], ordinals of the cut periods.
+        counts: int64 [n], is filled: how many ordinals in the leaf's tails are below each ordinal.
+        left: int64 [n], is filled: 1 if the ordinal itself is in the tails, otherwise 0.
+    """
     for i in range(len(ranks)):
         period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
@@ -117,7 +121,7 @@ def count_tails(
 
 @device
 def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
-    """How many ordinals the lane of a residue has read in the period's first `gone` cycles."""
+    """How many ordinals the lane of a residue reads in the period's first `gone` cycles."""
     return dealt_below(period, part, lanes, residue + 1, 0, gone) - dealt_below(
         period, part, lanes, residue, 0, gone
     )

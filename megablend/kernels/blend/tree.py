@@ -1,5 +1,5 @@
-"""The tree that says how many of a stage's first n samples each source has:
-exact, at any n, in O(depth).
+"""The tree that tells how many of a stage's first n samples each source has: exactly, for any n, in
+O(depth).
 
 The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy
 / N_node + 1/2) to its heavier child and the rest to the lighter. Counts are monotone in n, sum to
@@ -25,8 +25,8 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
     """Build the tree of `totals`: int64 [size >= 1], positive, ascending, sum below 2^50.
 
     Fills left_leaves int32 [size] and left_samples int64 [size] (last entries unused), and leaves
-    int32 [size]: which of the totals has each rank. Two queues (van Leeuwen 1976): ascending
-    leaves, and nodes in order of creation, which ascend too.
+    int32 [size]: the index in `totals` of the leaf of each rank. Two queues (van Leeuwen 1976):
+    ascending leaves, and nodes in order of creation, which ascend too.
     """
     size = len(totals)
     num_nodes = 2 * size - 1  # leaves first, then inner nodes in order of creation
@@ -72,7 +72,8 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
     rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
-    # rest is in [0, 2 * whole) for the right quotient
+    # floor(x + 1/2) is right if the remainder is in [-whole / 2, whole / 2). Doubled and shifted by
+    # `whole`, so that no half is left: if it is in [0, 2 * whole)
     rest = 2 * rest + int(whole)
     whole = int(whole)
     return quotient - (rest < 0) + (rest >= 2 * whole)
@@ -82,8 +83,8 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 def leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf
-    `rank`)."""
+    """How many of the first n samples are of leaves before `rank`; and how many are of leaf
+    `rank`."""
     node = 0
     before = 0
     passed = 0
@@ -110,10 +111,10 @@ def leaf_counts(
 
 
 @kernel
-def counts_of_leaf(
+def call_leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """The same as `leaf_counts`, for callers outside of kernels."""
+    """`leaf_counts`, for callers outside of kernels."""
     return leaf_counts(left_leaves, left_samples, total, n, rank)
 
 
@@ -157,7 +158,7 @@ def all_counts(
 ) -> None:
     """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
     size = len(counts)
-    # of each inner node: leaves, first rank, samples, samples among the first n
+    # For each inner node: its leaves, its first rank, its samples, and those of the first n
     leaves = np.empty(size, np.int64)
     ranks = np.empty(size, np.int64)
     samples = np.empty(size, np.int64)
@@ -189,7 +190,7 @@ def all_counts(
 
 
 @kernel
-def first_multiple(
+def call_least_multiple(
     left_leaves: Int32s,
     left_samples: Int64s,
     total: int,
@@ -198,7 +199,7 @@ def first_multiple(
     count: int,
     step: int,
 ) -> int:
-    """The same as `least_multiple`, for callers outside of kernels."""
+    """`least_multiple`, for callers outside of kernels."""
     return least_multiple(left_leaves, left_samples, total, leaf_total, rank, count, step)
 
 
@@ -212,12 +213,11 @@ def least_multiple(
     count: int,
     step: int,
 ) -> int:
-    """The least m with `count` samples of leaf `rank`, 1 to leaf_total,
-    among the first min(m * step, total).
+    """The least m such that leaf `rank` has `count` samples, 1 to leaf_total, among the first
+    min(m * step, total).
 
-    Its count is within 2 of the share, which leaves few multiples (one more sample on
-    either side for the rounding of doubles): about 6 * total / leaf_total / step of them
-    and one, halved until one is left.
+    The leaf's count is within 2 of its share (3 with the rounding of doubles), so m is one of about
+    1 + 6 * total / leaf_total / step numbers, among which it is found by bisection.
     """
     pace = float(total) / float(leaf_total) / float(step)
     low = max(0, int(float(count - 3) * pace))

@@ -1,5 +1,5 @@
-"""Megatron's greedy blend, bit for bit: at each step the dataset
-that is furthest behind its weight.
+"""Megatron's greedy blend, bit for bit: each step takes the dataset that is furthest behind its
+weight.
 
 At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c,
 in IEEE doubles without a fused multiply-add; the greatest error wins, the first dataset
@@ -29,15 +29,15 @@ from megablend.jit import device, kernel
 OUTER = 256
 INNER = 64
 SHORT = 16
-"""Steps of the windows; an outer one has one for every 32 groups where that is more."""
-# a level is so far below the lowest winner of the last window: wider when it failed, narrower when
-# it held
+"""Steps of the windows. An outer window has as many as a 32nd of the groups, if that is more."""
+# The margin is how far a level is below the lowest winner of the last window. It is widened if the
+# level failed, and narrowed if it held
 _LEAST_MARGIN = 1e-9
 _WIDEN = 2.0
 _NARROW_OUTER = 0.9
 _NARROW = 0.97
 _NARROW_CROWD = 0.7
-_CROWD = 3 * INNER  # so many groups are too many for an inner window
+_CROWD = 3 * INNER  # with so many groups in an inner window, its margin is narrowed faster
 
 
 @device
@@ -95,10 +95,11 @@ def fill_by_scan(
 def _select(
     groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
 ) -> int:
-    """Those of `groups` whose error at step t is at the level or above; how many.
+    """Fill `out` with those of `groups` whose error at step t is at the level or above. Returns how
+    many.
 
-    Numbers of groups are unsigned: a signed index could be negative,
-    and every access would check for that.
+    Numbers of groups are unsigned: a signed index could be negative, and every access would check
+    for that.
     """
     found = np.uint64(0)
     for group in groups:

@@ -1,5 +1,5 @@
-"""One keyed permutation of [0, n), many entries at once, and samples laid out
-dataset by dataset dealt by it.
+"""A keyed permutation of [0, n), computed for many entries at once; and the datasets of samples
+that lie one after another.
 
 The permutation is a Feistel network on the least power of two that holds n, walked until below n
 (twice on average at worst). Its halves are 32-bit words and it has no divisions, so that rounds
@@ -34,8 +34,8 @@ def _mix(x: np.uint32) -> np.uint32:
 
 @kernel
 def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> None:
-    """Fill out, int64 [n], with entries start, start + 1, ...
-    of the permutation of [0, limit) that `keys` choose.
+    """Fill out, int64 [n], with entries start, start + 1, ... of the permutation of [0, limit) that
+    `keys` choose.
 
     Args:
         start: 0 or more; start + n is at most limit.
@@ -78,14 +78,14 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
 def find_owner(
     positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s
 ) -> None:
-    """Fill datasets and samples, [n] each: the dataset at each position,
-    and which of its samples that is.
+    """Fill datasets and samples, [n] each: the dataset that has each position, and the number of
+    the sample in this dataset.
 
     Args:
-        positions: [n], below starts[-1].
-        starts: [num_datasets + 1], where each dataset's samples begin; ascending.
-        shift: of a position, to its entry in `heads`.
-        heads: the dataset at positions 0, 1 << shift, 2 << shift, ...
+        positions: int64 [n], below starts[-1].
+        starts: int64 [num_datasets + 1], the position at which each dataset begins; ascending.
+        shift: the entry in `heads` for a position is position >> shift.
+        heads: the datasets at positions 0, 1 << shift, 2 << shift, ...
     """
     for i in range(len(positions)):
         position = positions[i]

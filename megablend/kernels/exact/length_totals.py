@@ -1,4 +1,5 @@
-"""Sequence lengths in one pass: the least, their sum, and a checksum of them in their order.
+"""Compute the least of sequence lengths, their sum, and a checksum of them in their order, in one
+pass.
 
 checksum = the sum, over all positions i and modulo 2^32, of mix(length + GOLDEN * i), where `mix`
 is the finalizer of MurmurHash3 (Appleby). Checksums of pieces add up to that of the whole, so
@@ -25,11 +26,11 @@ _CHUNK = 2048
 
 @kernel
 def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
-    """(The least length, or 0 if none is below; their sum; their checksum).
+    """Returns the least length, or 0 if none is negative; the sum of the lengths; their checksum.
 
     Args:
         lengths: int32 [n], tokens.
-        position: of the first of them, 0 or more; it counts modulo 2^32.
+        position: position of the first length, 0 or more; only its value modulo 2^32 counts.
     """
     least = np.int32(0)
     total = np.int64(0)

@@ -1,5 +1,5 @@
-"""numpy.random.RandomState.shuffle: the same swaps in the same order,
-and the same state afterwards.
+"""Shuffle as numpy.random.RandomState.shuffle does: with the same swaps in the same order, and the
+same state afterwards.
 
 Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their
 cache lines are prefetched before their swap. The swaps of one buffer and the draws of the next are
@@ -74,20 +74,20 @@ AHEAD = 96
 
 @kernel
 def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
-    """Shuffle entries [at most 2^32] in place with the generator (key, position), which advances;
+    """Shuffle entries in place with the generator (key, position), whose key is advanced. Returns
     the new position.
 
     Args:
-        entries: one dimension, contiguous.
-        key: uint32 [624], MT19937's.
-        position: words of the key used up, 0 to 624.
+        entries: [n], at most 2^32, contiguous.
+        key: uint32 [624], the state of MT19937.
+        position: number of words of the key that are used up, 0 to 624.
     """
     return shuffle_entries(entries, key, position)
 
 
 @device
 def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
-    """The same, for other kernels to call."""
+    """`shuffle`, for other kernels to call."""
     last = len(entries) - 1
     count = 0
     if last < 1:
@@ -127,21 +127,21 @@ def _draw(
     partners: Uint32s,
     swaps: int,
 ) -> tuple[int, int]:
-    """Draw uniform numbers in [0, bound], [0, bound - 1], ...:
-    `count` of them, bound < 2^32, count <= bound.
+    """Draw `count` uniform numbers, in [0, bound], [0, bound - 1], ...; bound < 2^32, count <=
+    bound.
 
-    Each is a word under the mask of its bound's bits, drawn again while above the
-    bound. With each word goes a swap of entries[last], entries[last - 1], ... with its
-    partner, as long as there are some.
+    Each is a word under the mask of its bound's bits, drawn again while it is above the bound. With
+    each word, one of `swaps` swaps of entries[last], entries[last - 1], ... with their partners is
+    made, as long as there are some.
 
     Args:
-        key: uint32 [WORDS], advanced.
+        key: uint32 [WORDS], is advanced.
         words: uint32 [WORDS], tempered from the key.
-        position: words used up, 0 to WORDS.
-        out: uint32, room for count + 1.
-        partners: uint32, of `swaps` swaps and AHEAD more.
+        position: number of words that are used up, 0 to WORDS.
+        out: uint32, with room for count + 1.
+        partners: uint32, partners of the swaps, and AHEAD more.
 
-    Returns: the new position; swaps done.
+    Returns: the new position; the number of swaps that were made.
     """
     filled = 0
     done = 0
@@ -153,7 +153,8 @@ def _draw(
         mask = bound
         for shift in (1, 2, 4, 8, 16):
             mask |= mask >> shift
-        # a word lowers the bound by one at most: for so many the mask holds, and there is room
+        # A word lowers the bound by one at most: for so many words the mask holds, and `out` has
+        # room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
         # Unsigned: a signed index could be negative, and every access would check for that.
         size = np.uint64(stop - position)
@@ -188,7 +189,7 @@ def _draw(
 
 @device
 def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int) -> None:
-    """Swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
+    """Make swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
     for k in range(np.uint64(start), np.uint64(stop)):
         prefetch(entries, np.int64(partners[np.uint64(k) + np.uint64(AHEAD)]))
         here = np.uint64(last) - np.uint64(k)

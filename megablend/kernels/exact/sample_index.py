@@ -1,4 +1,4 @@
-"""Where samples begin in concatenated documents: Megatron's sample index.
+"""Find where samples begin in concatenated documents: Megatron's sample index.
 
 Sample k begins at token k * length. Its row is (document, token in the document), where the
 document is the first one, in the order of the document index, that reaches token k * length +
@@ -23,8 +23,8 @@ AHEAD = 128
 
 @kernel
 def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]; returns their sum,
-    or -1 if a document is outside [0, num_lengths).
+    """Fill out[i] with lengths[documents[i]]. Returns their sum, or -1 if a document is outside
+    [0, num_lengths).
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
@@ -54,15 +54,15 @@ def begun(
     row: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int]:
-    """Fill the rows of samples that begin at tokens begin, begin + length, ...
-    up to `reached`, or until the rows are full.
+    """Fill the rows of samples that begin at tokens begin, begin + length, ... up to `reached`, or
+    until the rows are full.
 
     Args:
-        document: in which they begin.
-        start: tokens before it.
-        row: of the first of them.
+        document: the document in which the samples begin.
+        start: number of tokens before the document.
+        row: row of the first sample.
 
-    Returns: the row and the token of the next one.
+    Returns: the row and the first token of the next sample.
     """
     while begin <= reached and row < len(rows):
         rows[row, 0] = document
@@ -83,22 +83,21 @@ def cut(
     sample: int,
     rows: Rows,
 ) -> tuple[int, int, int]:
-    """Fill the rows of samples `sample`, `sample` + 1, ...
-    until there are no more rows or documents.
+    """Fill the rows of samples `sample`, `sample` + 1, ... until there are no more rows or
+    documents.
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
-        documents: int32 [n], the document index or, with `first` counted in the whole one, a run of
-            it.
+        documents: int32 [n], consecutive entries of the document index.
         first: place of documents[0] in the document index.
-        start: tokens before it.
+        start: number of tokens before documents[0].
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
-        sample: the first one that is not reached before these documents; 1 or more.
-        rows: int32 or int64 [num_rows, 2].
+        sample: the first sample that is not reached before these documents; 1 or more.
+        rows: int32 or int64 [num_rows, 2], is filled.
 
-    Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the
-        next document.
+    Returns: the number of rows that were filled; the number of documents that were passed, -1 if
+        one is outside [0, num_lengths); the number of tokens before the next document.
     """
     # Unsigned: a signed index could be negative, and every access would check for that.
     row = np.uint64(0)
@@ -121,9 +120,8 @@ def cut(
         end = end + np.int64(lengths[document])
         reached = end - extra
         place = first + np.int64(i)
-        rows[row, 0] = (
-            place  # written whether or not it stays: a branch here would be guessed wrong once a sample
-        )
+        # Written whether or not it stays: a branch here would be mispredicted once a sample
+        rows[row, 0] = place
         rows[row, 1] = begin - start
         if begin <= reached:
             row += np.uint64(1)

@@ -1,4 +1,4 @@
-"""Where samples begin in documents much shorter than a sample: the result of
+"""Find where samples begin in documents much shorter than a sample: the result of
 megablend.kernels.exact.sample_index.cut, faster.
 
 A sample begins in one of dozens of documents, so predicting that none begins is nearly always right
@@ -45,12 +45,12 @@ def cut_short_documents(
     sample: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int, int]:
-    """Fill rows as megablend.kernels.exact.sample_index.cut does,
-    with the same other arguments and results.
+    """Fill rows as megablend.kernels.exact.sample_index.cut does, which has the same other
+    arguments and results.
 
     Args:
-        short: what `narrow_to_uint8` made of the lengths, or the lengths themselves.
-        limit: those of `short` below it are lengths; the others are looked up.
+        short: the lengths as `narrow_to_uint8` gives them, or the lengths themselves.
+        limit: entries of `short` below it are lengths; for others, `lengths` is looked up.
         far: whether `short` is larger than a core's own caches.
     """
     row = 0

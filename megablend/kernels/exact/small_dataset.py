@@ -1,5 +1,5 @@
-"""All three arrays of many small Megatron datasets in one call:
-thousands of datasets cost few steps of Python.
+"""Make all three arrays of many small Megatron datasets in one call, so that thousands of datasets
+take few steps of Python.
 
 The operations and the order of random draws are those of megablend.megatron.exact.epochs and
 megablend.megatron.exact.samples.
@@ -18,6 +18,7 @@ from megablend.kernels.exact.sample_index import cut_rows
 from megablend.kernels.exact.short_documents import cut_short_rows
 
 _ANY_LENGTH = 1 << 31
+"""More than any length."""
 
 
 @kernel
@@ -103,7 +104,8 @@ def _fill_dataset(
     rows: npt.NDArray[np.int32],
     samples: Uint32s,
 ) -> int:
-    """Fill the arrays of one dataset; the number of rows filled."""
+    """Fill the arrays of one dataset. Returns the number of rows of the sample index that are
+    filled."""
     num_documents = len(lengths)
     for first in range(0, len(documents), num_documents):
         for i in range(num_documents):

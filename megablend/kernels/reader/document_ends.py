@@ -1,4 +1,4 @@
-"""Inserting a token after each document of a block."""
+"""Insert a token after each document of a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megablend.jit import device, kernel
 
 @kernel
 def count_ends(offsets: Int64s, carried: bool, closes: bool) -> int:
-    """How many pieces end a document that has tokens; arguments as of `insert_ends`."""
+    """How many pieces end a document that has tokens; see `insert_ends`."""
     count = 0
     for piece in range(len(offsets) - 1):
         count += _ends(offsets, piece, carried, closes)
@@ -34,10 +34,10 @@ def insert_ends(
     Args:
         tokens: [num_tokens].
         offsets: int64 [num_pieces + 1], ascending from 0 to num_tokens.
-        carried: the first piece continues a document that had tokens before.
-        closes: the document of the last piece ends with it.
-        out: [num_tokens + count_ends(...)], of the tokens' type, filled.
-        out_offsets: int64 [num_pieces + 1], filled: the pieces' offsets in `out`.
+        carried: whether the first piece continues a document that had tokens before.
+        closes: whether the document of the last piece ends with it.
+        out: [num_tokens + count_ends(...)], of the tokens' type, is filled.
+        out_offsets: int64 [num_pieces + 1], is filled with the pieces' offsets in `out`.
     """
     filled = 0
     for piece in range(len(offsets) - 1):
@@ -53,5 +53,6 @@ def insert_ends(
 
 @device
 def _ends(offsets: Int64s, piece: int, carried: bool, closes: bool) -> bool:
+    """Whether a piece ends a document that has tokens."""
     has_tokens = offsets[piece + 1] > offsets[piece] or (piece == 0 and carried)
     return has_tokens and (piece + 2 < len(offsets) or closes)

@@ -1,4 +1,4 @@
-"""Position ids, document lengths and attention masks of a batch."""
+"""Make position ids, document lengths and attention masks of a batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Begins = npt.NDArray[np.bool_]
 
 @kernel
 def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
-    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out:
-    int64 [n, length], filled."""
+    """Fill out, int64 [n, length], with 0, 1, 2, ... in each row, which restarts where `begins`,
+    bool [n, length], is set."""
     for i in range(out.shape[0]):
         position = 0
         for j in range(out.shape[1]):
@@ -27,12 +27,12 @@ def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
 def document_ends(
     begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDArray[np.int32]
 ) -> None:
-    """Running lengths of each row's documents.
+    """Find the ends of each row's documents.
 
     Args:
-        begins: bool [n, length], where documents begin; set at 0.
-        ends: int32 [n, length + 1], filled: 0, each document's end, the rest with `length`.
-        longest: int32 [n], filled: the longest document's length.
+        begins: bool [n, length], set where documents begin, and at 0.
+        ends: int32 [n, length + 1], filled with 0, each document's end, and `length` in the rest.
+        longest: int32 [n], filled with the length of the longest document.
     """
     length = begins.shape[1]
     for i in range(begins.shape[0]):
@@ -51,11 +51,11 @@ def document_ends(
 
 @kernel
 def fill_causal_mask(begins: Begins, out: npt.NDArray[np.bool_]) -> None:
-    """Mask for each token those after it and those of earlier documents.
+    """Mask, for each token, the tokens after it and those of earlier documents.
 
     Args:
-        begins: bool [n, length], where documents begin.
-        out: bool [n, 1, length, length], filled: True where the row's token must not attend to the
+        begins: bool [n, length], set where documents begin.
+        out: bool [n, 1, length, length], is filled: True if the row's token must not attend to the
             column's.
     """
     for i in range(begins.shape[0]):

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.blend.interleavings.lanes import Tree, build_tree
-from megablend.kernels.blend.tree import first_multiple, heavy_child_count, leaf_at, leaf_counts
+from megablend.kernels.blend.tree import (
+    call_least_multiple,
+    heavy_child_count,
+    leaf_at,
+    leaf_counts,
+)
 from tests import oracle
 from tests.examples import examples
 
@@ -90,7 +95,7 @@ def test_first_multiple_is_the_least(totals: list[int], step: int, data: st.Data
     total = sum(totals)
     rank = data.draw(st.integers(0, len(totals) - 1))
     count = data.draw(st.integers(1, int(tree.samples[rank])))
-    found = first_multiple(
+    found = call_least_multiple(
         tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, count, step
     )
     assert tree.counts(min(found * step, total))[rank] >= count
