@@ -14,6 +14,7 @@ import pytest
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision, Want
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.disk.folder import MirrorFolder
+from tests.mirror.catalog.test_cluster_datasets import services
 from tests.mirror.catalog.test_datasets import (
     MIXED,
     Machine,
@@ -285,3 +286,38 @@ def test_without_etcd_nothing_is_listed(tmp_path: Path, etcd: EtcdServer) -> Non
             await until_so(partial(is_listed_more_than, counts["same"]))
 
     work(do)
+
+
+def test_another_node_lists_when_the_one_that_did_has_died(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    files = make_files("d", MIXED)
+    with services(tmp_path, files, etcd, 3) as nodes:
+        nodes[0].ask("add", "corpus", "s3://b/d/", "--every", "1s")
+        nodes[0].ask("want", "corpus", "--copies", "all", "--wait")
+        source = nodes[0].source
+        sizes = {"big.bin": MB, "new": 5}
+
+        def change(seed: int) -> None:
+            new = files | make_files("d", sizes, seed=seed)
+            source.files = {f"b/{name}": data for name, data in new.items()}
+
+        change(1)
+        until(lambda: len(revisions(nodes[0])) == 2)
+        home = revisions(nodes[0])[-1]["by"]
+        (dead,) = [node for node in nodes if node.storage["mirror"]["advertise"] == home]
+        others = [node for node in nodes if node is not dead]
+        dead.kill()
+        change(2)
+        until(lambda: len(revisions(others[0])) == 3)
+        assert revisions(others[1])[-1]["by"] != home
+        for node in others:
+            node.wait_for_view(2)
+        held = others[0].ask("want", "corpus", "--copies", "all", "--wait")
+        assert held["complete"] == 2
+        for node in others:
+            check_folder(
+                node.ask("path", "corpus")["path"],
+                {name.removeprefix("b/"): data for name, data in source.files.items()},
+                "d",
+            )
