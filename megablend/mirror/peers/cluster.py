@@ -418,6 +418,13 @@ class Cluster:
             f"{self._members.own} is in view {known[0].view.number}, not {query['view']}"
         )
 
+    def _check_left_out(self, node: str, view: str) -> None:
+        """Raises: AwayError if a node is in an earlier view, and the one in force is without it: it
+        would wait for nothing."""
+        number = self._assemblies[0].view.number
+        if node not in self._peers and view.isdecimal() and int(view) < number:
+            raise AwayError(f"{self._members.own} is in view {number}, which is without {node}")
+
     async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
         key = need.key
@@ -426,6 +433,7 @@ class Cluster:
         if len(pages.blocks) > _MAX_BLOCKS:
             raise ValueError(f"{len(pages.blocks)} blocks, expected at most {_MAX_BLOCKS}")
         if self._assemblies and ("held" not in query or "settle" in query):
+            self._check_left_out(node, query.get("view", ""))
             self._find_assembly(query, self._assemblies[:1])
         if self._assemblies and node not in self._peers:
             raise ConfigError(is_unknown(node, self._members.own))

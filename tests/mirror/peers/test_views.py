@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.disk.room import Need
-from megablend.mirror.node.engine import Want
+from megablend.mirror.node.engine import AwayError, Want
 from megablend.mirror.peers.peer import OtherViewError
 from tests.mirror.peers.clusters import PATIENT, HandedViews, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
@@ -160,4 +161,31 @@ def test_a_node_gets_nothing_for_who_is_in_another_view(tmp_path: Path) -> None:
             assert is_read_once(source, 2)
 
     with FaultySource({"d/0": bytes(range(256)) * 1000}) as source:
+        asyncio.run(run())
+
+
+def test_who_has_been_left_out_waits_for_nobody(tmp_path: Path) -> None:
+    """A node that has not heard of the view without it reads what is due soon at once: the others tell it."""
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
+            views = HandedViews(3)
+            await nodes.start(0, 1, 2, views=views)
+            views.hand(nodes, 1, range(3), range(3))
+            await until(lambda: is_in(nodes, 1))
+            views.hand(nodes, 2, range(2), range(2))
+            await until(lambda: is_in(nodes, 2, 0, 1))
+            # It would wait for the home as long as for one that is silent, 20 seconds a file
+            began = time.monotonic()
+            await asyncio.gather(*(nodes.read(2, name) for name in source.files))
+            assert time.monotonic() - began < PATIENT.silent
+            key = await nodes.key("d/0")
+            peer = nodes.cluster(2)._peers[nodes.names[0]]
+            with pytest.raises(AwayError, match=f"is in view 2, which is without {nodes.names[2]}"):
+                await peer.fetch(Want(key, pages_of_file(key.size)), 1, only_held=False)
+            # One that is in a later view is waited for
+            with pytest.raises(OtherViewError, match="is in view 2, not 3"):
+                await peer.fetch(Want(key, pages_of_file(key.size)), 3, only_held=False)
+
+    with FaultySource({f"d/{i}": bytes([i]) * 200_000 for i in range(9)}) as source:
         asyncio.run(run())
