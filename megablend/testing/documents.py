@@ -25,6 +25,7 @@ empty one."""
 
 
 def _draw_mixed() -> Documents:
+    """Draw documents of many lengths, some of them empty or null."""
     rng = random.Random(7)
     return [
         None
@@ -42,14 +43,15 @@ DOCUMENTS: dict[str, Documents] = {
     "empty first and last": [[], [], [1, 2, 3], [], None],
     "none": [],
 }
-"""What every format is tested with."""
+"""The documents that every format is tested with, by name."""
 MIXED = DOCUMENTS["mixed"]
+"""Documents of many lengths, some of them empty or null."""
 
 
 def list_pieces(
     reader: BlockReader, blocks: Array, chunks: Array, storage: Storage
 ) -> list[list[list[int]]]:
-    """Read blocks: the tokens of each block's pieces of documents."""
+    """Read blocks, and return the tokens of each block's pieces of documents."""
     return [
         [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])]
         if len(block.offsets) > 1
@@ -59,8 +61,8 @@ def list_pieces(
 
 
 def join_pieces(index: FileIndex, pieces: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Join the pieces of all blocks of a file to its documents, by the blocks' flags; rows and
-    flags must agree."""
+    """Join the pieces of all blocks of a file to its documents, by the blocks' flags, with which
+    their rows must agree."""
     document: list[int] | None = None
     for block, parts in zip(index.blocks, pieces, strict=True):
         assert bool(block["flags"] & STARTS_MID_DOCUMENT) == (document is not None)

@@ -23,10 +23,10 @@ from megablend.testing.format_files import FormatFiles
 
 
 class FormatFailures(FormatFiles):
-    """Each kind of bad file raises its error, which names the file."""
+    """Tests that each kind of bad file raises its error, which names the file."""
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        """Each file that belongs to the path."""
+        """Indexing and opening fail if any file that belongs to the path is missing."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -39,7 +39,8 @@ class FormatFailures(FormatFiles):
             hidden.rename(name)
 
     def test_a_truncated_file(self, tmp_path: Path) -> None:
-        """Each file that belongs to the path is cut anywhere."""
+        """Opening fails if any file that belongs to the path was cut after it was indexed; indexing
+        fails if its content shows that it was cut."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -55,7 +56,8 @@ class FormatFailures(FormatFiles):
             Path(name).write_bytes(whole)
 
     def test_a_file_that_was_replaced_or_grew(self, tmp_path: Path) -> None:
-        """A reader of the new file would return other tokens than were indexed."""
+        """Opening a file that is not the one that was indexed fails: its reader would return other
+        tokens."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -73,7 +75,7 @@ class FormatFailures(FormatFiles):
         )
 
     def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
-        """An error, not missing tokens."""
+        """Reading a file that was cut after it was opened fails, and does not return fewer tokens."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
         found = self.index(path)
@@ -90,7 +92,8 @@ class FormatFailures(FormatFiles):
         )
 
     def test_blocks_of_another_file_are_refused(self, tmp_path: Path) -> None:
-        """A table of another version of the file: wrong offsets, tokens or rows."""
+        """Reading fails if offsets, tokens or rows of blocks are wrong, as in a table of another
+        version of the file."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
         found = self.index(path)

@@ -15,7 +15,7 @@ from megablend.testing.documents import MIXED, Documents
 
 
 class FormatFiles:
-    """What a subclass of the contract provides, and how it is used."""
+    """What a subclass of the contract provides, and how the tests use it."""
 
     format: Format
     """The format."""
@@ -56,7 +56,7 @@ class FormatFiles:
         column: str | None = None,
         storage: Storage | None = None,
     ) -> FileIndex:
-        """Index a file; if `column` is None, the contract's."""
+        """Index a file, by the contract's column if `column` is None."""
         read = self.make_spec(column or self.column, documents)
         found = self.format.index(str(path), read, storage=storage or make_storage())
         assert found.blocks.dtype == BLOCK_DTYPE
@@ -88,7 +88,7 @@ class FormatFiles:
         return path
 
     def make_spec(self, column: str | None, documents: bool) -> ReadSpec:
-        """How a file is indexed."""
+        """The ReadSpec with which a file is indexed."""
         return ReadSpec(
             format=self.format.name,
             column=column,

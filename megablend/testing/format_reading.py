@@ -31,10 +31,11 @@ from megablend.testing.moved import SCHEME, MovedStorage
 
 
 class FormatReading(FormatFiles):
-    """Indexing and reading sound files."""
+    """Tests of indexing and reading sound files."""
 
     def test_documents_come_back(self, tmp_path: Path) -> None:
-        """Also from files without documents, and with documents of several blocks."""
+        """Documents are read as they were written, also from files without documents, and documents
+        of several blocks."""
         for name, documents in DOCUMENTS.items():
             path = tmp_path / f"{name}{self.suffix}"
             self.write(path, documents)
@@ -60,7 +61,8 @@ class FormatReading(FormatFiles):
         )
 
     def test_the_block_table_adds_up(self, tmp_path: Path) -> None:
-        """Counts, running sums, and bytes within the file."""
+        """Counts and running sums of the block table are right, and its bytes are within the
+        file."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         blocks = found.blocks
@@ -78,7 +80,8 @@ class FormatReading(FormatFiles):
         assert blocks["chunk"].max() < len(found.chunks)
 
     def test_counting_without_documents_gives_the_same_tokens(self, tmp_path: Path) -> None:
-        """And the same rows, if they are known."""
+        """An index without exact documents has the same tokens, and the same rows if they are
+        known."""
         path = self.write_mixed(tmp_path)
         exact = self.index(path)
         quick = self.index(path, documents=False)
@@ -107,7 +110,7 @@ class FormatReading(FormatFiles):
         assert json.loads(json.dumps(first.meta)) == first.meta
 
     def test_parts_join_to_the_whole(self, tmp_path: Path) -> None:
-        """The parts of a format that indexes a file in parts."""
+        """A format that indexes files in parts gives the same index for any number of parts."""
         if not is_divisible(self.format):
             return
         path = self.write_mixed(tmp_path)
@@ -127,7 +130,8 @@ class FormatReading(FormatFiles):
             assert (joined.rows, joined.tokens) == (whole.rows, whole.tokens), count
 
     def test_blocks_come_in_any_order_and_more_than_once(self, tmp_path: Path) -> None:
-        """Fifty at random; and none."""
+        """Fifty random blocks have the same pieces as in a reading of all blocks; a request for no
+        blocks returns none."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)
@@ -156,7 +160,8 @@ class FormatReading(FormatFiles):
         )
 
     def test_decoded_blocks_are_read_only_and_typed(self, tmp_path: Path) -> None:
-        """Readers share decoded blocks."""
+        """Arrays of decoded blocks, which readers share, have the declared dtypes, and tokens are
+        read-only."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         for block in read_blocks(
@@ -183,7 +188,7 @@ class FormatReading(FormatFiles):
         assert list(join_pieces(found, pieces)) == self.as_read(MIXED)
 
     def test_threads_share_a_reader(self, tmp_path: Path) -> None:
-        """Four threads read random blocks."""
+        """Four threads that read random blocks by one reader get the right pieces."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)
@@ -201,7 +206,7 @@ class FormatReading(FormatFiles):
         assert agrees == [True] * 80
 
     def test_a_reader_works_after_a_fork(self, tmp_path: Path) -> None:
-        """Also if its parent has read from it before."""
+        """A reader works in a forked process, also if its parent has read from it before."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)
@@ -211,7 +216,8 @@ class FormatReading(FormatFiles):
         )
 
     def test_readers_and_indexes_pickle(self, tmp_path: Path) -> None:
-        """They are sent to other processes."""
+        """Pickled copies of an index and a reader, which are sent to other processes, give the same
+        documents."""
         path = self.write_mixed(tmp_path)
         found: FileIndex = pickle.loads(pickle.dumps(self.index(path)))
         reader: BlockReader = pickle.loads(pickle.dumps(self.open(path, found)))

@@ -75,7 +75,7 @@ class InterleavingContract:
             assert [len(column) for column in none] == [0, 0]
 
     def test_counts_agree_with_a_walk(self) -> None:
-        """For every prefix."""
+        """`counts` of every prefix agree with a walk over all samples."""
         for _, stage in self.draw_stages("counts"):
             plan = self.kind.plan(stage)
             seen = [0] * len(stage.totals)
@@ -85,7 +85,7 @@ class InterleavingContract:
                 assert plan.counts(k + 1).tolist() == seen, (stage, k)
 
     def test_first_sample_from_agrees_with_a_walk(self) -> None:
-        """It is the first sample of a source with at least the given ordinal."""
+        """`first_sample_from` is the first sample of a source with at least the given ordinal."""
         for rng, stage in self.draw_stages("first"):
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
@@ -110,13 +110,11 @@ class InterleavingContract:
                         (first or 0) + 1,
                     ):
                         found = plan.first_sample_from(source, ordinal, before=before)
-                        assert found == (first if first is not None and first < before else None), (
-                            stage,
-                            before,
-                        )
+                        is_before = first is not None and first < before
+                        assert found == (first if is_before else None), (stage, before)
 
     def test_nth_samples_agree_with_a_walk(self) -> None:
-        """The samples of a source, in the sequence in which they come."""
+        """`nth_sample` gives the samples of a source in the sequence in which they come."""
         for _, stage in self.draw_stages("nth"):
             plan = self.kind.plan(stage)
             sources, _ = plan.locate_many(np.arange(plan.num_samples))
@@ -125,7 +123,7 @@ class InterleavingContract:
                 assert found == np.flatnonzero(sources == source).tolist(), (stage, source)
 
     def test_samples_of_is_the_inverse(self) -> None:
-        """For every sample, in any sequence."""
+        """`samples_of` gives back every located sample, in any sequence."""
         for rng, stage in self.draw_stages("inverse"):
             plan = self.kind.plan(stage)
             ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))

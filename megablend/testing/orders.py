@@ -51,7 +51,7 @@ class ListedBlocks:
         return totals
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing."""
+        """Do nothing: totals are counted whenever they are needed."""
 
 
 def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
@@ -88,7 +88,7 @@ class OrderContract:
             yield rng, sizes
 
     def test_every_token_of_each_epoch_once(self) -> None:
-        """Three epochs, each of which has every token of every block once."""
+        """Each of three epochs has every token of every block once."""
         for rng, sizes in self.draw_sizes("once"):
             walk = list_tokens(self.make(sizes, rng.randrange(2**63)), 0, 3 * sum(sizes))
             total = sum(sizes)
@@ -136,7 +136,8 @@ class OrderContract:
                         )
 
     def test_find_tokens_is_the_inverse(self) -> None:
-        """It gives the position in an epoch of every stored token of a range, each once."""
+        """`find_tokens` gives the position in an epoch of every stored token of a range, each
+        once."""
         for rng, sizes in self.draw_sizes("inverse"):
             order = self.make(sizes)
             total = sum(sizes)
@@ -173,20 +174,20 @@ class OrderContract:
                 assert [sizes[block] for block in blocks] == stops.tolist()
 
     def test_a_range_longer_than_the_source_spans_epochs(self) -> None:
-        """7 tokens of a source that has two."""
+        """A range of 7 tokens of a source that has two reads four epochs."""
         tokens = list_tokens(self.make([0, 2, 0]), 5, 12)
         assert [epoch for epoch, _, _ in tokens] == [2, 3, 3, 4, 4, 5, 5]
         assert {block for _, block, _ in tokens} == {1}
 
     def test_far_positions(self) -> None:
-        """Positions up to 2^60."""
+        """Ranges at positions up to 2^60 have the right length and epoch."""
         order = self.make([5, 3, 8, 2, 6])
         epoch = 2**60 // 24
         assert len(list_tokens(order, epoch * 24 - 50, epoch * 24 + 50)) == 100
         assert list_tokens(order, epoch * 24, epoch * 24 + 1)[0][0] == epoch
 
     def test_empty_ranges_have_no_spans(self) -> None:
-        """And an empty list of ranges has none."""
+        """An empty range has no spans, nor has an empty list of ranges."""
         order = self.make([5, 3])
         assert len(order.spans(np.array([7]), 0).rows) == 0
         assert len(order.spans(np.zeros(0, np.int64), 4).rows) == 0

@@ -29,6 +29,7 @@ NAMES = (
 )
 """Names of the files that each storage must find and read."""
 A_FILE = "t/a.bin"
+"""The file that most tests read."""
 
 
 def make_content(name: str) -> bytes:
@@ -46,7 +47,7 @@ class StorageFiles:
     missing = "no such file"
     """A regular expression for the message about a file that does not exist."""
     names = NAMES
-    """Of the test files; leave out those that the storage's locations cannot have."""
+    """Names of the test files; leave out those that the storage's locations cannot have."""
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
         """Store files, which replace those of an earlier call.

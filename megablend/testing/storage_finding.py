@@ -22,6 +22,7 @@ IN_T = (
     "t/q?.bin",
     "t/+&#=;.bin",
 )
+"""Names that `t/*.bin` matches, besides two."""
 PATTERNS: Mapping[str, Iterable[str]] = {
     "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
     "t/a.bin": ["t/a.bin"],
@@ -41,11 +42,11 @@ PATTERNS: Mapping[str, Iterable[str]] = {
     "nothing/*.bin": [],
     "tt/x.bin/*": [],
 }
-"""Names that each pattern matches: as on a local disk."""
+"""By pattern, the names that it matches, as on a local disk."""
 
 
 class StorageFinding(StorageFiles):
-    """`find`, `glob`, `is_folder`, `is_readable`, `stat`."""
+    """Tests of `find`, `glob`, `is_folder`, `is_readable` and `stat`."""
 
     def test_patterns_match_as_on_a_local_disk(self, tmp_path: Path) -> None:
         """Folders are not matched, nor hidden files by a pattern without a dot."""
@@ -75,7 +76,7 @@ class StorageFinding(StorageFiles):
         assert storage.find(self.locate(root, "t/none.bin")).files == []
 
     def test_folders_contain_files(self, tmp_path: Path) -> None:
-        """A file is not a folder."""
+        """What contains files is a folder; a file is not."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         assert not storage.is_folder(self.locate(root, A_FILE))
@@ -85,8 +86,8 @@ class StorageFinding(StorageFiles):
             assert storage.is_folder(self.locate(root, "t/sub"))
 
     def test_stat_gives_size_and_a_stable_identity(self, tmp_path: Path) -> None:
-        """It is the same from another storage, a pickled one,
-        one for checking, and after a listing."""
+        """Size and identity are the same from another storage, a pickled one, one for checking, and
+        after a listing."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         copy = pickle.loads(pickle.dumps(storage))
@@ -116,7 +117,7 @@ class StorageFinding(StorageFiles):
         assert other.read(path, 0, 10) == storage.read(path, 0, 10)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        """The message names it."""
+        """The error for a missing file names it."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, "t/none.bin")
@@ -152,8 +153,8 @@ class StorageFinding(StorageFiles):
         assert storage.read(path, 0, 100) == content[::-1][:100]
 
     def test_a_view_for_reading_keeps_its_own_files(self, tmp_path: Path) -> None:
-        """A file that is replaced and found again by the storage is not what a view reads that has
-        read the old one."""
+        """A view that has read a file does not read the one that replaces it, even after the storage
+        has found that one."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, A_FILE)

@@ -22,7 +22,7 @@ WHOLE = make_content(A_FILE)
 
 
 class StorageReading(StorageFiles):
-    """`read`, `read_ranges`, `fetch`, `descriptor`, `limits`."""
+    """Tests of `read`, `read_ranges`, `fetch`, `descriptor` and `limits`."""
 
     examples = 10
     """Number of random requests per test."""
@@ -37,7 +37,7 @@ class StorageReading(StorageFiles):
         assert limits.max_reads > 0
 
     def test_every_file_is_read(self, tmp_path: Path) -> None:
-        """Whatever characters its name has."""
+        """A whole file is read, whatever characters its name has."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         for name in self.names:
@@ -45,7 +45,8 @@ class StorageReading(StorageFiles):
             assert storage.read(self.locate(root, name), 0, len(expected)) == expected, name
 
     def test_a_read_gives_exactly_the_requested_bytes(self, tmp_path: Path) -> None:
-        """From anywhere to anywhere, and none."""
+        """A read from anywhere to anywhere returns the requested bytes; an empty one returns
+        none."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for offset, size in draw_ranges(0, self.examples):
@@ -79,7 +80,7 @@ class StorageReading(StorageFiles):
         assert agrees == [True] * 4 * self.fetches
 
     def test_a_range_beyond_the_end_is_refused(self, tmp_path: Path) -> None:
-        """The message has the offset and the file's size."""
+        """A read beyond the end fails with the offset and the file's size."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         storage.stat(path)
@@ -114,14 +115,15 @@ class StorageReading(StorageFiles):
             assert re.search(pattern, str(error))  # noqa: PT017  (either outcome is allowed)
 
     def test_a_descriptor_reads_the_same(self, tmp_path: Path) -> None:
-        """If the storage has descriptors."""
+        """A descriptor, if the storage has one, reads the same bytes."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         with storage.descriptor(path) as fd:
             assert fd == -1 or os.pread(fd, 100, 7) == WHOLE[7:107]
 
     def test_threads_and_other_processes_share_it(self, tmp_path: Path) -> None:
-        """Threads, a pickled copy, and a forked process if the storage supports it."""
+        """Threads, a pickled copy, and a forked process if the storage supports it, read the right
+        bytes."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         agrees: list[bool] = []
