@@ -75,6 +75,7 @@ _MODULES = {
 }
 """The public names of each module."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+"""The module of each public name."""
 
 __all__ = [
     "BlockBatch",

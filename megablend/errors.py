@@ -95,7 +95,7 @@ that a run keeps."""
 
 
 REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
-"""What to do about a damaged file of a cache that is computed again where it is missing, but that
+"""What to do about a damaged file of a cache that is computed again if it is missing, but that
 perhaps no config needs."""
 
 
@@ -152,7 +152,7 @@ class DamagedCacheError(CacheError):
     def __init__(self, message: str, problem: str | None = None) -> None:
         super().__init__(message)
         self.problem = message if problem is None else problem
-        """The message without what to do."""
+        """The message without its remedy."""
 
     @classmethod
     def of(cls, problem: str) -> DamagedCacheError:
@@ -173,8 +173,8 @@ def _rebuild_data_error(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """A question for a message: the known name most similar to one that is unknown;
-    "" if none is similar.
+    """A question that suggests, in a message, the known name most similar to `name`; "" if none is
+    similar.
 
     Args:
         before: what separates the question from the text before it.

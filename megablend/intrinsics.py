@@ -1,7 +1,8 @@
 """What numba lacks for kernels: single instructions, bytes at an address,
 and functions of C libraries.
 
-With NUMBA_DISABLE_JIT=1 each is plain Python.
+With NUMBA_DISABLE_JIT=1 each is plain Python. Each function `_x` makes the `x` below: its `typed`
+tells numba the types of a call, and its `emit` writes the machine code.
 """
 
 from __future__ import annotations
@@ -147,10 +148,10 @@ def _pread() -> Callable[[int, Pointer, int, int], int]:
         )
     open_types: Any = types
     pointer = open_types.CPointer(types.uint8)
-    found: Any = open_types.ExternalFunction(
+    function: Any = open_types.ExternalFunction(
         "pread", types.intp(types.intc, pointer, types.uintp, types.int64)
     )
-    return cast("Callable[[int, Pointer, int, int], int]", found)
+    return cast("Callable[[int, Pointer, int, int], int]", function)
 
 
 def _fadvise_plainly(fd: int, offset: int, size: int, advice: int) -> int:
@@ -164,10 +165,10 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
     if vars(config)["DISABLE_JIT"]:
         return _fadvise_plainly
     open_types: Any = types
-    found: Any = open_types.ExternalFunction(
+    function: Any = open_types.ExternalFunction(
         "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
     )
-    return cast("Callable[[int, int, int, int], int]", found)
+    return cast("Callable[[int, int, int, int], int]", function)
 
 
 def library_function(
@@ -183,15 +184,15 @@ def library_function(
     from numba.core import config, types
 
     try:
-        found = getattr(ctypes.CDLL(library), name)
+        function = getattr(ctypes.CDLL(library), name)
         llvm.load_library_permanently(library)
     except (OSError, AttributeError, RuntimeError):
         return None
     if vars(config)["DISABLE_JIT"]:
         kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
-        found.restype = kinds[result]
-        found.argtypes = [kinds[argument] for argument in arguments]
-        return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
+        function.restype = kinds[result]
+        function.argtypes = [kinds[argument] for argument in arguments]
+        return cast("Callable[..., int]", lambda *values: function(*map(int, values)))
     open_types: Any = types
     kind = getattr(open_types, result)(*(getattr(open_types, argument) for argument in arguments))
     return cast("Callable[..., int]", open_types.ExternalFunction(name, kind))

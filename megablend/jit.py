@@ -6,7 +6,7 @@ that an upgrade never loads stale code. A node's processes take turns by a file 
 kernel: the first compiles it, the others load it (processes that fill numba's cache with one
 function at the same time can crash: numba #4807, #10128). Different kernels are compiled at
 the same time. `device` marks a function that kernels call; it is compiled into them.
-`intrinsics` has some that numba lacks.
+`intrinsics` has functions for kernels that numba lacks.
 
 Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O
 except by `pread` and `fadvise`, where a Python call per read would cost more than the read. With
@@ -68,7 +68,7 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
     may load it concurrently."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
-        # A full disk, a file system without locks: numba's own renames must do
+        # On a full disk, or a file system without locks, numba's own renames must do
         with contextlib.suppress(OSError):
             lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)
@@ -76,27 +76,30 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
 
 
 def _announce() -> None:
-    """Print, once per node and version, that kernels are being compiled, and again to whoever waits
-    at a terminal for others than were needed then; called while a kernel's lock is held."""
+    """Print that kernels are being compiled: once per node and version, and once in a process that
+    has waited for PATIENCE at a terminal, whose kernels may not be those that were compiled first.
+    Called while a kernel's lock is held."""
     folder = cache_dir()
-    tells = sys.stderr.isatty() and not _told and loading_seconds() > PATIENCE
-    # Already printed, also by another process; or the folder is not writable
+    is_due = sys.stderr.isatty() and not _told and loading_seconds() > PATIENCE
+    # An error: it was printed before, perhaps by another process, or the folder is not writable
     with contextlib.suppress(OSError):
         os.close(
             os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         )
-        # else an earlier release compiled them
-        tells = tells or next(folder.rglob("*.nbi"), None) is None
-    if tells and LOG.isEnabledFor(logging.WARNING):
+        # If there are kernels already, an earlier release has compiled them
+        is_due = is_due or next(folder.rglob("*.nbi"), None) is None
+    if is_due and LOG.isEnabledFor(logging.WARNING):
         _told.append(True)
         text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
         print(text, file=sys.stderr, flush=True)
 
 
 PATIENCE = 2.0
-"""Seconds of loading and compiling after which a process tells of it at a terminal."""
+"""Seconds of loading and compiling after which a process prints so at a terminal."""
 _told: list[bool] = []
+"""Not empty once this process has printed that kernels are being compiled."""
 _loading: list[float] = []
+"""Seconds of each time that this process has loaded or compiled a kernel."""
 
 
 def loading_seconds() -> float:
@@ -141,29 +144,30 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
     import numba
     from numba.core import config
 
-    # NumPy's integers then wrap as silently as those of machine code
     if vars(config)["DISABLE_JIT"]:
+        # NumPy's integers then wrap as silently as those of machine code
         return np.errstate(over="ignore")(function)
     return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
 
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
-    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the
-    kernel's lock held."""
+    """What replaces `dispatcher.compile`, which numba calls for argument types that it has not met:
+    the same with the kernel's lock held."""
     compile_ = dispatcher.compile
-    stored = dispatcher._cache
+    kernel_cache = dispatcher._cache
 
     @_timed
     def compile_or_load(signature: object) -> Any:
         with _turn(dispatcher.py_func, fcntl.LOCK_SH):
-            if stored.contains(signature, dispatcher.targetctx):
+            if kernel_cache.contains(signature, dispatcher.targetctx):
                 return compile_(signature)
         with _turn(dispatcher.py_func):
             _announce()
             try:
                 return compile_(signature)
             except OSError:
-                # It was compiled, and could not be kept (a full disk): asked again, numba has it
+                # It was compiled, but could not be stored (a full disk): a second call returns it
+                # from memory
                 return compile_(signature)
 
     return compile_or_load
@@ -190,22 +194,25 @@ class _Kernel:
         vars(config)["CACHE_DIR"] = str(cache_dir())
         prepared: Any = _njit(self.py_func, cached=True)
         if not vars(config)["DISABLE_JIT"]:
+            # In place of numba's: a cache that loads faster, and compiling under a lock
             prepared._cache = KernelCache(self.py_func)
             prepared.compile = _take_turns(prepared)
-        # Of two threads that prepare it at once, one is the first: what is loaded into the other's
-        # would be loaded again.
+        # Two threads may prepare it at the same time. Both return what is stored first, so that
+        # machine code is not loaded once into each.
         return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
 
     def load(self) -> None:
         """Load the machine code of all argument types that the node has it for; compile nothing."""
         prepared: Any = self._compiled or self._prepare()
-        if isinstance(stored := getattr(prepared, "_cache", None), KernelCache):
-            for signature in stored.signatures(prepared.targetctx):
-                with _turn(self.py_func, fcntl.LOCK_SH):
-                    if signature not in prepared.overloads and stored.contains(
-                        signature, prepared.targetctx
-                    ):
-                        type(prepared).compile(prepared, signature)
+        kernel_cache = getattr(prepared, "_cache", None)
+        if not isinstance(kernel_cache, KernelCache):
+            return
+        for signature in kernel_cache.signatures(prepared.targetctx):
+            with _turn(self.py_func, fcntl.LOCK_SH):
+                is_loaded = signature in prepared.overloads
+                if not is_loaded and kernel_cache.contains(signature, prepared.targetctx):
+                    # numba's own method, since the lock is held already
+                    type(prepared).compile(prepared, signature)
 
     def __reduce__(self) -> str:
         return self.__qualname__

@@ -18,29 +18,32 @@ from numba.core import caching, compiler_lock, environment, runtime
 
 _caching: Any = caching
 _lock: Any = compiler_lock.global_compiler_lock
-_numba: Any = environment
+_numba_environment: Any = environment
 _runtime: Any = runtime
 
 _environments: dict[str, Any] = {}
-"""Those of numba's functions whose modules are not imported, by name: machine code keeps their
-addresses."""
+"""By name, the Environments of functions whose modules are not imported. They are kept for good,
+since machine code has their addresses."""
 
 
 def _make_environment(module: str, constants: list[Any], name: str) -> Any:
-    """As numba does, but without importing `module`: only object mode looks globals up, and no
-    kernel is in object mode."""
-    if module in sys.modules or _numba.lookup_environment(name) is not None:
-        return _numba._rebuild_env(module, constants, name)
+    """Rebuild an Environment as numba does, but without importing `module`: only object mode looks
+    globals up, and no kernel is in object mode."""
+    if module in sys.modules or _numba_environment.lookup_environment(name) is not None:
+        return _numba_environment._rebuild_env(module, constants, name)
     if name not in _environments:
-        made = _environments[name] = _numba.Environment({"__name__": module})
+        made = _numba_environment.Environment({"__name__": module})
         made.consts[:] = constants
         made.env_name = name
+        _environments[name] = made
     return _environments[name]
 
 
 class _Unpickler(pickle.Unpickler):
+    """Calls `_make_environment` in place of numba's own function."""
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (_numba.__name__, "_rebuild_env"):
+        if (module, name) == (_numba_environment.__name__, "_rebuild_env"):
             return _make_environment
         return super().find_class(module, name)
 

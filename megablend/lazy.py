@@ -1,8 +1,8 @@
 """What is computed when it is first needed: `LazyItems`,
 and `cached_property` without a lock, as in Python 3.12.
 
-The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a
-process that is forked while another thread computes would wait for that lock forever.
+The `cached_property` of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of
+a class: a process that is forked while another thread computes would wait for that lock forever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ else:
         def __get__(self, instance, owner=None):
             if instance is None:
                 return self
-            value = instance.__dict__[self.name] = self.compute(instance)
+            value = self.compute(instance)
+            instance.__dict__[self.name] = value
             return value
 
 
@@ -58,16 +59,17 @@ class LazyItems(Sequence[T_co]):
             return tuple(self[i] for i in range(len(self))[index])
         item = self._items[index]
         if item is None:
-            item = self._items[index] = self._make(range(len(self))[index])
+            item = self._make(range(len(self))[index])
+            self._items[index] = item
         return item
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            tuple(self) == tuple(other) if isinstance(other, LazyItems | tuple) else NotImplemented
-        )
+        if not isinstance(other, LazyItems | tuple):
+            return NotImplemented
+        return tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self))

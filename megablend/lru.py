@@ -11,8 +11,8 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[V]):
-    """A cache of up to `capacity` values, or of values up to this size in all;
-    pickled without its values.
+    """A cache of up to `capacity` values, or, with `measure`, of values whose sizes add up to at most
+    `capacity`; pickled without its values.
 
     Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child
     could hold: each dict operation is atomic. Two threads may create a value at the same time: both
@@ -52,6 +52,7 @@ class LRUCache(Generic[V]):
         return [found[key] for key in keys]
 
     def _use(self, key: Hashable) -> None:
+        """Make a key the most recently used."""
         with contextlib.suppress(KeyError):  # another thread may have evicted it
             self._kept.move_to_end(key)
 
