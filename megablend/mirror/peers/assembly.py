@@ -1,4 +1,4 @@
-"""The nodes of one view, as one of them meets them: they tell one another what they hold."""
+"""How the nodes of one view meet: they tell one another what they hold."""
 
 from __future__ import annotations
 
@@ -19,48 +19,51 @@ from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes
 
-_LOOKS = 5
-"""Times `Pace.ping` after which a torchrun job's first machine is looked after."""
+_FIRST_MACHINE_PINGS = 5
+"""After so many times `Pace.ping` without news, a torchrun job's first machine is pinged."""
 
 
 @dataclass(eq=False)
 class Assembly:
-    """The nodes of a view: they meet, and then read through one another, until the next one has met."""
+    """The nodes of one view. They meet, and then read through one another, until those of the next
+    view have met."""
 
     view: View
     own: str
     """This node's name."""
     session: str
-    """This node's."""
+    """The session of this node."""
     peers: Mapping[str, Peer]
-    """The others."""
+    """The other nodes, by name."""
     holders: Holders
     routes: Routes
     agreement: Agreement
     joining: Joining
     is_formed: bool = False
-    """Whether the nodes have met, all or enough of them."""
+    """Whether the nodes have met: all of them, or enough."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """End with it."""
+    """Tasks that end with the view."""
     _told: dict[str, str] = field(default_factory=dict)
-    """Nodes that know what this one holds, and their sessions."""
+    """The nodes that were told what this one holds, and the session in which each was."""
     _heard: set[str] = field(default_factory=set)
+    """The nodes that have told this one what they hold."""
     _is_one_formed: bool = False
+    """Whether one of them said that its nodes have met."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether a later view is in its place."""
+        """Whether a later view has replaced this one."""
         return self.routes.ended.done()
 
     def end(self) -> None:
-        """A later view is in its place."""
+        """End requests and tasks, since a later view replaces this one."""
         if not self.has_ended:
             self.routes.ended.set_result(None)
         for task in self.tasks:
             task.cancel()
 
     async def tell(self, peer: Peer) -> None:
-        """Tell another node what this one holds: all, and then what is new."""
+        """Tell another node what this one holds: everything at first, then what is new."""
         news = self.holders.news[peer.name]
         while not self.has_ended:
             needs: list[Need] = []
@@ -70,7 +73,7 @@ class Assembly:
             greeting = ""
             try:
                 if peer.away_since is not None:
-                    # To look for all that is held takes long where that is much
+                    # Before `find_all`, which takes long if much is held
                     raise peer.refusal or AwayError(peer.trouble)
                 if is_first:
                     await self.joining.join(peer)
@@ -79,9 +82,11 @@ class Assembly:
                 elif news.is_set():
                     needs = self.holders.take_untold(peer.name)
                 elif self.joining.is_first(peer):
-                    # After it has started again it knows nobody: others have to notice
+                    # After a restart it does not know the others, so they have to notice it
                     with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(news.wait(), _LOOKS * self.agreement.pace.ping)
+                        await asyncio.wait_for(
+                            news.wait(), _FIRST_MACHINE_PINGS * self.agreement.pace.ping
+                        )
                     if not news.is_set():
                         await peer.ping()
                     continue
@@ -104,7 +109,7 @@ class Assembly:
                 await asyncio.sleep(self.agreement.pace.ping / 2)
 
     async def hear(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
-        """What another node holds. Raises: ConfigError if it is none of them."""
+        """Record what another node holds. Raises: ConfigError if it is not one of the nodes."""
         if "list" in query:
             await self._greet(node, query)
         if node not in self.peers:
@@ -116,7 +121,8 @@ class Assembly:
             self.agreement.note_news()
 
     async def _greet(self, node: str, query: Mapping[str, str]) -> None:
-        """Raises: ConfigError if another node has another list, or the name of a third one."""
+        """Check the first message of another node. Raises: ConfigError if its list of nodes
+        differs, or a third node has its name."""
         if query["list"] != list_id(self.view.names):
             raise ConfigError(
                 f"the list of nodes of {node} differs from that of {self.own}\n"
@@ -127,31 +133,25 @@ class Assembly:
         session = query.get("session")
         if peer is None or session in ("", peer.session):
             return
-        # It has started again, unless somebody else has its name
+        # Either the node was restarted, or another one has its name
         if await peer.ping() and peer.session != session:
             raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
 
     async def form(self) -> None:
-        """Wait until all nodes have met, or enough of them. Raises: ConfigError with `strict`."""
-        end = time.monotonic() + self.agreement.pace.complete
+        """Wait until all nodes have met, or enough of them. Raises: ConfigError if some are missing
+        with `strict`."""
+        deadline = time.monotonic() + self.agreement.pace.complete
         while not (self.is_formed or self.has_ended):
             missing = sorted(
                 name
                 for name, peer in self.peers.items()
                 if name not in self._heard or self._told.get(name) != peer.session
             )
-            are_away = all(self.peers[name].away_since is not None for name in missing)
-            if (
-                not missing
-                or (self._is_one_formed and are_away)
-                or (
-                    time.monotonic() > end
-                    and self.agreement.failure is None
-                    and self.agreement.is_enough(
-                        [f"{name} ({self._explain(name)})" for name in missing]
-                    )
-                )
-            ):
+            are_missing_away = all(self.peers[name].away_since is not None for name in missing)
+            have_met = not missing or (self._is_one_formed and are_missing_away)
+            is_late = time.monotonic() > deadline and self.agreement.failure is None
+            explained = [f"{name} ({self._explain(name)})" for name in missing]
+            if have_met or (is_late and self.agreement.is_enough(explained)):
                 self.is_formed = True
             else:
                 await self.agreement.wait_for_news()
@@ -163,5 +163,5 @@ class Assembly:
 
 
 def is_unknown(node: str, own: str) -> str:
-    """A node asks that is none of the others."""
+    """The message for a request of `node`, which is not in the list of nodes of `own`."""
     return f"{node} is not one of the nodes of {own}\nlist it there"

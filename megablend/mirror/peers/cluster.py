@@ -1,7 +1,7 @@
 """The nodes of a cluster, as one of them sees it: they meet, and then read through one another.
 
-Nothing is read before every node of the list has told every other what it holds: who is not up yet
-would look dead, and be passed over. After two minutes a majority goes on without the others.
+Nothing is read before every node of the list has told every other what it holds: a node that is not
+up yet would look dead, and be passed over. After two minutes a majority goes on without the others.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
 _MAX_BLOCKS = 64
-"""Of a request of another node."""
+"""Most blocks that another node may request at a time."""
 
 
 class Cluster:
@@ -69,11 +69,11 @@ class Cluster:
 
     Args:
         options: of the mirror.
-        members: which nodes there are.
+        members: the nodes, or where they are found out.
         source: reads the source.
-        get_metrics: numbers of this node.
-        pace: when others are away.
-        more: answers other requests of nodes, by method and path.
+        get_metrics: returns this node's numbers as text for Prometheus.
+        pace: the times after which nodes count as away.
+        more: handlers of further requests of nodes, by method and path.
     """
 
     def __init__(
@@ -111,15 +111,17 @@ class Cluster:
         self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
-        """Of the view in force, or of the first one; then of one that is to be in force, if there is."""
+        """That of the view in force, or of the first view; then that of the next view, if there is
+        one."""
         self._tasks: list[asyncio.Task[None]] = []
         self.view_listeners: list[Callable[[], None]] = []
-        """Called when a view is in force."""
+        """Functions that are called when a view comes into force."""
         self._engine: Engine
         self._needs: Needs
 
     async def start(self, engine: Engine, needs: Needs) -> None:
-        """Listen to the others, and begin to meet them. Raises: ConfigError if that cannot be."""
+        """Listen to other nodes, and begin to meet them. Raises: ConfigError if that is
+        impossible."""
         self._engine = engine
         self._needs = needs
         server_tls, client_tls = self._tls or (None, None)
@@ -145,14 +147,15 @@ class Cluster:
         self._start_task(self._run())
 
     async def stop(self) -> None:
-        """Ask nobody, and do not listen any more."""
+        """End all requests to other nodes, and stop listening."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
-            # Again, since `wait_for` loses a cancellation that comes with what it waits for
+            # Repeatedly, since `wait_for` loses a cancellation that comes at the moment of its
+            # result
             await asyncio.wait(self._tasks, timeout=_CANCEL_SECONDS)
         self._busy.stop()
-        # What is being answered may need the others
+        # Before the peers are closed: requests that are being answered may need them
         await self._server.stop()
         for peer in self._peers.values():
             peer.close()
@@ -178,7 +181,7 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Tell homes what this node will ask for."""
+        """Tell the homes of pages that this node will request them, and when."""
         if not self._agreement.is_reached:
             return
         assembly = self._assemblies[0]
@@ -198,46 +201,48 @@ class Cluster:
 
     @property
     def names(self) -> Sequence[str]:
-        """All nodes, sorted, as far as they are known."""
+        """The names of all nodes, sorted; empty before they are known."""
         return self._assemblies[0].view.names if self._assemblies else ()
 
     @property
     def copies(self) -> int:
-        """On how many nodes a page shall be."""
+        """How many nodes are to hold each page."""
         return self._holders.copies if self._holders is not None else 1
 
     def find_away(self) -> set[str]:
         """The nodes that do not answer."""
-        return {each.name for each in self._peers.values() if each.away_since is not None}
+        return {peer.name for peer in self._peers.values() if peer.away_since is not None}
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """The answer of another node. Raises: AwayError; what it failed with."""
+        """Send a request to another node, and return the answer. Raises: AwayError; the error that
+        the node answers with."""
         if node not in self._peers:
             raise AwayError(f"{node} is none of the nodes")
         return await self._peers[node].post(path, body)
 
     @property
     def num_nodes(self) -> int:
-        """Of the cluster, this one too."""
+        """How many nodes the cluster has, including this one."""
         has_views = self._members.views is not None and self._assemblies
         return len(self.names) if has_views else self._agreement.size
 
     @property
     def has_failed(self) -> bool:
-        """Whether the nodes cannot work together as they are."""
+        """Whether the nodes cannot work together with their present settings."""
         return self._agreement.failure is not None
 
     async def select(self, need: Need) -> Need:
-        """What this node is a home of. Raises: ResourceError if the nodes have not met."""
+        """The part of a need that this node is a home of. Raises: ResourceError while too few nodes
+        are there; ConfigError if they do not agree."""
         await self._agreement.wait()
         assert self._holders is not None
         return self._holders.select_own(need)
 
     def as_json(self) -> dict[str, Any]:
-        """For people and metrics."""
+        """The state of the cluster, for people and metrics."""
         away = sorted(self.find_away())
         views = self._members.views
-        found = {
+        status = {
             "own": self._members.own,
             "nodes": self.num_nodes,
             "view": self._assemblies[0].view.number if self._assemblies else None,
@@ -249,13 +254,13 @@ class Cluster:
             **({} if views is None else {"etcd": views.as_json()}),
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
-        return found if self._holders is None else found | self._holders.count_debts()
+        return status if self._holders is None else status | self._holders.count_debts()
 
     async def check(self) -> list[str]:
-        """A line for each pair of nodes that cannot talk."""
+        """A line for each node and each other node that it does not reach."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
-            # Who does not answer is in the lines of this node
+            # A node that does not answer is in this node's own lines
             with contextlib.suppress(AwayError, MegablendError):
                 lines += await peer.call("/v1/check", {})
         return lines
@@ -304,8 +309,8 @@ class Cluster:
             self._agreement.fail(error)
 
     def take(self, view: View) -> None:
-        """Meet the nodes of a view, this one too. It is in force when they have met; the one that was
-        in force stays so until then."""
+        """Begin to meet the nodes of a view, which includes this one. The view comes into force
+        when they have met; until then the earlier one stays in force."""
         own = self._members.own
         names = view.names
         for name in names:
@@ -353,7 +358,7 @@ class Cluster:
         return since < math.inf and 2 * num_there > len(peers) + 1
 
     async def _meet(self, assembly: Assembly) -> None:
-        """Put a view in force as soon as its nodes have met."""
+        """Put a view into force as soon as its nodes have met."""
         try:
             await assembly.form()
         except ConfigError as error:
@@ -387,18 +392,18 @@ class Cluster:
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
 
     def _suspect(self) -> None:
-        """A node does not answer at once. If it is the network, others do not, either: they are not
-        waited for one after another."""
+        """Ask all nodes whether they are there, because one has not answered in time. If the
+        network is down, they are found to be away together, and not one after another."""
         for peer in self._peers.values():
             peer.check()
 
     async def _check_address(self) -> None:
-        """Raises: ConfigError if another process answers at this node's name."""
-        own = self._make_peer(self._members.own)
-        is_there = await own.ping()
-        own.close()
-        if is_there and own.session != self._verifier.session:
-            raise ConfigError(f"{own.name}: another node answers there\n{ONE_NAME}")
+        """Check that no other process answers at this node's name. Raises: ConfigError."""
+        own_peer = self._make_peer(self._members.own)
+        answers = await own_peer.ping()
+        own_peer.close()
+        if answers and own_peer.session != self._verifier.session:
+            raise ConfigError(f"{own_peer.name}: another node answers there\n{ONE_NAME}")
 
     async def _hear(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
@@ -410,7 +415,7 @@ class Cluster:
         return b""
 
     def _find_assembly(self, query: Mapping[str, str], known: Sequence[Assembly]) -> Assembly:
-        """That of the view of a request. Raises: OtherViewError."""
+        """The one of `known` whose view a request is about. Raises: OtherViewError."""
         for each in known:
             if str(each.view.number) == query.get("view", str(each.view.number)):
                 return each

@@ -1,9 +1,10 @@
-"""Which nodes hold what: they tell one another.
+"""Which nodes hold which pages: they tell one another.
 
-A node tells the homes of a piece, and the one after them, which pages of it it holds: all of them
-when they meet, then those that it gets. So a home knows who has what it lacks: after its own disk
-was replaced, after the list of nodes has changed, and where somebody else had to read the source.
-It copies what it is to hold, and asks the source only for what nobody has told of.
+A node tells the homes of a piece, and the node after them in the piece's order, which of its pages
+it holds: all of them when they meet, then those that it gets. So a home knows which nodes hold the
+pages that it lacks: after its own disk was replaced, after the list of nodes has changed, or if
+another node had to read the source. It copies the pages that it is to hold, and reads from the
+source only those that no node has announced.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from megablend.system.log import LOG
 
 _NUM_COPIERS = 4
 _RETRY_SECONDS = 60.0
-_MOST_ORDERS = 4096
+_MAX_ORDERS = 4096
 
 
 class Holders:
-    """What this node owes to the others: to tell what it holds, and to hold copies.
+    """What other nodes hold, and what this one still has to tell them and to copy from them.
 
     Args:
-        engine: what this node holds.
-        names: of all nodes, sorted.
-        own: this node's.
-        copies: how many nodes shall hold a page.
+        engine: reads and holds this node's pages.
+        names: the names of all nodes, sorted.
+        own: this node's name.
+        copies: how many nodes are to hold each page.
     """
 
     def __init__(self, engine: Engine, names: Sequence[str], own: str, copies: int) -> None:
@@ -54,31 +55,31 @@ class Holders:
         self._own = own
         self.copies = min(copies, len(names))
         self._homes = Homes(names)
-        # A piece is asked for in many parts
-        self._ordered = lru_cache(_MOST_ORDERS)(self._homes.order_names)
+        # Cached, since a piece is requested in many parts
+        self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
         self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
         self.news = {name: asyncio.Event() for name in self._untold}
         """Set while there is something to tell a node."""
-        self._found: dict[str, list[Need]] | None = None
-        """What was held when the nodes met, of those that have not been told yet."""
+        self._found_by_node: dict[str, list[Need]] | None = None
+        """By node, what was held when the nodes met, until the node is told."""
         self._searching = asyncio.Lock()
         self._known: dict[FileKey, dict[str, Pages]] = {}
         self._to_copy: dict[FileKey, Pages] = {}
-        self._later: dict[FileKey, Pages] = {}
-        """To be copied when who has it is back."""
+        self._to_copy_later: dict[FileKey, Pages] = {}
+        """Pages to copy when a node that holds them is back."""
         self._has_work = asyncio.Event()
         self._num_copying = 0
         self.successor: Holders | None = None
-        """Those of the next view: what this node gets is told in it, too."""
+        """The holders of the next view, whose nodes are told of new pages, too."""
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """The first nodes in the order of a piece: the first is its home."""
+        """The first `count` nodes in the order of a piece; the first of them is its home."""
         return self._ordered(key.digest, piece, count)
 
     def count_debts(self) -> dict[str, int]:
-        """For people and metrics: bytes of copies that this node is to get, and nodes to which it has
-        something to tell."""
-        parts = [*self._to_copy.items(), *self._later.items()]
+        """For people and metrics: how many bytes this node has to copy, how many nodes it has
+        something to tell, and so on."""
+        parts = [*self._to_copy.items(), *self._to_copy_later.items()]
         to_copy = sum(count_bytes(pages, key.size) for key, pages in parts)
         untold = sum(bool(each) for each in self._untold.values())
         return {
@@ -89,32 +90,33 @@ class Holders:
         }
 
     def note(self, key: FileKey, pages: Pages, giver: str | None) -> None:
-        """This node has got pages of one piece: from that node, or from the source."""
+        """Record that this node got pages of one piece, from the node `giver` or from the source,
+        to tell others."""
         for name in self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1):
             if name not in (self._own, giver):
-                owed = self._untold[name]
-                owed[key] = unite(owed.get(key, NO_PAGES), pages)
+                untold = self._untold[name]
+                untold[key] = unite(untold.get(key, NO_PAGES), pages)
                 self.news[name].set()
         if self.successor is not None:
             self.successor.note(key, pages, giver)
 
     async def find_all(self, name: str) -> list[Need]:
-        """All that this node holds of pieces whose home the other one is, or may become. What is
-        held is looked through once for all nodes when they meet."""
+        """All that this node holds of pieces whose home another node is or may become. When the
+        nodes meet, the store is searched once for all of them."""
         async with self._searching:
-            found = None if self._found is None else self._found.pop(name, None)
+            found = None if self._found_by_node is None else self._found_by_node.pop(name, None)
             if found is not None:
                 return found
-            names = list(self._untold) if self._found is None else [name]
+            names = list(self._untold) if self._found_by_node is None else [name]
             for each in names:
                 self._untold[each] = {}
                 self.news[each].clear()
             all_found = await self._engine.call(self._find_held, names)
-            self._found = self._found or all_found
+            self._found_by_node = self._found_by_node or all_found
             return all_found.pop(name)
 
     def _find_held(self, names: Sequence[str]) -> dict[str, list[Need]]:
-        """What is held, by the nodes that are among the first of its pieces."""
+        """By node, the held pages of pieces that have it among their first `copies + 1` nodes."""
         found: dict[str, list[Need]] = {name: [] for name in names}
         places = {self._names.index(name): name for name in names}
         for key in [*self._engine.store.keys()]:
@@ -123,53 +125,55 @@ class Holders:
             for place in np.unique(order).tolist():
                 if (name := places.get(place)) is not None:
                     is_its = (order == place).any(axis=1)
-                    some = Pages(pages.blocks[is_its], pages.masks[is_its])
-                    found[name].append(Need.of(key, some, math.inf))
+                    its_pages = Pages(pages.blocks[is_its], pages.masks[is_its])
+                    found[name].append(Need.of(key, its_pages, math.inf))
         return found
 
     def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
-        """The first nodes in the order of each block's piece: places, int64 [blocks, count]."""
+        """The first `count` nodes in the order of each block's piece: indices into the sorted
+        names, int64 [blocks, count]."""
         return self._homes.order_blocks(key.digest, pages.blocks, count)
 
     def take_untold(self, name: str) -> list[Need]:
-        """What there is to tell a node; `put_back` if it could not be told."""
-        owed = self._untold[name]
+        """Take out what a node has not been told; `put_back` returns it if telling fails."""
+        untold = self._untold[name]
         self._untold[name] = {}
         self.news[name].clear()
-        return [Need.of(key, pages, math.inf) for key, pages in owed.items()]
+        return [Need.of(key, pages, math.inf) for key, pages in untold.items()]
 
     def put_back(self, name: str, needs: Sequence[Need]) -> None:
-        """What could not be told."""
-        owed = self._untold[name]
+        """Keep what a node could not be told, to tell it later."""
+        untold = self._untold[name]
         for key, pages, _ in needs:
-            owed[key] = unite(owed.get(key, NO_PAGES), pages)
+            untold[key] = unite(untold.get(key, NO_PAGES), pages)
         self.news[name].set()
 
     async def hear(self, name: str, needs: Sequence[Need]) -> None:
-        """Another node holds pages; those that this one is to hold are copied in its time."""
+        """Record that another node holds pages. Those that this node is to hold, too, will be
+        copied."""
         for key, pages, _ in needs:
             by_node = self._known.setdefault(key, {})
             by_node[name] = unite(by_node.get(name, NO_PAGES), pages)
-            own = self.select_own(Need.of(key, pages, math.inf)).pages
-            own = await self._engine.call(self._engine.store.missing, key, own)
-            if len(own.blocks):
-                self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), own)
+            own_missing = self.select_own(Need.of(key, pages, math.inf)).pages
+            own_missing = await self._engine.call(self._engine.store.missing, key, own_missing)
+            if len(own_missing.blocks):
+                self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), own_missing)
                 self._has_work.set()
 
     def select_own(self, need: Need) -> Need:
-        """What this node is a home of."""
+        """The part of a need that this node is a home of."""
         key, pages, due = need
         place = self._names.index(self._own)
         is_own = (self._find_places(key, pages, self.copies) == place).any(axis=1)
         return Need(key, Pages(pages.blocks[is_own], pages.masks[is_own]), due[is_own])
 
     def find(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
-        """Nodes that have told that they hold some of the pages, and which."""
-        found = [(name, intersect(pages, has)) for name, has in self._known.get(key, {}).items()]
-        return [(name, some) for name, some in found if len(some.blocks)]
+        """The nodes that announced some of the pages, and which ones each of them announced."""
+        found = [(name, intersect(pages, held)) for name, held in self._known.get(key, {}).items()]
+        return [(name, held_pages) for name, held_pages in found if len(held_pages.blocks)]
 
     def forget(self, name: str, key: FileKey, pages: Pages) -> None:
-        """A node does not hold pages of which it has told."""
+        """Record that a node does not hold pages that it announced."""
         by_node = self._known.get(key, {})
         left = subtract(by_node.pop(name, NO_PAGES), pages)
         if len(left.blocks):
@@ -178,7 +182,7 @@ class Holders:
             self._known.pop(key, None)
 
     async def copy(self) -> None:
-        """Get what this node is to hold, until cancelled."""
+        """Copy from other nodes what this node is to hold, until cancelled."""
         copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
         try:
             while True:
@@ -207,31 +211,34 @@ class Holders:
             try:
                 await self._engine.obtain(Want(key, portion, math.inf, Mode.COPY))
             except AwayError:
-                # Whoever has them may come back; others are not held up until then
+                # A node that holds them may come back; other pages are copied in the meantime
                 if self.find(key, portion):
-                    self._later[key] = unite(self._later.get(key, NO_PAGES), portion)
+                    self._to_copy_later[key] = unite(
+                        self._to_copy_later.get(key, NO_PAGES), portion
+                    )
             except ResourceError:
-                pass  # it is held where it came from
+                pass  # no room here; the node that announced the pages holds them
             except MegablendError as error:
                 LOG.warning("mirror: no copy is kept: %s", error)
             finally:
                 self._num_copying -= 1
 
     def retry(self) -> None:
-        """A node is back: what perhaps waits for it is copied."""
-        for key, pages in self._later.items():
+        """Copy again what could not be copied, since a node is back."""
+        for key, pages in self._to_copy_later.items():
             self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), pages)
             self._has_work.set()
-        self._later = {}
+        self._to_copy_later = {}
 
     def divide_by_home(self, needs: Sequence[Need]) -> Mapping[str, list[Need]]:
-        """Needs divided by the home of their pieces; without those whose home is this node."""
+        """Divide needs by the homes of their pieces, and leave out those whose home is this
+        node."""
         found: dict[str, list[Need]] = {}
         for key, pages, due in needs:
             first = self._find_places(key, pages, 1)[:, 0]
             for place in np.unique(first).tolist():
                 is_its = first == place
-                some = Need(key, Pages(pages.blocks[is_its], pages.masks[is_its]), due[is_its])
-                found.setdefault(self._names[place], []).append(some)
+                its_need = Need(key, Pages(pages.blocks[is_its], pages.masks[is_its]), due[is_its])
+                found.setdefault(self._names[place], []).append(its_need)
         found.pop(self._own, None)
         return found

@@ -1,4 +1,4 @@
-"""A port of this node: whoever asks, and what is said of those who are refused."""
+"""A port at which this node listens, and its warnings about requests that it refuses."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
+"""How long a node that ends goes on answering: those that wait get the answers elsewhere."""
 
 
 class _Faults(logging.Logger):
-    """aiohttp's log: without malformed requests, which it would quote, with the token in them, as
-    often as they come."""
+    """aiohttp's log without malformed requests, of which it would quote each one, with the
+    token."""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Log what is wrong here."""
+        """Log a record unless it is about a malformed request."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             LOG.error("mirror: this is a bug in megablend: %s", record.msg, exc_info=error)
@@ -30,10 +30,10 @@ class _Faults(logging.Logger):
 
 @dataclass(eq=False)
 class Listener:
-    """Has an application answer at a port."""
+    """Serves an application at a port."""
 
     setting: str
-    """What the port is in `mirror`."""
+    """The name of the port's setting, for messages."""
     _runner: web.AppRunner | None = None
     _log: LimitedLog = field(default_factory=LimitedLog)
 
@@ -59,10 +59,10 @@ class Listener:
             ) from None
 
     async def stop(self) -> None:
-        """Do not listen any more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     def warn(self, who: str | None, text: str) -> None:
-        """Log what somebody asks that is refused, once a minute."""
+        """Warn of a refused request: once a minute for each asker."""
         self._log.warn(who, text)

@@ -24,29 +24,30 @@ _JOINING = {"rank": int, "name": str}
 
 @dataclass(eq=False)
 class Agreement:
-    """What a node knows of whether the others work together with it: not yet, they do, too few are
-    there, or they cannot."""
+    """Whether the nodes work together, as one of them knows it: not yet, yes, too few are there, or
+    they cannot."""
 
     options: MirrorOptions
     size: int
     """Number of nodes."""
     pace: Pace
     failure: MegablendError | None = None
-    """Why they cannot work together as they are."""
+    """Why the nodes cannot work together with their present settings; None if no reason is
+    known."""
     too_few: str = ""
-    """Which nodes are missing while too few are there."""
+    """Which nodes are missing, if too few are there; empty otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_reached(self) -> bool:
-        """Whether they do. Otherwise others are waited for: also for those that were at fault, until
-        they are mended."""
+        """Whether the nodes work together. If not, this node goes on waiting for the others, even
+        for those that were at fault, until they are mended."""
         return self._decided.is_set() and not self.too_few and self.failure is None
 
     async def wait(self) -> None:
-        """Return when they work together. Raises: ResourceError while too few are there; ConfigError if
-        they cannot."""
+        """Wait until the nodes work together. Raises: ResourceError while too few are there;
+        ConfigError if they cannot work together."""
         await self._decided.wait()
         if self.failure is not None:
             raise self.failure
@@ -54,21 +55,22 @@ class Agreement:
             raise ResourceError(self.too_few)
 
     def reach(self) -> None:
-        """They work together from now on."""
+        """Record that the nodes work together from now on."""
         self.too_few = ""
         self.failure = None
         self._decided.set()
         LOG.info("mirror: %d nodes work together", self.size)
 
     def fail(self, error: MegablendError) -> None:
-        """They cannot. Once they do, what one of them says ends nothing."""
+        """Record why the nodes cannot work together; once they do, a fault of one ends nothing."""
         LOG.warning("mirror: %s", error)
         if not self._decided.is_set():
             self.failure = error
             self._decided.set()
 
     def is_enough(self, missing: list[str]) -> bool:
-        """Whether a majority is there, which goes on. Raises: ConfigError with `strict`."""
+        """Whether a majority is there, and goes on without the `missing` ones. Raises: ConfigError
+        if some are missing with `strict`."""
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
             self.fall_short(f"{text}: the others are not a majority")
@@ -79,8 +81,8 @@ class Agreement:
         return True
 
     def fall_short(self, text: str) -> None:
-        """Reads fail, so that ranks read through, until more nodes have come. Once nodes work together
-        they go on as they are. Raises: ConfigError with `strict`."""
+        """Let reads fail until more nodes have come, so that ranks read the source themselves.
+        Nodes that work together already go on. Raises: ConfigError with `strict`."""
         if self.is_reached:
             return
         if self.options.strict:
@@ -91,11 +93,11 @@ class Agreement:
         self._decided.set()
 
     def note_news(self) -> None:
-        """Something has changed for those who wait for nodes."""
+        """Wake those who `wait_for_news`: something about other nodes has changed."""
         self._news.set()
 
     async def wait_for_news(self) -> None:
-        """Return when something has changed, or after a while."""
+        """Wait until something about other nodes has changed, or for a quarter of `pace.ping`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._news.wait(), self.pace.ping / 4)
         self._news.clear()
@@ -103,12 +105,12 @@ class Agreement:
 
 @dataclass(eq=False)
 class Joining:
-    """Finds the list of nodes: it is given, or told by the machines of a torchrun job to the first
-    of them."""
+    """Finds out the list of nodes. It is given in the settings; or the machines of a torchrun job
+    tell their names to the job's first machine, which tells all of them the list."""
 
     members: Members
     port: int
-    """Of nodes whose names have none."""
+    """Port of nodes whose names contain none."""
     agreement: Agreement
     make_peer: Callable[[str], Peer]
     pace: Pace
@@ -134,19 +136,19 @@ class Joining:
         return names
 
     async def _collect(self, torchrun: Torchrun) -> list[str]:
-        """What the machines of a job say that their names are. Raises: ConfigError."""
-        end = time.monotonic() + self.pace.complete
+        """Collect the names of a job's machines, as its first machine. Raises: ConfigError."""
+        deadline = time.monotonic() + self.pace.complete
         self._joined[0] = self.members.own
         while len(self._joined) < torchrun.size:
             missing = sorted(set(range(torchrun.size)) - self._joined.keys())
-            if time.monotonic() > end and self.agreement.is_enough(
+            if time.monotonic() > deadline and self.agreement.is_enough(
                 [f"machine {i}" for i in missing]
             ):
                 break
             await self.agreement.wait_for_news()
             if self.agreement.too_few and len(missing) > torchrun.size - len(self._joined):
-                # Others come with it: who is not in the list stays outside
-                end = time.monotonic() + self.pace.complete
+                # More may follow the one that came; who is not in the list then stays outside
+                deadline = time.monotonic() + self.pace.complete
         names = sorted(self._joined.values())
         for name, other in itertools.pairwise(names):
             if name == other:
@@ -154,15 +156,15 @@ class Joining:
         return names
 
     async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
-        """The list, from the job's first machine. Raises: ConfigError."""
-        end = time.monotonic() + self.pace.complete + self.pace.silent
+        """Get the list from the job's first machine. Raises: ConfigError."""
+        deadline = time.monotonic() + self.pace.complete + self.pace.silent
         first = self.make_peer(torchrun.first)
         try:
             while True:
                 try:
                     return await self.join(first)
                 except AwayError as error:
-                    if time.monotonic() > end:
+                    if time.monotonic() > deadline:
                         self.agreement.fall_short(f"{first.name} has no list of nodes: {error}")
                 await asyncio.sleep(self.pace.ping / 2)
         finally:
@@ -174,8 +176,9 @@ class Joining:
         return torchrun is not None and peer.name == torchrun.first
 
     async def join(self, peer: Peer) -> list[str]:
-        """The list, if the other node is the job's first machine, which does not know it after it has
-        started again. Raises: as Peer.post; AwayError while others are missing."""
+        """Tell the job's first machine this node's name, and return its list of nodes. It has to be
+        told again after it was restarted. Other nodes are told nothing, and the list is empty.
+        Raises: as Peer.post; AwayError while others are missing."""
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
             return []
@@ -183,8 +186,9 @@ class Joining:
         return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """A machine joins: answered by the list, when it is complete. Raises: ValueError if it has no
-        place; AwayError while others are missing; ConfigError if they do not agree."""
+        """Answer a machine that joins by the list, once it is complete. Raises: ValueError if the
+        machine's rank is not valid; AwayError while others are missing; ConfigError if two have one
+        name."""
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
@@ -193,7 +197,7 @@ class Joining:
         if not 0 < rank < torchrun.size:
             raise ValueError(f"found machine {rank}, expected 1 to {torchrun.size - 1}")
         if not self._list.done():
-            # Perhaps it has started again, elsewhere
+            # A later name replaces an earlier one: the machine may have been replaced
             self._joined[rank] = make_name(joining["name"], self.port)
         self.agreement.note_news()
         await asyncio.wait([self._list], timeout=self.pace.silent)

@@ -1,4 +1,4 @@
-"""Another node, as this one sees it: it answers, however slowly, or is away."""
+"""Requests to another node, and whether it is there: it answers, however slowly, or is away."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 AWAY_STATUS = 503
-"""Of an answer: a node is waited for, as AwayError says."""
+"""Status of an answer that means AwayError."""
 ERROR_STATUS = 409
-"""Of an answer: an error by `pack_error`."""
+"""Status of an answer that contains an error by `pack_error`."""
 VIEW_STATUS = 412
-"""Of an answer: the node is in another view."""
+"""Status of an answer that means OtherViewError."""
 SESSION_STATUS = 401
-"""Of an answer: the request was signed for another session of the node."""
+"""Status of an answer to a request that was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of connections that say nothing of the other node."""
+"""Numbers of errors of connections for which the other node is not to blame."""
 _SHORTAGE_SECONDS = 0.5
 
 
 class OtherViewError(AwayError):
-    """A node is in another view than the one that asks it: soon both will be in the same."""
+    """The node that is asked is in another view than this one, for a moment."""
 
 
 @dataclass(eq=False)
 class Peer:
-    """Requests to another node. Those that are under way fail as soon as it is away."""
+    """Sends requests to another node. As soon as it is away, all its pending requests fail."""
 
     name: str
     """`host:port`."""
@@ -57,22 +57,22 @@ class Peer:
     signer: Signer
     pace: Pace
     met: Callable[[Peer], None]
-    """Called when it answers for the first time, after each start of it, and when it is back."""
+    """Called at its first answer after each of its starts, and when it is back after being away."""
     suspect: Callable[[], None]
-    """Called when it does not answer at once whether it is there."""
+    """Called when it does not answer a ping within `pace.ping` seconds."""
     uses_tls: bool
     session: str = ""
-    """Drawn by the node at each of its starts; what requests are signed for."""
+    """The random id that the node chose when it started; requests are signed for it."""
     away_since: float | None = None
-    """Monotonic seconds; None: it answers."""
+    """When it was found to be away, in monotonic seconds; None while it answers."""
     trouble: str = "it was not asked yet"
-    """Why it did not answer the last time that it did not."""
+    """Why it did not answer the last time that no answer came."""
     refusal: MegablendError | None = None
-    """Why what answers in its place is not believed, or does not believe this node."""
+    """Why its last answer was not trusted, or why it refused this node; None otherwise."""
     num_bad: int = 0
-    """Answers whose bytes were changed on the way."""
+    """Number of answers whose bytes were changed on the way."""
     heard_at: float = 0.0
-    """Monotonic seconds: when it answered last."""
+    """When it answered last, in monotonic seconds."""
     _met_session: str = ""
     _gone: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -83,11 +83,11 @@ class Peer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether it has been away for so long that nobody waits for it any more."""
         return self.away_since is not None and (time.monotonic() - self.away_since > self.pace.gone)
 
     def close(self) -> None:
-        """Ask no more whether it is there: it is away for those who wait for it."""
+        """Send no more pings. Pending requests fail, as if it were away."""
         for task in (self._watcher, self._pinging):
             if task is not None:
                 task.cancel()
@@ -99,12 +99,18 @@ class Peer:
     async def fetch(
         self, want: Want, view: int, *, only_held: bool, settles: bool = False
     ) -> tuple[Pages, memoryview]:
-        """Pages that it holds, or gets as their home in that view; and their bytes one after another.
-        It `settles` them, if it is to read first what it is reading of them from the source.
+        """Request pages.
 
-        Returns: no pages if it has none, or their bytes were changed on the way.
+        Args:
+            view: the number of this node's view.
+            only_held: whether only pages that the other node holds are wanted. Otherwise it gets
+                the others, as their home.
+            settles: whether it first waits for its own reads of them from the source.
 
-        Raises: AwayError; OtherViewError if it is in another view; what it failed with.
+        Returns: pages, and their bytes one after another. There are none if it has none, or if
+            their bytes were changed on the way.
+
+        Raises: AwayError; OtherViewError if it is in another view; the error that it answers with.
         """
         path = f"/v1/pages?view={view}"
         path += (
@@ -119,8 +125,8 @@ class Peer:
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Send a request, and return the answer. Raises: AwayError if the node cannot be reached; the
-        error that it answers with."""
+        """Send a request, and return the answer. Raises: AwayError if the node cannot be reached;
+        the error that it answers with."""
         if self.away_since is not None:
             raise AwayError(f"{self.name} is away: {self.trouble}")
         self._num_waiting += 1
@@ -134,7 +140,7 @@ class Peer:
                 raise AwayError(f"{self.name} is away: {self.trouble}")
             return task.result()
         except MegablendError:
-            raise  # some are OSErrors, too: a missing file is no node that is away
+            raise  # before OSError, which some are, too: a missing file does not mean an absent node
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
             raise AwayError(f"{self.name} is away: {self.trouble}") from None
@@ -143,10 +149,10 @@ class Peer:
             self._num_waiting -= 1
 
     async def ping(self) -> bool:
-        """Whether it answers; if not, it is away."""
-        late = None
+        """Whether the node is there: it answers a ping. If it does not, it is away from now on."""
+        suspicion = None
         if self.away_since is None:
-            late = asyncio.get_running_loop().call_later(self.pace.ping, self.suspect)
+            suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.suspect)
         try:
             await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self.pace.silent)
         except asyncio.TimeoutError:
@@ -154,23 +160,23 @@ class Peer:
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
         except MegablendError as error:
-            self.refusal = error  # who refuses is there
+            self.refusal = error  # a node that refuses is there
         else:
             return True
         finally:
-            if late is not None:
-                late.cancel()
+            if suspicion is not None:
+                suspicion.cancel()
         return self.away_since is None
 
     def check(self) -> None:
-        """Find out whether it is there, unless that is known, or being asked."""
+        """Send a ping, unless the node has just answered, is away, or is being pinged."""
         is_asked = self._pinging is not None and not self._pinging.done()
         is_heard = time.monotonic() - self.heard_at < self.pace.ping
         if not (is_asked or is_heard or self.away_since is not None):
             self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
-        """Ping while requests wait for an answer, or it is away."""
+        """Send pings as long as requests are pending without an answer, or the node is away."""
         while self._num_waiting or self.away_since is not None:
             await asyncio.sleep(self.pace.ping)
             is_silent = time.monotonic() - self.heard_at >= self.pace.ping
@@ -179,7 +185,7 @@ class Peer:
         self._watcher = None
 
     def _leave(self, trouble: object) -> None:
-        """It is away."""
+        """Record that the node is away, and why; its pending requests fail."""
         self.trouble = str(trouble) or type(trouble).__name__
         if self.away_since is not None:
             return
@@ -191,9 +197,9 @@ class Peer:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _send(self, method: str, path: str, body: bytes) -> bytes:
-        """As `_request`; where this node runs short of something, it waits for it.
+        """As `_request`, but repeated while this node is short of memory or file descriptors.
 
-        Raises: aiohttp.ClientError, OSError; what it failed with.
+        Raises: aiohttp.ClientError, OSError; the error that the node answers with.
         """
         while True:
             try:
@@ -205,11 +211,14 @@ class Peer:
             await asyncio.sleep(_SHORTAGE_SECONDS)
 
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
-        """Raises: aiohttp.ClientError, OSError; what it failed with."""
+        """Send a signed request, check the signature of the answer, and return its body.
+
+        Raises: aiohttp.ClientError, OSError; the error that the node answers with.
+        """
         url = f"{'https' if self.uses_tls else 'http'}://{self.name}{path}"
         for _ in range(3):
-            asked = self.session
-            headers = self.signer.sign(method, path, body, to=self.name, session=asked)
+            signed_session = self.session
+            headers = self.signer.sign(method, path, body, to=self.name, session=signed_session)
             async with self.http.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as answer:
@@ -223,8 +232,8 @@ class Peer:
                     )
                 data = await answer.read()
             session = answer.headers.get(SESSION, "")
-            if answer.status == SESSION_STATUS and session != asked:
-                self.session = session  # believed when an answer is signed for it
+            if answer.status == SESSION_STATUS and session != signed_session:
+                self.session = session  # the answer to the next try has to be signed for it
                 continue
             try:
                 self.signer.check_answer(headers, answer.status, answer.headers, data)
@@ -243,7 +252,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\nLook at its log.")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError:
-        """Why it refuses a request."""
+        """The error of an answer with another status than 200."""
         if status == ERROR_STATUS:
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 error = unpack_error(data)
@@ -255,6 +264,7 @@ class Peer:
         )
 
     def _heard(self, session: str) -> None:
+        """Record a valid answer of the node, which is in this session."""
         self.heard_at = time.monotonic()
         self.refusal = None
         was_away = self.away_since is not None
@@ -268,5 +278,5 @@ class Peer:
             self.met(self)
 
     async def call(self, path: str, value: Any) -> Any:
-        """The JSON that answers JSON. Raises: as `post`."""
+        """Send a value as JSON, and return the answer, parsed from JSON. Raises: as `post`."""
         return parse_json(await self.post(path, pack_json(value)) or b"null")

@@ -1,12 +1,13 @@
-"""From where pages come to this node: those who told that they hold them, their home, the source.
+"""From where this node gets pages: from nodes that announced them, from their home, from the
+source.
 
-Each piece has an order of all nodes. A node asks those before it in the order, the home first: it
-gets the pages and keeps them. The first of them that answers is the only one that asks the source.
-Since a node asks only nodes before it, nobody waits in a circle. This is so within one view: a node
-that is in another one is waited for, and what was asked of others ends with the view; only what is
-being read from the source goes on, and who is asked for it now lets who reads it finish. Whoever may
-have been left out by a view that it has not heard of reads only what is due soon: others may be the
-homes of its pieces now.
+Each piece has an order of all nodes. A node requests pages from the nodes before it in the order,
+beginning with the home, which gets the pages and keeps them. Only the first of them that answers
+reads the source. Since a node asks only nodes before it, nodes never wait in a circle. That holds
+within one view. So a node that is in another view is waited for, and requests to other nodes end
+with the view. Reads of the source go on, and whoever is to read the same pages next waits until
+they have finished. A node that may have been left out by a view that it has not heard of reads only
+what is due soon from the source, since other nodes may be the homes of its pieces now.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.peer import OtherViewError, Peer
 from megablend.system.log import LOG
 
-_MORE = 8
-"""Nodes after those that keep a piece which are asked for it, if all before them are away."""
+_NUM_RESERVES = 8
+"""How many nodes after those that keep a piece are asked for it, if all nodes before them are
+away."""
 
 
 class EndedError(Exception):
-    """A later view is in force: pages are to be read by its routes."""
+    """A later view is in force: its routes have to be used."""
 
 
 @dataclass(eq=False)
 class Routes:
-    """Reads pages from other nodes, or from the source."""
+    """Reads pages from other nodes, or from the source, within one view."""
 
     source: PageReader
     holders: Holders
@@ -47,11 +49,11 @@ class Routes:
     own: str
     """This node's name."""
     view: int = 0
-    """Its number."""
+    """The number of the view."""
     may_read: Callable[[], bool] = lambda: True
-    """Whether this node is surely one of the view in force, and may read what others may, too."""
+    """Returns whether this node is surely in the view in force, and so may read the source."""
     earlier: list[Homes] = field(default_factory=list)
-    """Of the last views: their nodes may still be reading from the source."""
+    """The homes of earlier views, whose nodes may still be reading from the source."""
     pace: Pace = Pace()  # noqa: RUF009  (a tuple)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -67,8 +69,8 @@ class Routes:
         async def fetch(
             name: str, *, only_held: bool, settles: bool = False
         ) -> tuple[Pages, memoryview]:
-            asked = want._replace(pages=missing)
-            return await self._fetch(name, asked, only_held=only_held, settles=settles)
+            rest = want._replace(pages=missing)
+            return await self._fetch(name, rest, only_held=only_held, settles=settles)
 
         async def take(name: str, pages: Pages, data: memoryview) -> None:
             nonlocal missing
@@ -104,7 +106,7 @@ class Routes:
                     raise
                 break
             except MegablendError as error:
-                # Perhaps this node may do what its home cannot
+                # This node may be able to read what the other one cannot
                 LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
                 break
             await take(name, pages, data)
@@ -130,35 +132,35 @@ class Routes:
         await self.source.read(want._replace(pages=missing), keep_and_note)
 
     async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
-        """As Peer.fetch; waits for a node that is in another view. Raises: EndedError, too."""
-        end = time.monotonic() + self.pace.silent
+        """As Peer.fetch, but wait for a node that is in another view. Raises: EndedError, too."""
+        deadline = time.monotonic() + self.pace.silent
         while True:
             task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, **how))
             try:
-                either: list[asyncio.Future[Any]] = [task, self.ended]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                awaited: list[asyncio.Future[Any]] = [task, self.ended]
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
                     raise EndedError
                 return task.result()
             except OtherViewError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise AwayError(str(error)) from None
             finally:
                 task.cancel()
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
     def _list_before(self, want: Want) -> list[str]:
-        """The nodes that are asked for pages, this one's place is after them."""
+        """The nodes before this one in the order of a piece: they are asked for its pages."""
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
-        order = self.holders.order(want.key, piece, self.holders.copies + _MORE)
+        order = self.holders.order(want.key, piece, self.holders.copies + _NUM_RESERVES)
         return order[: order.index(self.own)] if self.own in order else order
 
     def _list_readers(self, want: Want) -> Iterator[str]:
-        """The nodes that may be reading pages from the source since an earlier view."""
+        """The nodes that may still be reading pages from the source because of an earlier view."""
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
         found = {self.own}
         for homes in self.earlier if want.mode is not Mode.FRESH else ():
-            for name in homes.order_names(want.key.digest, piece, _MORE):
+            for name in homes.order_names(want.key.digest, piece, _NUM_RESERVES):
                 peer = self.peers.get(name)
                 if name not in found and peer is not None and peer.away_since is None:
                     found.add(name)
@@ -168,7 +170,7 @@ class Routes:
 
 
 class TrackedSource(PageReader):
-    """The source, and what is being read from it."""
+    """Reads the source, and knows what is being read from it."""
 
     def __init__(self, source: PageReader) -> None:
         self._source = source
@@ -185,14 +187,14 @@ class TrackedSource(PageReader):
             done.set_result(None)
 
     async def settle(self, want: Want) -> None:
-        """Return when none of the pages is being read any more that are so now."""
-        some = [
+        """Wait for the present reads of any of the pages to end."""
+        concerned = [
             done
             for done, other in self._reading.items()
             if other.key == want.key and len(intersect(other.pages, want.pages).blocks)
         ]
-        if some:
-            await asyncio.wait(some)
+        if concerned:
+            await asyncio.wait(concerned)
 
 
 async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:
@@ -204,7 +206,7 @@ async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[lis
             await peer.post(path, pack_needs(batch))
             path = "/v1/due?more=1"
 
-    found = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
-    for each in found:
+    results = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
+    for each in results:
         if isinstance(each, BaseException) and not isinstance(each, AwayError):
             LOG.warning("mirror: cannot tell other nodes what is due: %s", each)

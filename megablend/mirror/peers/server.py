@@ -1,20 +1,23 @@
-"""What other nodes ask of this one, over HTTP.
+"""Requests of other nodes to this one, over HTTP.
 
     POST /v1/pages?view=[&held=1[&settle=1]][&fresh=1]
-                                        needs -> pages: those that are held, or got for whoever asks; only those that are
-                                        held, after what is being read of them from the source has come; got again, since they
-                                        were wrong. Status 412: this node is in another view, and more is asked than what is held
+        needs -> pages. This node gets those that it does not hold, unless `held` is set. With
+        `settle` it waits first for its own reads of them from the source. With `fresh` it gets them
+        anew, since they were wrong. Status 412: this node is in another view, and more is requested
+        than what it holds.
     POST /v1/tell?view=[&list=&session=&formed=]
-                                        needs: what a node holds; with the first, which list it has, and whether it has met all.
-                                        Status 412: this node does not know the view
-    POST /v1/due[?more=1]               needs: what a node will ask for, instead of what it said before, or in addition
-    POST /v1/join                       JSON: a node of a torchrun job -> the list of all
-    POST /v1/check                      nothing -> JSON: a line for each node that this one does not reach
-    POST /v1/busy                       JSON: a source says that it is busy, and for how many seconds it is to be left alone
-    GET  /v1/ping                       nothing
-    GET  /metrics                       numbers, for Prometheus; to whoever asks
+        needs: what a node holds; at first with the digest of its list of nodes, its session, and
+        whether its nodes have met. Status 412: this node does not know the view.
+    POST /v1/due[?more=1]
+        needs: what a node will request, in place of what it said before; with `more`, in addition.
+    POST /v1/join       JSON: rank and name of a node of a torchrun job -> the list of nodes
+    POST /v1/check      nothing -> JSON: a line for each node that this one does not reach
+    POST /v1/busy       JSON: a source that is busy, and for how many seconds to leave it alone
+    GET  /v1/ping       nothing
+    GET  /metrics       numbers, for Prometheus, without a signature
 
-Bodies are those of `frames`. Every request but the last is signed, or comes by TLS with a certificate.
+Bodies are those of `frames`. Every request but the last is signed, or comes by TLS with a
+certificate.
 """
 
 from __future__ import annotations
@@ -49,15 +52,15 @@ from megablend.mirror.peers.signing import (
 from megablend.system.log import LOG
 
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
-"""Answers a request of a node, with its query and its body."""
+"""Answers a request, given the name of the node that sent it, its query and its body."""
 
 
 @dataclass(eq=False)
 class PeerServer:
-    """Listens to other nodes."""
+    """Answers the requests of other nodes."""
 
     handlers: Mapping[tuple[str, str], Handle]
-    """By method and path."""
+    """By the method and path of the requests that each answers."""
     verifier: Verifier
     get_metrics: Callable[[], Awaitable[str]]
     _listener: Listener = field(
@@ -73,7 +76,7 @@ class PeerServer:
         await self._listener.start(app, host, port, tls)
 
     async def stop(self) -> None:
-        """Do not listen any more."""
+        """Stop listening."""
         await self._listener.stop()
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -89,7 +92,7 @@ class PeerServer:
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
         except ConnectionError:
-            return web.Response()  # nobody gets it
+            return web.Response()  # the client is gone
         handle = self.handlers[request.method, request.path]
         try:
             data = await handle(request.headers.get(NODE, ""), request.query, body)

@@ -1,10 +1,12 @@
-"""Who may ask, and whose answer it is: a shared secret, which is never sent, or certificates.
+"""How nodes authenticate requests and answers: by a shared secret, which is never sent, or by
+certificates.
 
-A request is signed by HMAC-SHA256 of its method, path, body's digest, who asks whom, the server's
-session and the asker's count of requests; an answer, by that of the request's signature, its status
-and body's digest. A session is drawn when a server starts, so no request is valid at another
-server, or after a restart; within one, a count is accepted once. No clock is compared. Nothing is
-encrypted: that is what certificates are for.
+A request is signed by the HMAC-SHA256 of its method, path, its body's digest, the names of client
+and server, the server's session and the client's count of requests. An answer is signed by the HMAC
+of the request's signature, its own status and its body's digest. A session is a random id that a
+server chooses when it starts; so no request is valid at another server, or after a restart. Within
+a session each count is accepted once. No clocks are compared. Nothing is encrypted: that takes
+certificates.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
 
 SESSION = "Megablend-Session"
-"""Header of a request, and of the answer that refuses one for its session."""
+"""Header of a request, and of an answer: the session of the server."""
 ANSWER = "Megablend-Answer"
-"""Header of an answer: what `sign_answer` returns."""
+"""Header of an answer: its signature, by `sign_answer`."""
 NODE = "Megablend-Node"
 PROTOCOL_HEADER = "Megablend-Protocol"
 _TO = "Megablend-To"
@@ -37,29 +39,30 @@ _COUNT = "Megablend-Count"
 _BODY = "Megablend-Body"
 _SIGNATURE = "Megablend-Signature"
 _SIGNED = (PROTOCOL_HEADER, NODE, _TO, _CLIENT, _COUNT, SESSION, _BODY)
-_SAME = "(all nodes need the same `secret_file`)"
-_COUNTED = re.compile("[0-9]{1,18}")
+_HINT = "(all nodes need the same `secret_file`)"
+_COUNT_PATTERN = re.compile("[0-9]{1,18}")
 _MIN_SECRET = 16
 _WINDOW = 1024
-"""Requests of one asker may arrive in another order than they were counted in, by so many."""
+"""A request is refused if one with a count higher by so many has arrived before it."""
 
 
 class SessionError(Exception):
-    """A request was signed for another session: it is signed again for this one."""
+    """A request was signed for another session of this server; the client has to sign it again."""
 
 
 class SignatureError(Exception):
-    """A request or an answer without a signature that is right, or that has come before."""
+    """The signature of a request or an answer is missing or wrong, or the request is a
+    repetition."""
 
 
 def read_secret(options: MirrorOptions) -> bytes | None:
-    """The secret that all nodes share; None if there is none. Raises: ConfigError."""
+    """Read the secret that all nodes share; None if the settings have none. Raises: ConfigError."""
     path = options.secret_file
     return None if path is None else read_token("secret_file", path)
 
 
 def read_token(setting: str, path: str) -> bytes:
-    """The secret in a file that no other user may read. Raises: ConfigError."""
+    """Read a secret from a file that no other user may read. Raises: ConfigError."""
     secret = read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
@@ -70,7 +73,8 @@ def read_token(setting: str, path: str) -> bytes:
 
 
 def read_private(setting: str, path: str) -> bytes:
-    """The content of a file that no other user may read. Raises: ConfigError."""
+    """Read a file that no other user may read. Raises: ConfigError if others may, or it cannot be
+    read."""
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -89,8 +93,8 @@ def read_private(setting: str, path: str) -> bytes:
 
 
 def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """TLS as a server and as a client, each asking for a certificate of its `ca`; a server's has to
-    be for the host in its name. None without files. Raises: ConfigError."""
+    """Make the TLS contexts of a server and of a client. Both demand a certificate that is signed
+    by `ca`; a server's has to name its host. None without files. Raises: ConfigError."""
     if tls is None:
         return None
     read_private("tls: key", tls.key)
@@ -111,7 +115,8 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
-    """TLS for who has a token, and no certificate. Raises: ConfigError."""
+    """Make the TLS context of a server whose clients have a token, and no certificate. Raises:
+    ConfigError."""
     contexts = make_contexts(options.tls)
     if contexts is None:
         return None
@@ -120,8 +125,8 @@ def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
 
 
 def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
-    """Raises: ConfigError without a secret, certificates or `insecure`, unless all nodes are on
-    this machine."""
+    """Check that only nodes can read from this one. Raises: ConfigError without a secret,
+    certificates or `insecure`, unless all nodes are on this machine."""
     exposed = next((name for name in nodes if not is_loopback(name)), None)
     if options.secret_file is not None or options.tls is not None or exposed is None:
         return
@@ -139,16 +144,17 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _is(found: str | None, expected: str) -> bool:
+def _matches(found: str | None, expected: str) -> bool:
+    """Compare a signature or a digest in constant time."""
     return hmac.compare_digest((found or "").encode("utf-8", "replace"), expected.encode())
 
 
 class _Signatures:
-    """Of requests and answers.
+    """Computes the signatures of requests and answers.
 
     Args:
-        secret: None: nothing is signed, and all is accepted, since TLS, or a loopback address, keeps
-            others away.
+        secret: what nodes share; None if nothing is signed and everything is accepted, since TLS or
+            a loopback address keeps others away.
         node: this node's name.
     """
 
@@ -163,7 +169,7 @@ class _Signatures:
         return self._sign("answer", request.get(_SIGNATURE, ""), str(status), _digest(body))
 
     def _sign(self, *parts: str) -> str:
-        # As JSON, so that no text can be divided in another way
+        # As JSON, so that different parts never give the same text
         text = json.dumps(parts).encode()
         assert self._secret is not None
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
@@ -178,12 +184,12 @@ class Signer(_Signatures):
         self._count = itertools.count(1)
 
     def sign(self, method: str, path: str, body: bytes, *, to: str, session: str) -> dict[str, str]:
-        """The headers of a request.
+        """The headers of a request, with its signature.
 
         Args:
             path: with the query, as it is sent.
             to: the server's name.
-            session: the one that `to` has named last, "" before.
+            session: the session of `to`, as it last told it; empty if it has not.
         """
         headers = {PROTOCOL_HEADER: str(PROTOCOL), NODE: self._node, _TO: to}
         if self._secret is not None:
@@ -195,12 +201,16 @@ class Signer(_Signatures):
     def check_answer(
         self, request: Mapping[str, str], status: int, headers: Mapping[str, str], body: bytes
     ) -> None:
-        """Raises: SignatureError unless the node that got the request with these headers has written
-        the answer. Refusals (status 401) are not signed."""
+        """Check that an answer comes from the node that got the request. Raises: SignatureError.
+
+        Args:
+            request: the headers of the request.
+            headers: the headers of the answer.
+        """
         if self._secret is None:
             return
-        if not _is(headers.get(ANSWER), self._of_answer(request, status, body)):
-            raise SignatureError(f"the answer is not signed by {request[_TO]} {_SAME}")
+        if not _matches(headers.get(ANSWER), self._of_answer(request, status, body)):
+            raise SignatureError(f"the answer is not signed by {request[_TO]} {_HINT}")
 
 
 class Verifier(_Signatures):
@@ -210,28 +220,31 @@ class Verifier(_Signatures):
         super().__init__(secret, node)
         self.session = os.urandom(16).hex()
         self._clients: dict[str, tuple[int, int]] = {}
-        """Of each asker the highest count, and bits of those that came: bit i is i below. None is
-        forgotten: only who has the secret gets here, one for each start of a node."""
+        """For each client the highest count, and bits for the counts that have arrived: bit i for
+        the count that is i below the highest. They are never removed: only clients with the secret
+        get here, and each start of a node is one client."""
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
-        """Accept a request before its body is read. Raises: SessionError, SignatureError."""
+        """Check a request before its body is read. Raises: SessionError, SignatureError."""
         for name, own in ((PROTOCOL_HEADER, str(PROTOCOL)), (_TO, self._node)):
             if headers.get(name) != own:
                 raise SignatureError(f"{name}: found {headers.get(name)!r}, expected {own!r}")
         if self._secret is None:
             return
         if _SIGNATURE not in headers:
-            raise SignatureError(f"the request is not signed {_SAME}")
+            raise SignatureError(f"the request is not signed {_HINT}")
         if headers.get(SESSION) != self.session:
             raise SessionError
-        if not _is(headers.get(_SIGNATURE), self._of_request(method, path, headers)):
-            raise SignatureError(f"the request's signature is wrong {_SAME}")
+        if not _matches(headers.get(_SIGNATURE), self._of_request(method, path, headers)):
+            raise SignatureError(f"the request's signature is wrong {_HINT}")
         count = headers.get(_COUNT, "")
-        if _COUNTED.fullmatch(count) is None:
+        if _COUNT_PATTERN.fullmatch(count) is None:
             raise SignatureError(f"{_COUNT}: found {count!r}, expected a number")
         self._accept_once(headers.get(_CLIENT, ""), int(count))
 
     def _accept_once(self, client: str, count: int) -> None:
+        """Record the count of a request. Raises: SignatureError if it is recorded, or is too
+        old."""
         highest, bits = self._clients.get(client, (-1, 0))
         behind = highest - count
         if behind >= _WINDOW or (behind >= 0 and bits >> behind & 1):
@@ -243,10 +256,10 @@ class Verifier(_Signatures):
         self._clients[client] = (max(highest, count), bits)
 
     def check_body(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Raises: SignatureError if the body is not the one that was signed."""
-        if self._secret is not None and not _is(headers.get(_BODY), _digest(body)):
+        """Check a request's body. Raises: SignatureError if it is not the one that was signed."""
+        if self._secret is not None and not _matches(headers.get(_BODY), _digest(body)):
             raise SignatureError("the request's body is not the one that was signed")
 
     def sign_answer(self, request: Mapping[str, str], status: int, body: bytes) -> str:
-        """The header ANSWER of the answer to an accepted request with these headers."""
+        """The value of the header ANSWER, for an answer to a request with the headers `request`."""
         return "" if self._secret is None else self._of_answer(request, status, body)
