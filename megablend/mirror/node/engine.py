@@ -1,4 +1,4 @@
-"""Gets pages for whoever asks, each of them once at a time, and stores them."""
+"""Fetches pages for all that need them, and stores them. No page is fetched twice at a time."""
 
 from __future__ import annotations
 
@@ -25,64 +25,68 @@ from megablend.mirror.disk.pages import (
 
 T = TypeVar("T")
 SOON_SECONDS = 15.0
+"""What is due within this time is not delayed for a node that may come back."""
 _MAX_SERVED = 32
-"""Portions that are got at a time for the readers of this machine: each may take a connection."""
-_TRIES = 8
-"""Times that pages are got which somebody else was getting, or which are evicted meanwhile."""
+"""Portions that are fetched at a time for readers of this machine: each may take a connection."""
+_MAX_TRIES = 8
+"""Times that a call looks for pages, which may be evicted, or not come by another call's fetch."""
 
 
 class Mode(enum.Enum):
-    """How pages are got."""
+    """Where pages are fetched from."""
 
     NEEDED = enum.auto()
-    """From whoever has them, at last from the source."""
+    """From other nodes, and from the source if none of them provides the pages."""
     COPY = enum.auto()
-    """From other nodes only, to be kept for them."""
+    """From other nodes only: this node keeps copies for them."""
     FRESH = enum.auto()
-    """As NEEDED, after those that this node holds were wrong: if they are as they were written, not
-    from those who may have them from the same place."""
+    """As NEEDED, after the pages that this node holds turned out to be wrong. If they are as they
+    had been written, nodes that may have them from the same place are not asked."""
 
 
 class Want(NamedTuple):
-    """Pages of a file that are to be got."""
+    """Pages of a file that are to be fetched."""
 
     key: FileKey
     pages: Pages
     due: float = math.inf
-    """Seconds of the monotonic clock; infinite: never."""
+    """When they will be read, in seconds of the monotonic clock; infinite if that is not known."""
     mode: Mode = Mode.NEEDED
 
 
 class Origins(NamedTuple):
-    """Where bytes came from."""
+    """How many bytes came from where."""
 
     source: int = 0
+    """From the source."""
     peers: int = 0
+    """From other nodes."""
 
 
 Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
-"""Stores pages, whose bytes follow one another and came from there."""
+"""Stores pages, given their bytes one after another, and the origins of these bytes."""
 
 
 class PageReader(Protocol):
-    """Where an engine gets pages from."""
+    """From where an engine fetches pages."""
 
     async def read(self, want: Want, keep: Keep) -> None:
         """Call `keep` with all pages of the want, in portions in any order. The want's pages are of
         one portion.
 
-        Raises: as Storage.read does; ConfigError if they may not be read here; AwayError if a node
-            that has them is waited for.
+        Raises: as Storage.read does; ConfigError if they may not be read here; AwayError if they
+            have to wait for a node that has them.
         """
         ...
 
 
 class AwayError(Exception):
-    """A node does not answer; what it has is not due so soon that it is not waited for."""
+    """A node does not answer, and what it has is not due so soon that it has to come from
+    elsewhere."""
 
 
 class _Flight:
-    """Pages of one portion that are on their way."""
+    """One fetch of pages of one portion, which several calls may await."""
 
     def __init__(self, want: Want) -> None:
         self.want = want
@@ -92,27 +96,27 @@ class _Flight:
 
 
 class Engine:
-    """All that a node process does with pages.
+    """Fetches, stores and reads pages for a node process.
 
     Args:
-        store: the folder; used by one thread.
-        reader: gets what it does not have.
+        store: the pages of this machine; used by one thread.
+        reader: reads the pages that the store does not hold.
     """
 
     def __init__(self, store: PageStore, reader: PageReader) -> None:
         self.store = store
         self._reader = reader
         self.lead = SOON_SECONDS
-        """Seconds. What is due later displaces only what is never due: it is fetched once in any
-        case, but what it displaces would be fetched twice."""
+        """In seconds. Pages that are due later than this do not displace pages with a due time,
+        which would have to be fetched twice."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
-        """By file and portion."""
+        """The fetches that are under way, by file digest and number of the portion."""
         self.peer_bytes = 0
         """Bytes that came from other nodes."""
         self._reserved: dict[_Flight, int] = {}
-        """Bytes that are on their way; used by the store's thread."""
+        """Bytes that each fetch has yet to store; used by the store's thread."""
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of the store in its thread."""
@@ -122,48 +126,49 @@ class Engine:
         """As `obtain`, for a reader of this machine: a few portions at a time."""
 
         async def get(part: Pages) -> Origins:
-            # Before the pages are on their way: another node that wants them does not wait for this
-            # node's turns, or nodes might wait for one another's
+            # The turn comes before the fetch: other nodes that want the pages do not wait for turns
+            # of this node, else nodes could wait for one another's turns for ever
             async with self._turns:
                 return await self.obtain(want._replace(pages=part))
 
-        found = await asyncio.gather(*(get(part) for part in split_portions(want.pages)))
-        return Origins(sum(each.source for each in found), sum(each.peers for each in found))
+        origins = await asyncio.gather(*(get(part) for part in split_portions(want.pages)))
+        return Origins(sum(each.source for each in origins), sum(each.peers for each in origins))
 
     async def obtain(self, want: Want) -> Origins:
-        """Return when the pages were held, all of them.
+        """Fetch those of the pages that are not held, and wait until all of them are.
 
-        Returns: the bytes that were got for this call alone.
+        Returns: the bytes that were fetched for this call, not those of other calls' fetches.
 
         Raises: as the reader does; ResourceError if there is no room for them.
         """
         if want.mode is Mode.FRESH:
             held, _ = await self.read_held(want)
             if len(subtract(want.pages, held).blocks):
-                # Some were changed on this disk, and are dropped now: what others have may be right
+                # Some were changed on this disk, and are dropped now: other nodes may have right
+                # ones
                 want = want._replace(mode=Mode.NEEDED)
             else:
                 await self.call(self.store.drop, want.key, want.pages)
         started = list[_Flight]()
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             missing = await self.call(self._look, want)
             if not len(missing.blocks):
                 break
-            own = list[_Flight]()
-            others = list[_Flight]()
+            new_flights = list[_Flight]()
+            joined_flights = list[_Flight]()
             for part in split_portions(missing):
                 for flight in self._flights.get(_place_of(want.key, part), []):
                     if len(intersect(part, flight.want.pages).blocks):
-                        others.append(flight)
+                        joined_flights.append(flight)
                         part = subtract(part, flight.want.pages)
                 if len(part.blocks):
-                    own.append(self._start(want._replace(pages=part)))
-            started += own
-            # Others may wait for them, too: they go on if this call is cancelled
-            await asyncio.gather(*(asyncio.shield(each.task) for each in own))
-            if not others:
+                    new_flights.append(self._start(want._replace(pages=part)))
+            started += new_flights
+            # Shielded, since other calls may await them: they go on if this call is cancelled
+            await asyncio.gather(*(asyncio.shield(each.task) for each in new_flights))
+            if not joined_flights:
                 break
-            await asyncio.wait([each.task for each in others])
+            await asyncio.wait([each.task for each in joined_flights])
         else:
             raise ResourceError(
                 f"{self.store.folder.path}: pages are evicted before they are read; raise `size` of `mirror`"
@@ -171,13 +176,14 @@ class Engine:
         return Origins(sum(each.source for each in started), sum(each.peers for each in started))
 
     def _look(self, want: Want) -> Pages:
-        """What is missing; if nothing is, all is used now."""
+        """The pages that are not held. If there are none, record that all of them are used now."""
         missing = self.store.missing(want.key, want.pages)
         if not len(missing.blocks):
             self.store.touch(want.key, want.pages)
         return missing
 
     def _start(self, want: Want) -> _Flight:
+        """Start to fetch pages of one portion."""
         flight = _Flight(want)
         self._flights.setdefault(_place_of(want.key, want.pages), []).append(flight)
         flight.task = asyncio.ensure_future(self._fetch(flight))
@@ -199,7 +205,7 @@ class Engine:
         try:
             await self._reader.read(want, keep)
         except ChangedFileError:
-            # What is known of the file is too old
+            # The file's known state is outdated: it has to be checked before it is used again
             if (known := await self.call(self.store.get_state, want.key.location)) is not None:
                 await self.call(self.store.put_state, want.key.location, known[0], known[1], 0.0)
             raise
@@ -207,16 +213,17 @@ class Engine:
             self._disk.submit(self._reserved.pop, flight, 0)
 
     def _reserve(self, flight: _Flight) -> bool:
-        """Whether there is room for pages beside those that are on their way and due as early."""
+        """Make room for pages, beside those that other fetches bring and that are due as early or
+        earlier. Returns: whether there is room."""
         want = flight.want
-        is_early = want.due > time.monotonic() + self.lead
-        due = None if is_early else _due_of(want)
-        before = sum(
+        is_far = want.due > time.monotonic() + self.lead
+        due = None if is_far else _due_of(want)
+        ahead_bytes = sum(
             size
             for other, size in self._reserved.items()
             if due is None or other.want.due <= want.due
         )
-        if not self.store.make_room(want.key, want.pages, due, before):
+        if not self.store.make_room(want.key, want.pages, due, ahead_bytes):
             return False
         self._reserved[flight] = count_bytes(want.pages, want.key.size)
         return True
@@ -232,8 +239,9 @@ class Engine:
         )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
+        """Forget a fetch that has ended."""
         if not task.cancelled():
-            task.exception()  # perhaps nobody waits for it any more
+            task.exception()  # retrieved, since perhaps no call awaits it any more
         place = _place_of(flight.want.key, flight.want.pages)
         flights = self._flights[place]
         flights.remove(flight)
@@ -241,20 +249,22 @@ class Engine:
             del self._flights[place]
 
     async def read_held(self, want: Want) -> tuple[Pages, bytes]:
-        """Those of the pages that are held, and whose checksums are right, with their bytes one
-        after another."""
+        """Read those of the pages that are held, and whose checksums are right.
+
+        Returns: these pages, and their bytes one after another.
+        """
 
         def read() -> tuple[Pages, bytes]:
             while True:
                 held = subtract(want.pages, self.store.missing(want.key, want.pages))
                 data = self.store.read(want.key, held)
-                if data is not None:  # else what is damaged is not held any more
+                if data is not None:  # otherwise the damaged pages are not held any more
                     return held, data
 
         return await self.call(read)
 
     async def close(self) -> None:
-        """Make all durable, and close the folder."""
+        """End all fetches, make what is held durable, and close the store."""
         for flights in self._flights.values():
             for flight in list(flights):
                 flight.task.cancel()
@@ -263,12 +273,12 @@ class Engine:
 
 
 def is_soon(due: float) -> bool:
-    """Whether something is due so soon that nobody is waited for who may come back."""
+    """Whether something is due so soon that it cannot wait for a node that may come back."""
     return due < time.monotonic() + SOON_SECONDS
 
 
 def _place_of(key: FileKey, pages: Pages) -> tuple[str, int]:
-    """The file and portion of pages of one portion."""
+    """The digest of the file, and the number of the portion that all of `pages` are in."""
     return key.digest, int(pages.blocks[0]) // PORTION_BLOCKS
 
 

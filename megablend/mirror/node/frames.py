@@ -4,8 +4,8 @@
     pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of that and of the bytes, the bytes of all pages in turn
     needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, i32 due, u64 pages))
 
-A due time is in milliseconds from now, since clocks of processes differ, or since then where it is
-below 0; the greatest is never.
+A due time is in milliseconds from now, since clocks of processes differ; below 0, it has passed.
+The greatest value means never.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
 PROTOCOL = 5
+"""Version of the frames, and of the requests between nodes."""
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
-"""Bytes that were got for a request alone: from the source, from other nodes."""
+"""Bytes that were fetched for a request: from the source, and from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
-"""Sent at a time, so that nothing else waits for it."""
+"""Bytes of needs that are sent at a time, so that other requests do not wait long."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
 _NEVER = 0x7FFFFFFF
@@ -44,29 +45,30 @@ class Kind(enum.IntEnum):
     """What a frame asks for, or answers."""
 
     HELLO = 1
-    """JSON; answered by JSON of the node."""
+    """JSON of the client and its settings; answered by JSON of the node."""
     STAT = 2
     """JSON list of locations; answered by a list of [size, etag]."""
     WANT = 3
-    """Needs; answered by ORIGINS when they are held."""
+    """Needs; answered by ORIGINS once their pages are held."""
     DUE = 4
     """Needs of any files, which replace the client's earlier ones; not answered."""
     DISTRUST = 5
-    """Needs that differ from a checksum: dropped, and got again from the source."""
+    """Needs whose pages differ from a checksum: the pages are dropped, and fetched again."""
     STATUS = 6
-    """Answered by JSON."""
+    """Answered by JSON of the node's state."""
     STOP = 7
-    """The process ends; answered before it does."""
+    """Ends the process, after the answer."""
     SCRUB = 8
-    """Everything that is held is compared with its checksums; answered by JSON of what was wrong."""
+    """Compares all held pages with their checksums; answered by JSON of what was wrong."""
     REMOVE = 9
-    """All copies are deleted and the process ends."""
+    """Deletes all copies, and ends the process."""
     KNOWN = 10
-    """JSON list of [location, size, etag], of files as they are now."""
+    """JSON list of [location, size, etag], the present states of files."""
     CHECK = 11
-    """Answered by JSON: a line for each pair of nodes that cannot talk."""
+    """Answered by JSON: a line for each node that another node does not reach."""
     FILL = 12
-    """u8, 1 if it is only counted, and needs, whenever they are due; answered by JSON of `Filled`."""
+    """A byte, which is 1 to count only, and needs, which are fetched whenever they are due;
+    answered by JSON of `Filled`."""
     DATASETS = 13
     """JSON of a verb of `megablend datasets`, and what it is about; answered by JSON."""
     DONE = 16
@@ -75,17 +77,17 @@ class Kind(enum.IntEnum):
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
-    """A frame."""
+    """Make a frame."""
     return HEAD.pack(len(payload), kind, number) + payload
 
 
 def pack_json(value: Any) -> bytes:
-    """A payload of JSON."""
+    """Make a payload of JSON."""
     return json.dumps(value).encode()
 
 
 def pack_needs(needs: Iterable[Need]) -> bytes:
-    """What `unpack_needs` reads."""
+    """Pack needs for `unpack_needs`."""
     now = time.monotonic()
     parts = list[bytes]()
     count = 0
@@ -101,17 +103,17 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
 
 
 def batch_needs(needs: Iterable[Need], most: int = _BATCH_BYTES) -> Iterator[list[Need]]:
-    """Needs in one or more batches, each of which packs into about `most` bytes."""
+    """Divide needs into one or more batches, each of which packs into about `most` bytes."""
     batch = list[Need]()
     left = most
     for key, pages, due in needs:
         begin = 0
         while begin < len(due):
             left -= len(pack_json(key)) + 2 * _COUNT.size
-            some = slice(begin, begin + max(1, left // _ROWS.itemsize))
-            batch.append(Need(key, Pages(pages.blocks[some], pages.masks[some]), due[some]))
+            rows = slice(begin, begin + max(1, left // _ROWS.itemsize))
+            batch.append(Need(key, Pages(pages.blocks[rows], pages.masks[rows]), due[rows]))
             left -= len(batch[-1].due) * _ROWS.itemsize
-            begin = some.stop
+            begin = rows.stop
             if left < _ROWS.itemsize:
                 yield batch
                 batch = []
@@ -120,7 +122,8 @@ def batch_needs(needs: Iterable[Need], most: int = _BATCH_BYTES) -> Iterator[lis
 
 
 def check_pages(key: FileKey, pages: Pages) -> None:
-    """Raises: ValueError unless they are pages of the file, one at least, in their order."""
+    """Check pages from outside. Raises: ValueError unless they are ascending pages of the file, at
+    least one."""
     if not len(pages.blocks) or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1
@@ -134,21 +137,21 @@ def _is_ascending(pages: Pages) -> bool:
 
 
 def unpack_needs(data: bytes) -> list[Need]:
-    """Raises: ValueError if they are none."""
+    """Unpack what `pack_needs` packed. Raises: ValueError if it is damaged."""
     now = time.monotonic()
     try:
         (count,) = _COUNT.unpack_from(data)
-        at = _COUNT.size
+        offset = _COUNT.size
         needs = list[Need]()
         for _ in range(count):
-            (size,) = _COUNT.unpack_from(data, at)
-            at += _COUNT.size
-            location, etag, num_bytes = parse_json(data[at : at + size])
-            at += size
-            (rows_count,) = _COUNT.unpack_from(data, at)
-            at += _COUNT.size
-            rows = np.frombuffer(data, _ROWS, rows_count, at)
-            at += rows.nbytes
+            (size,) = _COUNT.unpack_from(data, offset)
+            offset += _COUNT.size
+            location, etag, num_bytes = parse_json(data[offset : offset + size])
+            offset += size
+            (rows_count,) = _COUNT.unpack_from(data, offset)
+            offset += _COUNT.size
+            rows = np.frombuffer(data, _ROWS, rows_count, offset)
+            offset += rows.nbytes
             due = np.where(rows["due"] == _NEVER, math.inf, now + rows["due"] / 1000)
             pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
             needs.append(Need(FileKey(str(location), str(etag), int(num_bytes)), pages, due))
@@ -158,7 +161,7 @@ def unpack_needs(data: bytes) -> list[Need]:
 
 
 def pack_pages(pages: Pages, data: bytes) -> bytes:
-    """What `unpack_pages` reads."""
+    """Pack pages, and their bytes one after another, for `unpack_pages`."""
     rows = np.zeros(len(pages.blocks), _ROWS)
     rows["block"] = pages.blocks
     rows["pages"] = pages.masks
@@ -167,9 +170,9 @@ def pack_pages(pages: Pages, data: bytes) -> bytes:
 
 
 def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memoryview]:
-    """Pages and their bytes.
+    """Unpack pages of the file `key`, and their bytes one after another.
 
-    Raises: ValueError if they are not some of those that were asked for, as they were sent.
+    Raises: ValueError if they are damaged, or not all of them are in `asked`.
     """
     try:
         (count,) = _COUNT.unpack_from(answer)
@@ -180,7 +183,7 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
     pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
     head = answer[: _COUNT.size + rows.nbytes]
     data = memoryview(answer)[len(head) + _COUNT.size :]
-    # Which pages they are is as much worth as their bytes
+    # The checksum covers the list of pages, which matters as much as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
         raise ValueError("the bytes are not those that were sent")
     if not _is_ascending(pages) or len(subtract(pages, asked).blocks):
@@ -191,7 +194,7 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
 
 
 def pack_error(error: Exception) -> bytes:
-    """An error for another process."""
+    """Pack an error for another process."""
     kinds = [each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__)]
     fields: dict[str, Any] = {"class": [*kinds, type(error).__name__][0], "text": str(error)}
     if isinstance(error, DataError):

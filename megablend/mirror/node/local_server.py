@@ -1,4 +1,4 @@
-"""The socket at which ranks of this machine ask their node process."""
+"""The unix socket at which a node process answers the ranks of this machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
-"""Requests of one client that are worked on; it waits with others."""
+"""Requests of one client that are answered at a time; its further ones wait."""
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
+"""Requests about files, which only clients that read files may send."""
 
 
 class LeavingError(Exception):
-    """The node process ends: who asks starts another one."""
+    """The node process ends, so that the client starts another one."""
 
 
 @dataclass(eq=False)
@@ -54,34 +55,36 @@ class LocalServer:
     states: States
     needs: Needs
     describe: Callable[[dict[str, Any]], dict[str, Any]]
-    """The node's answer to a hello, which it raises ConfigError to refuse."""
+    """Returns the node's answer to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
-    """What else is answered, by kind."""
+    """Functions that answer further requests, by kind."""
     answer_datasets: Callable[[dict[str, Any]], Awaitable[Any]]
-    """Answers verbs of datasets."""
+    """Answers a request of kind DATASETS."""
     num_clients: int = 0
     idle_since: float = field(default_factory=time.monotonic)
     _log: LimitedLog = field(default_factory=LimitedLog)
     _server: asyncio.AbstractServer | None = None
     _readers: dict[str, list[Any]] = field(default_factory=dict)
-    """The nodes that each client reads with; none: it is a command."""
+    """For each client that reads files the nodes that it reads with, if any; commands are left
+    out."""
 
     @property
     def is_read(self) -> bool:
-        """Whether anybody reads files."""
+        """Whether a client reads files."""
         return bool(self._readers)
 
     @property
     def is_read_by_a_cluster(self) -> bool:
-        """Whether a job on several nodes reads files."""
+        """Whether a client of a job on several nodes reads files."""
         return any(self._readers.values())
 
     def note_use(self) -> None:
-        """Somebody reads otherwise than by the socket."""
+        """Record that the mirror is used now, though not through this socket."""
         self.idle_since = time.monotonic()
 
     async def start(self) -> None:
-        """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
+        """Start listening. An old socket belongs to no process, since this one holds the folder's
+        lock."""
         path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -93,7 +96,7 @@ class LocalServer:
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=1024)
 
     def close(self) -> None:
-        """Do not listen any more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
@@ -117,7 +120,7 @@ class LocalServer:
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: turns.release())
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the client, or this process, ends
+            pass  # the client ends, or this process
         except MegablendError as error:
             self._log.warn(f"{self.folder.path}: a client is refused", str(error))
             with contextlib.suppress(ConnectionError):
@@ -173,9 +176,9 @@ class LocalServer:
             peers = 0
             for key, pages, due in unpack_needs(payload):
                 want = Want(key, pages, float(np.min(due, initial=np.inf)))
-                got = await self.engine.serve(want)
-                source += got.source
-                peers += got.peers
+                origins = await self.engine.serve(want)
+                source += origins.source
+                peers += origins.peers
             return ORIGINS.pack(source, peers)
         if kind == Kind.DISTRUST:
             for key, pages, _ in unpack_needs(payload):
@@ -196,17 +199,18 @@ class LocalServer:
         raise ConfigError(f"the node process does not know requests of kind {kind}")
 
     async def _stat(self, payload: bytes) -> list[FileStat]:
-        found = await asyncio.gather(
+        states = await asyncio.gather(
             *(self.states.get(each) for each in parse_json(payload)), return_exceptions=True
         )
-        for each in found:
+        for each in states:
             if isinstance(each, BaseException):
                 raise each
-        return [each for each in found if isinstance(each, FileStat)]
+        return [each for each in states if isinstance(each, FileStat)]
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
-    """Raises: ConfigError if the process at the other end may not read the folder."""
+    """Check that the process at the other end may read the folder. Raises: ConfigError if it may
+    not."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, user, group = struct.unpack("3i", credentials)

@@ -1,4 +1,4 @@
-"""What a node process asks the source: pages, and states of files, once for all ranks."""
+"""A node process's reads of the source: of pages, and of states of files, once for all ranks."""
 
 from __future__ import annotations
 
@@ -32,43 +32,45 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
-"""In flight at a time, of what is needed soon, and of the rest."""
-_MAX_WAITS = 256
-"""Files whose state is asked for at a time: one server that does not answer holds up no other."""
+"""Portions in flight at a time: so many that are needed soon, and as many others."""
+_MAX_CALLS = 256
+"""Blocking calls at a time: so many that one server without answers does not delay other
+servers."""
 _MAX_VIEWS = 4096
-"""Files of which a version is being read."""
+"""Versions of files that are kept open for reading."""
 FRESH_SECONDS = 600.0
-"""For so long a file's state is not asked for again."""
+"""How long a file's state is used before the source is asked for it again."""
 _STATE_SECONDS = 5.0
-"""A source that is not heard of for so long is not waited for where an older state is known."""
+"""How long the source is awaited if an older state of the file is known."""
 
 
 class SourceReader:
     """Reads pages of files from object stores, web servers and mounted folders.
 
     Args:
-        options: whose prefixes say what may be read.
-        objects: how object stores are reached.
+        options: the mirror's settings, whose prefixes say what may be read.
+        objects: settings by which object stores are reached.
     """
 
     def __init__(self, options: MirrorOptions, objects: ObjectOptions) -> None:
         self._options = options
-        once = tuple((prefix, (("hedges", False),)) for prefix in options.prefixes)
+        unhedged = tuple((prefix, (("hedges", False),)) for prefix in options.prefixes)
         self._objects = dataclasses.replace(
-            objects, mirror=None, by_prefix=(*objects.by_prefix, *once)
+            objects, mirror=None, by_prefix=(*objects.by_prefix, *unhedged)
         )
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()
-        # What is needed now does not wait for what is fetched ahead
+        # Apart, so that what is needed now does not wait for what is fetched ahead
         self._turns = {soon: asyncio.Semaphore(MAX_PORTIONS) for soon in (True, False)}
-        self._threads = ThreadPoolExecutor(_MAX_WAITS, "megablend-source")
+        self._threads = ThreadPoolExecutor(_MAX_CALLS, "megablend-source")
         self.num_bytes = 0
         """Bytes that were read."""
         self.requests = defaultdict[str, Counter[str]](Counter)
-        """How many reads ended how, by scheme."""
+        """Numbers of reads by scheme, and by how they ended: "ok" or "failed"."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
-        """Use queries of URLs, which may be signatures; they are kept in memory only."""
+        """Use the queries of these URLs from now on. They may be signatures: they are kept in
+        memory only."""
         known = dict(self._objects.urls)
         if any(known.get(url) != query for url, query in urls.items()):
             self._objects = dataclasses.replace(
@@ -78,7 +80,7 @@ class SourceReader:
             self._views.clear()
 
     def check_allowed(self, location: str) -> None:
-        """Raises: ConfigError if nothing below the node's prefixes is asked for."""
+        """Check that a location is below the node's prefixes. Raises: ConfigError if it is not."""
         if reason := self._options.find_refusal(location):
             raise ConfigError(
                 f"{location}: {reason}\n"
@@ -87,12 +89,12 @@ class SourceReader:
             )
 
     async def ask(self, question: Callable[[Storage], T]) -> T:
-        """What a question about the source's storage returns, asked in a thread."""
+        """Call a function of the source's storage in a thread, and return its result."""
         return await self._call(lambda: question(self._storage))
 
     async def stat(self, location: str) -> FileStat:
-        """The state of a file now. Raises: as Storage.stat does; ConfigError if it is not
-        allowed."""
+        """Ask the source for the state of a file. Raises: as Storage.stat does; ConfigError if the
+        file may not be read."""
         self.check_allowed(location)
         return await self._call(lambda: self._storage.for_checking().stat(location))
 
@@ -120,9 +122,9 @@ class SourceReader:
         await keep(want.pages, out.data, Origins(source=len(out)))
 
     async def _open(self, key: FileKey) -> Storage:
-        """A view of the storage whose reads are of this version, opened once."""
+        """A view of the storage that reads this version; it is opened once, and kept."""
         opening = self._views.get(key)
-        if opening is None or (opening.done() and not _is_well(opening)):
+        if opening is None or (opening.done() and not _has_succeeded(opening)):
             opening = asyncio.ensure_future(self._open_view(key))
             self._views[key] = opening
             if len(self._views) > _MAX_VIEWS:
@@ -131,6 +133,7 @@ class SourceReader:
         return await asyncio.shield(opening)
 
     async def _open_view(self, key: FileKey) -> Storage:
+        """Make such a view. Raises: ChangedFileError if the source has another version now."""
         view = self._storage.for_reading()
         found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
         if found != key:
@@ -147,7 +150,7 @@ class SourceReader:
 
 @dataclass(eq=False)
 class States:
-    """The states of source files, as they were last seen; the engine's folder remembers them."""
+    """The last known states of source files, which the engine's store remembers."""
 
     engine: Engine
     source: SourceReader
@@ -185,20 +188,20 @@ class States:
         return state
 
     async def note(self, location: str, state: FileStat) -> None:
-        """A file has this state now. Raises: ConfigError if it is not one that may be read."""
+        """Remember that a file has this state now. Raises: ConfigError if it may not be read."""
         self.source.check_allowed(location)
         await self.engine.call(
             self.engine.store.put_state, location, state.size, state.etag, time.time()
         )
 
 
-def _is_well(task: asyncio.Future[Storage]) -> bool:
+def _has_succeeded(task: asyncio.Future[Storage]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
 def make_key(location: str, state: FileStat) -> FileKey:
-    """The name of a version in a mirror. A mounted file is known by its size and time of
-    modification: two mounts of it have other devices, perhaps other inodes."""
+    """The key of a version of a file. A mounted file's has only its size and time of modification:
+    its device, and perhaps its inode, differ between mounts."""
     etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
     return FileKey(location, etag, state.size)
 
