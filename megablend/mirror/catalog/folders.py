@@ -2,9 +2,9 @@
 
     folders/<dataset>/<revision>/<path>
 
-Files of 64 KiB and more are hard links to the mirror's copies. In those no holes are made any more:
-they are given up as a whole, so that whoever has mapped them keeps them. Smaller ones, to whose
-copies the mirror appends its own words, are written.
+Files of 64 KiB and more are hard links to the mirror's copies. The mirror makes no holes in such
+copies: it gives them up as a whole, so that programs that have mapped them keep their bytes.
+Smaller files are written anew, since the mirror's copies of them end with a footer of its own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES
 
 
 class Folders:
-    """The folders in a mirror. Used by the store's thread. Raises: DataError if the disk fails."""
+    """The folders of revisions in a mirror. Used by the store's thread. Methods raise DataError if
+    the disk fails."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
         self._path = store.folder.path / "folders"
 
     def find(self, revision: Revision) -> Path:
-        """Where a revision's folder is, or would be."""
+        """Path of a revision's folder, which need not exist."""
         return self._path / revision.dataset / revision.digest
 
     def make(self, revision: Revision, files: Sequence[DataFile]) -> None:
@@ -47,7 +48,7 @@ class Folders:
                 if file.key.size >= SMALL_BYTES:
                     self._link(path, file)
                 elif not path.exists() or path.stat().st_size != file.key.size:
-                    # Perhaps cut by a power failure
+                    # Missing, or cut off by a power failure
                     self._write(path, file)
         except OSError as error:
             raise disk_error(folder, error) from error
@@ -68,7 +69,7 @@ class Folders:
         try:
             os.link(copy, new)
         except FileNotFoundError:
-            # Somebody has deleted the copy behind the mirror's back: it is got again
+            # The copy was deleted by someone else: the mirror gives it up, and fetches it again
             self._store.remove_file(file.key)
             raise _not_held(path) from None
         new.rename(path)
@@ -84,9 +85,13 @@ class Folders:
         new.rename(path)
 
     def remove(self, revision: Revision, files: Sequence[DataFile], kept: Collection[str]) -> None:
-        """Take a revision's folder away, and give up the copies that were in it; except links to
-        files that are kept, by their digests, since programs may have mapped them. Without files,
-        whose manifest is damaged: the copies stay, and are evicted in their time."""
+        """Remove a revision's folder, and give up the copies that it linked to.
+
+        Args:
+            files: the revision's files. If there are none, since its manifest is damaged, the
+                copies stay until they are evicted.
+            kept: digests of files whose links and copies stay, since programs may have mapped them.
+        """
         folder = self.find(revision)
         try:
             if not files and folder.exists():
@@ -115,4 +120,5 @@ class Folders:
 
 
 def _not_held(path: Path) -> ResourceError:
+    """The error for a file of which some page is no longer held."""
     return ResourceError(f"{path}: is no longer held\nrequest the folder again")

@@ -1,7 +1,8 @@
-"""The files of a dataset at a moment: its revision.
+"""Manifests: the files that a dataset has at one moment, which make up a revision.
 
-A manifest is a line of JSON [path, location, etag, size] for each file, sorted by path, compressed.
-Its digest is the name of the revision: the same files have the same one on every machine.
+A manifest has a line of JSON [path, location, etag, size] for each file, sorted by path, and is
+compressed. Its digest is the name of the revision, which is the same on every machine for the same
+files.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from megablend.storage.location import find_root, has_wildcard, join, make_relat
 from megablend.storage.objects.urls import is_web, split_query
 from megablend.system.limited_json import parse_json
 
-_MOST_NAME_BYTES = 100
-_MOST_PATH_BYTES = 4000
-_MOST_PART_BYTES = 255
-_APART = "give one pattern that covers both, such as s3://bucket/**/*.parquet, or make two datasets"
+_MAX_NAME_BYTES = 100
+_MAX_PATH_BYTES = 4000
+_MAX_PART_BYTES = 255
+_COLLISION_REMEDY = (
+    "give one pattern that covers both, such as s3://bucket/**/*.parquet, or make two datasets"
+)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -34,34 +37,34 @@ class DataFile(NamedTuple):
     """A file of a revision."""
 
     path: str
-    """Within the dataset, with slashes."""
+    """Path in the dataset, with slashes."""
     key: FileKey
 
 
 def check_name(name: str) -> None:
-    """Raises: ConfigError if a dataset cannot have this name."""
+    """Check a dataset's name. Raises: ConfigError if it is not valid."""
     size = len(name.encode("utf-8", "surrogateescape"))
     if (
-        not 0 < size <= _MOST_NAME_BYTES
+        not 0 < size <= _MAX_NAME_BYTES
         or name in (".", "..")
         or set(name) & set("/@")
         or _CONTROLS.search(name)
     ):
         raise ConfigError(
             f"{name!r} cannot be a dataset's name\n"
-            f"choose 1 to {_MOST_NAME_BYTES} bytes without `/`, `@` and control characters"
+            f"choose 1 to {_MAX_NAME_BYTES} bytes without `/`, `@` and control characters"
         )
 
 
 def list_files(
     storage: Storage, sources: Sequence[str], check: Callable[[str], None]
 ) -> list[DataFile]:
-    """The files of some patterns, sorted by path: each relative to what its pattern has before the
-    first wildcard. A file of a web server, which does not list, is relative to the folder that all
-    its sources share, and its path is decoded.
+    """List the files that patterns match, sorted by path. A path is relative to the folders of its
+    pattern before the first wildcard. Web servers cannot be listed: the path of a URL is relative
+    to the folder that it shares with the other URLs of its server, and it is decoded.
 
     Args:
-        sources: patterns, files, folders with all that is in them, and URLs.
+        sources: patterns, files, folders (of which all files are listed), and URLs.
         check: raises ConfigError for a location that may not be read.
 
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
@@ -73,7 +76,7 @@ def list_files(
     for source in sources:
         pattern = source
         plain = split_query(source)[0]
-        # A web server's URL is one file, whatever characters are in it
+        # A web server's URL names one file, even if it has characters of a wildcard
         check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
         if plain.endswith("/") or (not has_wildcard(source) and view.is_folder(source)):
             pattern = join(source.rstrip("/"), "**/*")
@@ -95,20 +98,20 @@ def list_files(
             if other.key != file.key:
                 raise ConfigError(
                     f"{location}: would have the path {file.path!r} in the dataset, as does {other.key.location}\n"
-                    f"{_APART}"
+                    f"{_COLLISION_REMEDY}"
                 )
     for path, file in found.items():
         if any(str(parent) in found for parent in PurePosixPath(path).parents):
             raise ConfigError(
-                f"{file.key.location}: lies below another file of the dataset\n{_APART}"
+                f"{file.key.location}: lies below another file of the dataset\n{_COLLISION_REMEDY}"
             )
     return [found[path] for path in sorted(found)]
 
 
 def _find_states(view: Storage, pattern: str) -> list[tuple[str, FileStat]]:
-    """The files of a pattern, and their states."""
+    """List the files that a pattern matches, and their states."""
     if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
-        # `find` would read its beginning and end, too, since others read a file that they find
+        # Not by `find`, which also reads the file's head and tail, as other callers need them
         try:
             return [(pattern, view.for_checking().stat(pattern))]
         except MissingFileError:
@@ -120,7 +123,7 @@ def _find_states(view: Storage, pattern: str) -> list[tuple[str, FileStat]]:
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """For each URL of a web server the folder that it shares with the others of this server."""
+    """For each URL of a web server the folder that it shares with the other URLs of that server."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])
@@ -133,14 +136,15 @@ def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
 
 
 def check_path(file: DataFile) -> None:
-    """Raises: ConfigError if a file of a folder cannot have its path."""
+    """Check a file's path in the dataset. Raises: ConfigError if no file of a folder can have
+    it."""
     parts = file.path.split("/")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if (
         {"", ".", ".."} & set(parts)
         or _CONTROLS.search(file.path)
-        or max(sizes) > _MOST_PART_BYTES
-        or sum(sizes) > _MOST_PATH_BYTES
+        or max(sizes) > _MAX_PART_BYTES
+        or sum(sizes) > _MAX_PATH_BYTES
     ):
         raise ConfigError(
             f"{file.key.location}: its path in the dataset would be {file.path!r}\n"
@@ -150,14 +154,15 @@ def check_path(file: DataFile) -> None:
 
 
 def pack_manifest(files: Sequence[DataFile]) -> tuple[str, bytes]:
-    """The revision, 32 hex digits; what `unpack_manifest` reads."""
+    """Pack files for `unpack_manifest`. Returns: the revision, 32 hex digits; the packed bytes."""
     lines = [json.dumps([path, *key]) for path, key in files]
     text = "\n".join(["1", *lines]).encode()
     return _digest(text), zlib.compress(text)
 
 
 def unpack_manifest(revision: str, data: bytes) -> list[DataFile]:
-    """The files of a revision. Raises: ValueError if it is another one, or damaged."""
+    """Unpack the files of a revision. Raises: ValueError if the bytes are damaged, or of another
+    revision."""
     try:
         text = zlib.decompress(data)
     except zlib.error as error:

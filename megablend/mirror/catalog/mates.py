@@ -1,4 +1,4 @@
-"""What datasets need of a cluster whose nodes share a catalog."""
+"""The parts of a cluster by which its nodes share a catalog of datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Nodes(Protocol):
-    """What datasets need of a cluster."""
+    """The other nodes."""
 
     @property
     def own(self) -> str:
@@ -19,37 +19,38 @@ class Nodes(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """All nodes of the view in force."""
+        """The names of all nodes of the view in force, sorted."""
         ...
 
     @property
     def copies(self) -> int:
-        """On how many nodes a page shall be."""
+        """How many nodes are to hold each page."""
         ...
 
     def find_away(self) -> Collection[str]:
-        """Those that do not answer."""
+        """The names of the nodes that do not answer."""
         ...
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """The answer of another node. Raises: AwayError; what it failed with."""
+        """Send a request to another node, and return the answer. Raises: AwayError; the error that
+        the node answers with."""
         ...
 
 
 class Keys(Protocol):
-    """What is in etcd, as a node knows it."""
+    """The keys in etcd, as a node knows them."""
 
     etcd: Etcd
     prefix: str
-    """Of all keys; it ends with a slash."""
+    """The prefix of all keys, which ends with a slash."""
     shared: Followed
-    """What is below `shared/` of the prefix."""
+    """The values of the keys below `shared/` of the prefix."""
     lease: int
-    """This node's; 0: it has none just now."""
+    """The id of this node's lease; 0 while it has none."""
 
 
 class Mates(NamedTuple):
-    """A cluster with etcd."""
+    """A cluster whose nodes meet in etcd."""
 
     nodes: Nodes
     keys: Keys

@@ -1,4 +1,4 @@
-"""Which revisions a node is to hold, and for which of them there is room: pure."""
+"""Which revisions a node is to hold, and for which of them it has room, as pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Goal(NamedTuple):
     want: Want
     revision: Revision
     is_pinned: bool
-    """Never evicted: that was asked for, or programs map its files."""
+    """Whether it is never evicted: because that was requested, or because programs may map its
+    files."""
 
 
 def list_goals(
@@ -22,18 +23,18 @@ def list_goals(
     is_complete: Callable[[Want, Revision], bool],
     has_folder: Callable[[Revision], bool],
 ) -> list[Goal]:
-    """What is to be held, the most important first: pinned revisions, then others, the longest
-    wanted first. Where a dataset's latest revision is wanted, until it is complete also the last
-    one before it which is.
+    """List the revisions that are to be held, the most important first: pinned ones before others,
+    and those that have been wanted longer before others. If a dataset's latest revision is wanted
+    but not complete yet, the last complete one before it is to be held, too.
 
     Args:
-        wants: each with the revisions that it is about, the latest last.
+        wants: each want, with the revisions that it is about, the latest last.
     """
     goals = list[Goal]()
-    for want, known in wants:
-        chosen = list(known[-1:])
+    for want, revisions in wants:
+        chosen = list(revisions[-1:])
         if not all(is_complete(want, each) for each in chosen):
-            chosen = [*[each for each in known[:-1] if is_complete(want, each)][-1:], *chosen]
+            chosen = [*[each for each in revisions[:-1] if is_complete(want, each)][-1:], *chosen]
         goals += [Goal(want, each, want.is_pinned or has_folder(each)) for each in chosen]
     return sorted(goals, key=lambda each: (not each.is_pinned, each.want.since))
 
@@ -41,20 +42,22 @@ def list_goals(
 def find_short(
     goals: Sequence[Goal], sizes: Sequence[Mapping[str, int]], capacity: int, needed_by_jobs: int
 ) -> list[int]:
-    """For each goal the bytes that it lacks to fit as a whole beside those before it, and, unless it
-    is pinned, beside what jobs need; 0 if it fits. What does not fit, and is not pinned, takes no
-    room.
+    """For each goal the bytes of room that are missing for it, 0 if it fits. It has to fit as a
+    whole beside the goals before it and, unless it is pinned, beside what jobs need. Goals that do
+    not fit take no room, except pinned ones.
 
     Args:
-        sizes: for each goal, bytes by file.
+        sizes: for each goal, the bytes of each file.
+        capacity: bytes that the mirror can hold.
+        needed_by_jobs: bytes that jobs need.
     """
-    held: dict[str, int] = {}
+    reserved: dict[str, int] = {}  # bytes by file, of the goals that have room
     short = list[int]()
     for goal, files in zip(goals, sizes, strict=True):
-        both = {name: max(size, held.get(name, 0)) for name, size in files.items()}
-        more = sum(both.values()) - sum(held.get(name, 0) for name in files)
-        room = capacity - sum(held.values()) - (0 if goal.is_pinned else needed_by_jobs)
-        short.append(max(0, more - max(0, room)))
+        united = {name: max(size, reserved.get(name, 0)) for name, size in files.items()}
+        extra = sum(united.values()) - sum(reserved.get(name, 0) for name in files)
+        room = capacity - sum(reserved.values()) - (0 if goal.is_pinned else needed_by_jobs)
+        short.append(max(0, extra - max(0, room)))
         if goal.is_pinned or not short[-1]:
-            held |= both
+            reserved |= united
     return short
