@@ -1,9 +1,9 @@
 """Which nodes keep a piece of a file: rendezvous hashing.
 
-Each pair of a piece and a node has a number that looks random. The homes of a piece are the nodes
-with the smallest numbers, the first home is the smallest. Nobody is asked, nothing is stored: every
-node computes the same. If a node leaves, only its own pieces move, each to the next of its order;
-if one comes, it takes an equal share of pieces from all others.
+Each pair of a piece and a node has a number that looks random. The nodes with the smallest numbers
+are the homes of a piece, beginning with the smallest. Nothing is requested or stored: every node
+computes the same numbers. If a node leaves, only its own pieces move, each to the next node of its
+order; if a node comes, it takes an equal share of pieces from all others.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from megablend.arrays import Int64s, Uint32s, Uint64s
 from megablend.mirror.disk.pages import PIECE_BLOCKS
 
 MAX_NODES = 1 << 16
-_PLACE = np.uint64(MAX_NODES - 1)
-"""The lowest bits of a number are the node's place in the list, so that no two are equal."""
+_PLACE_BITS = np.uint64(MAX_NODES - 1)
+"""Mask of a number's lowest bits. They are the node's place in the list, so that no two are
+equal."""
 _TAKEN = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+"""Replaces numbers that have been chosen, so that they are not the smallest again."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, as in splitmix64: neighbouring pieces are far apart."""
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_SHIFTED = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
-"""As _SECOND, but leaves the bits of the place zero."""
+_MIX_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_FACTOR_2 = np.uint64(0x94D049BB133111EB)
+_MIX_FACTOR_2_HIGH = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
+"""_MIX_FACTOR_2 shifted, so that its products have zeros in the bits of the place."""
 _MAX_PAIRS = 1 << 15
 """Pairs of a piece and a node that are computed at a time: their 512 KiB stay in a core's cache,
 which makes it twice as fast as 8 MiB at a time."""
-_FEW = 32
-"""So many times the smallest is looked for; for more of them all are sorted."""
+_MAX_MINIMUMS = 32
+"""Up to so many nodes are found by as many searches for the smallest; more, by sorting all."""
 
 
 def list_id(nodes: Iterable[str]) -> str:
-    """Of a list of names, in whatever order: nodes with the same one have the same list."""
+    """A digest of a list of names, in whatever order they are: hexadecimal."""
     return _hash_text("\n".join(sorted(nodes))).hex()
 
 
@@ -44,17 +46,17 @@ def _hash_text(text: str) -> bytes:
 
 def _mix(values: Uint64s) -> Uint64s:
     """The last step of splitmix64: each bit depends on all bits."""
-    values = (values ^ (values >> np.uint64(30))) * _FIRST
-    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    values = (values ^ (values >> np.uint64(30))) * _MIX_FACTOR_1
+    values = (values ^ (values >> np.uint64(27))) * _MIX_FACTOR_2
     mixed: Uint64s = values ^ (values >> np.uint64(31))
     return mixed
 
 
 class Homes:
-    """The order of nodes for each piece.
+    """Computes the order of nodes for each piece.
 
     Args:
-        nodes: names, sorted, 1 to MAX_NODES.
+        nodes: the names of all nodes, sorted; 1 to MAX_NODES.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -63,18 +65,19 @@ class Homes:
         self._places = np.arange(len(nodes), dtype=np.uint64)
 
     def order_names(self, digest: str, piece: int, count: int) -> list[str]:
-        """As `order`, the names for one piece."""
+        """As `order`, but the names of the nodes, for one piece."""
         places = self.order(digest, np.array([piece]), count)[0]
         return [self._names[place] for place in places.tolist()]
 
     def order(self, digest: str, pieces: Int64s, count: int) -> Int64s:
-        """The first nodes of the order of some pieces of a file.
+        """The first nodes in the order of each of some pieces of a file.
 
         Args:
-            digest: of the file, hexadecimal.
-            pieces: int64 [n].
-            count: of nodes for each piece; fewer if there are fewer nodes.
-        Returns: places in the list of nodes, int64 [n, count]; the first home is first.
+            digest: the file's digest, hexadecimal.
+            pieces: int64 [n], numbers of pieces.
+            count: nodes for each piece; fewer if there are fewer nodes.
+
+        Returns: indices into the list of nodes, int64 [n, count], the first home first.
         """
         order = np.empty((len(pieces), min(count, len(self._nodes))), np.int64)
         file = np.array([int(digest[:16], 16)], np.uint64)
@@ -86,33 +89,33 @@ class Homes:
             numbers, shifted = buffer[:, : len(part)]
             # Keys and nodes are well mixed by themselves: half of what `_mix` does is enough.
             np.bitwise_xor(keys[begin : begin + portion, None], self._nodes, out=numbers)
-            np.multiply(numbers, _FIRST, out=numbers)
+            np.multiply(numbers, _MIX_FACTOR_1, out=numbers)
             np.right_shift(numbers, np.uint64(32), out=shifted)
             np.bitwise_xor(numbers, shifted, out=numbers)
-            np.multiply(numbers, _SHIFTED, out=numbers)
+            np.multiply(numbers, _MIX_FACTOR_2_HIGH, out=numbers)
             np.bitwise_or(numbers, self._places, out=numbers)
             _find_smallest(numbers, part)
         return order
 
     def order_blocks(self, digest: str, blocks: Uint32s, count: int) -> Int64s:
         """As `order`, for the pieces that blocks of a file are in: int64 [blocks, count]."""
-        pieces, which = np.unique(blocks // PIECE_BLOCKS, return_inverse=True)
-        return self.order(digest, pieces.astype(np.int64), count)[which]
+        pieces, piece_index = np.unique(blocks // PIECE_BLOCKS, return_inverse=True)
+        return self.order(digest, pieces.astype(np.int64), count)[piece_index]
 
 
 def _find_smallest(numbers: Uint64s, out: Int64s) -> None:
-    """The places of the smallest numbers of each row, in ascending order.
+    """Find the places of the smallest numbers of each row, in the order of the numbers.
 
     Args:
-        numbers: uint64 [n, nodes]; not kept.
-        out: int64 [n, count].
+        numbers: uint64 [n, nodes]; overwritten.
+        out: int64 [n, count], which receives the places.
     """
-    if out.shape[1] > _FEW:
+    if out.shape[1] > _MAX_MINIMUMS:
         numbers.sort(axis=1)
-        np.bitwise_and(numbers[:, : out.shape[1]], _PLACE, out=out, casting="unsafe")
+        np.bitwise_and(numbers[:, : out.shape[1]], _PLACE_BITS, out=out, casting="unsafe")
         return
     rows = np.arange(len(out))
-    # Of 1,000 nodes a minimum takes 0.2 us, a partition 8.
+    # For 1,000 nodes a minimum takes 0.2 us, a partition 8 us
     for places in out.T:
-        np.bitwise_and(numbers.min(axis=1), _PLACE, out=places, casting="unsafe")
+        np.bitwise_and(numbers.min(axis=1), _PLACE_BITS, out=places, casting="unsafe")
         numbers[rows, places] = _TAKEN

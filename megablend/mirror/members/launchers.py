@@ -1,4 +1,4 @@
-"""Where the list of nodes comes from, and which of its entries is this machine.
+"""Finds the list of nodes, and the entry of this machine in it.
 
 A node's name is the address that others reach it by, `host:port`. All nodes must have the same
 list: they compare `homes.list_id`.
@@ -22,56 +22,59 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.url_checks import split_address
 
 _COMMA = re.compile(r",(?![^\[\]]*\])")
-"""Between entries of Slurm's list: not in brackets."""
+"""A comma between entries of Slurm's list, which is not in brackets."""
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\](.*)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 
 
 class Pace(NamedTuple):
-    """How long nodes wait for one another: seconds after which something is done, or believed."""
+    """How long nodes wait for one another, in seconds."""
 
     ping: float = 2.0
-    """Without an answer: the node is asked whether it is there."""
+    """Without an answer for so long, a node is pinged."""
     silent: float = 10.0
-    """Without an answer to that: it is away."""
+    """Without an answer to a ping for so long, a node counts as away."""
     gone: float = 60.0
-    """Away for so long: nobody waits for it any more."""
+    """After being away for so long, a node is not waited for any more."""
     complete: float = 120.0
-    """After the start: what is missing of the list is not waited for any more."""
+    """So long after the start, nodes of the list that are missing are not waited for any more."""
 
 
 class Torchrun(NamedTuple):
-    """A job's machines: this one's rank, their number, the name of the node of rank 0."""
+    """The machines of a job that torchrun started."""
 
     rank: int
+    """The rank of this machine."""
     size: int
+    """The number of machines."""
     first: str
+    """The name of the node of rank 0."""
 
 
 class Members(NamedTuple):
-    """Which nodes there are."""
+    """The nodes of a cluster, or how they are found out."""
 
     names: tuple[str, ...]
-    """`host:port`, sorted; none where they are told while the node process runs."""
+    """`host:port` of each, sorted; empty if they are found out while the node process runs."""
     own: str
-    """This node's."""
+    """The name of this node."""
     torchrun: Torchrun | None = None
-    """The job whose nodes tell one another."""
+    """The job whose nodes tell one another their names; None otherwise."""
     views: Views | None = None
-    """Where nodes come and go."""
+    """The views of a cluster whose nodes come and go; None otherwise."""
 
     @property
     def size(self) -> int:
-        """Number of nodes, at first."""
+        """The number of nodes at the start."""
         if self.views is not None:
             return self.views.size
         return self.torchrun.size if self.torchrun is not None else len(self.names)
 
 
 def make_name(entry: str, port: int) -> str:
-    """A node's name from an entry of a list, with the port of the settings if it has none.
-    Raises: ConfigError."""
+    """Make a node's name from an entry of a list, which gets the port `port` if it has none.
+    Raises: ConfigError if the entry is not valid."""
     found = split_address(entry.strip())
     if found is None:
         raise ConfigError(
@@ -82,10 +85,13 @@ def make_name(entry: str, port: int) -> str:
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:
-    """The names, sorted, in a list, in the file of that path (a line each, after `#` is a comment),
-    or in Slurm's list of a job's machines ("slurm"). A job of torchrun has no list (`find_torchrun`).
+    """The sorted names of the nodes. For jobs of torchrun see `find_torchrun`.
 
-    Raises: ConfigError if there is none, a name is there twice, or an entry is no name.
+    Args:
+        nodes: a list of entries; or the path of a file with one a line, and comments after `#`; or
+            "slurm" for Slurm's list of the job's machines.
+
+    Raises: ConfigError if there is no list, a name is in it twice, or an entry is not valid.
     """
     if isinstance(nodes, tuple):
         entries = list(nodes)
@@ -121,8 +127,8 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
 
 
 def _expand(hosts: str) -> Iterator[str]:
-    """The machines of Slurm's notation: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7,
-    login."""
+    """Expand Slurm's notation for machines: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7,
+    login. Raises: ConfigError."""
     for group in _COMMA.split(hosts):
         found = _BRACKETS.fullmatch(group)
         if found is None:
@@ -141,7 +147,7 @@ def _expand(hosts: str) -> Iterator[str]:
 
 
 def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
-    """The job that torchrun started this process in. Raises: ConfigError if it started none."""
+    """The torchrun job that this process belongs to. Raises: ConfigError if there is none."""
     rank, size, first = (environ.get(name, "") for name in _TORCHRUN)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and first):
         raise ConfigError(
@@ -156,7 +162,8 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
 def find_self(
     names: Iterable[str], port: int, advertise: str | None, environ: Mapping[str, str]
 ) -> str:
-    """The name of this node among all. Raises: ConfigError if none, or several, can be it."""
+    """Find the name of this node among all names. Raises: ConfigError if none of them, or several,
+    can be this machine's."""
     names = list(names)
     if advertise is not None:
         own = make_name(advertise, port)
@@ -182,8 +189,8 @@ def find_self(
 
 
 def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
-    """What all processes of a job on a machine find in settings and environment, as JSON has it.
-    Raises: ConfigError."""
+    """Describe the nodes as JSON, by settings and environment alone, so that all processes of a job
+    on one machine get the same. Empty without other nodes. Raises: ConfigError."""
     if options.etcd is not None:
         return [options.etcd.prefix, *options.etcd.endpoints]
     if options.nodes == "torch":
@@ -192,8 +199,8 @@ def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list
 
 
 def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
-    """The nodes of settings and environment; None: this one is alone; with etcd, this node without
-    the others. Raises: ConfigError."""
+    """Find the nodes by settings and environment; None if there are no others. With etcd, only the
+    name of this node is found. Raises: ConfigError."""
     found = describe_members(options, environ)
     if options.etcd is not None:
         return Members((), make_name(options.advertise or socket.gethostname(), options.port))
@@ -213,8 +220,8 @@ def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members 
 
 
 def find_address_towards(other: str) -> str:
-    """The host, as an IP address, under which packets to another node leave this machine.
-    Raises: ConfigError."""
+    """The IP address of this machine from which packets to another node are sent, as the host of a
+    node's name. Raises: ConfigError."""
     try:
         _, own = _find_route(other)
     except (OSError, UnicodeError) as error:
@@ -226,7 +233,7 @@ def find_address_towards(other: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a node's name is an address of this machine that no other reaches."""
+    """Whether a node's name has a loopback address, which no other machine reaches."""
     host = name.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -235,20 +242,20 @@ def is_loopback(name: str) -> bool:
 
 
 def _find_route(name: str) -> tuple[str, str]:
-    """The address of a node, and that of this machine that packets to it leave with.
+    """The IP address of a node, and that of this machine from which packets to it are sent.
     Raises: OSError, UnicodeError."""
     host, _, port = name.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-    # Sorted: those of a kind that this machine has no route to are last
+    # The first is the best: addresses of a kind without a route are sorted last
     kind, _, _, _, address = found[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        # Chooses a route; sends nothing
+        # On a datagram socket this chooses a route, and sends nothing
         probe.connect(address)
         return str(address[0]), str(probe.getsockname()[0])
 
 
 def _is_local(name: str) -> bool:
-    """Whether a node is on this machine: packets to it come from its own address."""
+    """Whether a node is on this machine: packets to it are sent from its own address."""
     try:
         target, own = _find_route(name)
     except (OSError, UnicodeError):
