@@ -1,7 +1,7 @@
-"""Holds what is wanted, in the node process.
+"""Fetches and keeps the datasets that are wanted, in the node process.
 
-What there is to do follows from revisions, wants, what is held and how much room there is; nothing
-else is remembered. It is computed at each change, and every 30 seconds.
+What has to be done follows from revisions, wants, held pages and the room that there is. Nothing
+else is remembered: it is computed anew at each change, and every 30 seconds.
 """
 
 from __future__ import annotations
@@ -46,39 +46,41 @@ _PERIOD_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _NUM_FETCHERS = 16
-_MOST_REVISIONS = 4
-"""So many of the last revisions of a dataset whose latest is wanted are looked at."""
+_MAX_REVISIONS = 4
+"""How many of a dataset's last revisions are considered if its latest one is wanted."""
 FILES_AT_A_TIME = 256
-"""In the store's thread, for which others wait."""
+"""Files that are handled in one call of the store's thread, which other calls wait for."""
 Share = list[tuple[FileKey, Pages]]
-"""What a node is to hold of a revision's files."""
+"""The pages that a node is to hold of a revision's files."""
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """How a goal stands."""
+    """How much of a goal is held, and what prevents the rest."""
 
     goal: Goal
     share: Share
     needed: int
-    """Bytes of its pages."""
+    """Bytes of the share."""
     missing: int
-    """Of these, what is not held."""
+    """Bytes of the share that are not held."""
     short: int = 0
-    """Bytes that it lacks to fit."""
+    """Bytes of room that are missing for it; 0 if it fits."""
     trouble: str = ""
     gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """Locations of files that are not what was listed any more, and which error says so."""
+    """Locations of files that were deleted or replaced since they were listed, and the kind of
+    error that told so."""
     error: Exception | None = None
-    """A file is gone, or not what it was."""
+    """An error that no waiting mends: a file was deleted or replaced, or the manifest is
+    damaged."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """The want's, and the revision's."""
+        """The name of the want, and the digest of the revision."""
         return self.goal.want.name, self.goal.revision.digest
 
     def as_json(self) -> dict[str, Any]:
-        """For people and programs."""
+        """The state for people and programs."""
         want = self.goal.want
         return {
             "want": want.target,
@@ -93,14 +95,14 @@ class State:
 
 
 class Holding:
-    """What a node holds since it is wanted.
+    """Holds revisions that are wanted.
 
     Args:
-        pages: the engine that gets pages.
-        needs: those of jobs, which come first.
-        select: what this node is to hold of a need.
-        catalog: what is wanted.
-        get_nodes: names of all nodes, in a cluster with etcd.
+        pages: the engine that fetches pages.
+        needs: the needs of jobs, which come first.
+        select: returns the part of a need that this node is to hold.
+        catalog: the revisions and wants.
+        get_nodes: returns the names of all nodes, in a cluster with etcd.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Holding:
         self._num_seen = -1
 
     def count(self) -> dict[str, int]:
-        """Bytes that this node is to hold, that are missing, and that have no room."""
+        """Bytes that this node is to hold; of these, bytes that are missing, and that have no
+        room."""
         return {
             "bytes": sum(each.needed for each in self.states),
             "missing": sum(each.missing for each in self.states),
@@ -135,24 +138,24 @@ class Holding:
         }
 
     def keep_all(self) -> None:
-        """Keep all files of what is wanted, before it is known what this node's share is. In the
-        store's thread."""
+        """Keep all pages of wanted revisions, until this node's share of them is known. Called in
+        the store's thread."""
         goals = self._list_goals(self._list_candidates(), ())
         read = self._catalog.read_known_files
         self._keep((goal, _list_pages(read(goal.revision.digest))) for goal in goals)
 
     def change(self) -> None:
-        """Revisions or wants have changed, or what is held."""
+        """Plan anew, since revisions, wants or held pages have changed."""
         self._num_changes += 1
         self._changed.set()
 
     def change_nodes(self) -> None:
-        """What this node's share is has changed."""
+        """Plan anew, since the nodes have changed, and so has this node's share."""
         self._num_views += 1
         self.change()
 
     async def wait_for(self, find: Callable[[], bool]) -> None:
-        """Wait until something is so, of the states as they are after all changes up to now."""
+        """Wait until `find` returns True after all changes up to now have been planned."""
         after = self._num_changes
         async with self._news:
             await self._news.wait_for(lambda: self._num_seen >= after and find())
@@ -171,10 +174,10 @@ class Holding:
             await self._tell()
             fetching = asyncio.ensure_future(self._fetch())
             changing = asyncio.ensure_future(self._changed.wait())
-            either = [fetching, changing]
+            awaited = [fetching, changing]
             try:
                 await asyncio.wait(
-                    either, timeout=_PERIOD_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    awaited, timeout=_PERIOD_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 if fetching.done() and not fetching.result():
                     has_trouble = self.trouble or any(state.trouble for state in self.states)
@@ -189,14 +192,14 @@ class Holding:
             self._news.notify_all()
 
     def _list_candidates(self) -> list[tuple[Want, list[Revision]]]:
-        """Wants, each with the revisions that it may be about."""
-        found = []
+        """List this node's wants, each with the revisions that it may be about."""
+        candidates = []
         for want in self._catalog.own_wants:
-            known = self._catalog.list_revisions(want.dataset)
+            revisions = self._catalog.list_revisions(want.dataset)
             if want.revision != LATEST:
-                known = [each for each in known if each.digest == want.revision]
-            found.append((want, known[-_MOST_REVISIONS:]))
-        return found
+                revisions = [each for each in revisions if each.digest == want.revision]
+            candidates.append((want, revisions[-_MAX_REVISIONS:]))
+        return candidates
 
     def _list_goals(
         self,
@@ -210,12 +213,13 @@ class Holding:
         )
 
     async def _plan(self) -> None:
-        """Find out what is to be held, and have it kept. Raises: as `select` does; DataError."""
+        """Find out what is to be held, and tell the store to keep it. Raises: as `select` does;
+        DataError."""
         call = self._pages.call
         for want in self._catalog.wants.values():
             if want.is_past:
                 await call(self._catalog.remove_want, want)
-        # They may change meanwhile: then all is done again
+        # If they change in the meantime, `change` is called, and all of this is done again
         candidates = self._list_candidates()
         looked = [await self._look(want, each) for want, some in candidates for each in some]
         known = {each.name: each for each in looked}
@@ -259,7 +263,8 @@ class Holding:
         return state
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
-        """What this node is to hold of a revision. Raises: as `select` does; DataError."""
+        """The pages of a revision that this node is to hold. Raises: as `select` does;
+        DataError."""
         place = self._place_of(want, revision)
         if place not in self._shares:
             loop = asyncio.get_running_loop()
@@ -269,7 +274,7 @@ class Holding:
                 needs = [await self._select(Need.of(*each, math.inf)) for each in share]
                 share = [(need.key, need.pages) for need in needs]
             elif not want.is_whole:
-                # The homes among these nodes
+                # The pages whose homes, among these nodes alone, include this node
                 names = sorted(want.nodes or self._get_nodes())
                 share = await loop.run_in_executor(
                     None, _select_own, share, names, self._catalog.own, want.copies
@@ -279,11 +284,11 @@ class Holding:
         return self._shares[place]
 
     def _place_of(self, want: Want, revision: Revision) -> tuple[object, ...]:
-        """A share follows from these."""
+        """The key of a share in the cache: everything that it depends on."""
         return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
     def count_missing(self, share: Share) -> int:
-        """Bytes of pages that are not held. In the store's thread."""
+        """How many bytes of a share are not held. Called in the store's thread."""
         return PAGE_BYTES * sum(count_pages(self._find_missing(*each).masks) for each in share)
 
     def _find_missing(self, key: FileKey, pages: Pages) -> Pages:
@@ -308,8 +313,8 @@ class Holding:
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
-        """Fetch what is missing and has room. Returns: whether what is held is to be looked at
-        again: something came, perhaps before it was asked for."""
+        """Fetch what is missing and has room. Returns: whether to plan anew at once, since pages
+        came, or were found to be held by now."""
         loop = asyncio.get_running_loop()
         try:
             parts = iter(await self._pages.call(self._list_missing))
@@ -334,7 +339,7 @@ class Holding:
                         num_done += 1
                 except Exception as new:
                     error = new
-                    # Where there is no room, or a node is waited for, other files wait, too
+                    # Without room, or while a node is away, other files of the goal wait, too
                     has_to_wait = isinstance(error, ResourceError | engine.AwayError)
                     failed[state if has_to_wait else key] = error
                 if error is not None:
@@ -342,14 +347,17 @@ class Holding:
                     _note(state, error)
 
         await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
-        well = [state for state in self.states if state not in in_trouble and state.error is None]
-        for state in well:
+        untroubled = [
+            state for state in self.states if state not in in_trouble and state.error is None
+        ]
+        for state in untroubled:
             state.trouble = ""
         await self._tell()
-        return num_done > 0 or any(state.missing and not state.short for state in well)
+        return num_done > 0 or any(state.missing and not state.short for state in untroubled)
 
     async def _get(self, key: FileKey, part: Pages, twin: FileKey | None) -> None:
-        """Get pages, or copy them from the same file at another location. Raises: as `obtain`."""
+        """Fetch pages, or copy them from the same file at another location, `twin`. Raises: as
+        Engine.obtain."""
         if twin is not None:
             held, data = await self._pages.read_held(engine.Want(twin, part))
             if count_pages(held.masks) == count_pages(part.masks):
@@ -358,13 +366,13 @@ class Holding:
         await self._pages.obtain(engine.Want(key, part))
 
     def _find_twins(self) -> dict[FileKey, FileKey]:
-        """Files of incomplete revisions whose source has moved: their path, size and etag are those
-        of a file of an earlier revision, at another location."""
+        """Find, for files of incomplete revisions whose source has moved, the same file at its
+        earlier location: one of an earlier revision with the same path, size and etag."""
         twins: dict[FileKey, FileKey] = {}
         for state in self.states:
             revision = state.goal.revision
-            # It may have been removed meanwhile
-            known = self._catalog.list_revisions(revision.dataset)[-_MOST_REVISIONS:]
+            # The revision may have been removed in the meantime
+            known = self._catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
             if state.missing and known[1:] and revision == known[-1]:
                 files = self._catalog.read_known_files(revision.digest)
                 own = {(file.path, *file.key[1:]): file.key for file in files if file.key.etag}
@@ -376,7 +384,7 @@ class Holding:
         return twins
 
     def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
-        """Portions, the most important first."""
+        """List the missing portions that have room, the most important ones first."""
         return [
             (state, key, part)
             for state in self.states
@@ -387,16 +395,16 @@ class Holding:
 
 
 def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Share:
-    """Pages whose homes, among some nodes, this one is one of."""
+    """The pages of a share of which the node `own` is a home, if only the nodes `names` are."""
     if own not in names:
         return [(key, NO_PAGES) for key, _ in share]
     homes = Homes(names)
-    found = []
+    own_share = []
     for key, (blocks, masks) in share:
         order = homes.order_blocks(key.digest, blocks, copies)
         is_own = (order == names.index(own)).any(axis=1)
-        found.append((key, Pages(blocks[is_own], masks[is_own])))
-    return found
+        own_share.append((key, Pages(blocks[is_own], masks[is_own])))
+    return own_share
 
 
 def _list_pages(files: Sequence[DataFile]) -> Share:
@@ -404,6 +412,7 @@ def _list_pages(files: Sequence[DataFile]) -> Share:
 
 
 def _note(state: State, error: Exception) -> None:
+    """Record why a goal is not held, and log it if it is news."""
     if isinstance(error, MissingFileError | ChangedFileError):
         state.gone[error.path] = type(error)
         state.error = error = _explain(state)
@@ -415,20 +424,19 @@ def _note(state: State, error: Exception) -> None:
 
 
 def _explain(state: State) -> DataError:
-    """What to do about files that are not what was listed: a run would have to be built again, a
-    dataset is added again."""
+    """The error for a goal some of whose files were deleted or replaced since they were listed."""
     path, kind = min(state.gone.items())
     happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
     others = len(state.gone) - 1
-    beside = f"; {others:,} more changed" if others else ""
+    more = f"; {others:,} more changed" if others else ""
     dataset = state.goal.revision.dataset
     return kind(
         path,
-        f"{happened} at the source after it was listed{beside}\n"
+        f"{happened} at the source after it was listed{more}\n"
         f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
     )
 
 
 def size_of(share: Iterable[tuple[FileKey, Pages]]) -> dict[str, int]:
-    """Bytes of pages, by the digests of files."""
+    """Bytes of a share, by the digests of its files."""
     return {key.digest: count_pages(pages.masks) * PAGE_BYTES for key, pages in share}
