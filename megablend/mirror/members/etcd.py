@@ -1,6 +1,6 @@
 """A client of etcd, 3.4 and later: the few calls of its JSON gateway that are needed, over aiohttp.
 
-Keys are text, values are bytes. Of several endpoints one is asked, and the next when it is away.
+Keys are text, values are bytes. Requests go to one endpoint, and to the next one when it is away.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from megablend.system.log import LOG
 
 _PATIENCE_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
-"""A watch that has told nothing for so long is begun anew: its connection may be dead."""
+"""A watch without news for so long is begun anew, since its connection may be dead."""
 _RETRY_SECONDS = 1.0
-_NOT_ENABLED = 9
-_OF_ABSENCE = (2, 4, 8, 13, 14)
-"""gRPC's codes of a server that cannot just now: its own trouble, too late, out of room, no
-leader."""
+_FAILED_PRECONDITION = 9
+"""gRPC's code for a request that etcd's state does not allow."""
+_UNAVAILABLE = (2, 4, 8, 13, 14)
+"""gRPC's codes for failures that may pass: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL
+and UNAVAILABLE."""
 
 
 class EtcdAwayError(ResourceError):
-    """No endpoint answers; of a change it is then not known whether it was done."""
+    """No endpoint answers. A change that was requested may or may not have been made."""
 
 
 class StartOverError(Exception):
-    """What has changed since a revision is not known any more: all is to be read again."""
+    """The changes since a revision are not known any more: all keys have to be read again."""
 
 
 class Value(NamedTuple):
-    """What is at a key."""
+    """The value of a key."""
 
     data: bytes
     revision: int
-    """Of etcd, when the key was last put."""
+    """The revision of etcd in which the key was last put."""
 
 
 class Etcd:
-    """Calls of etcd, in the event loop that first calls.
+    """Requests to etcd, all from one event loop.
 
-    All raise EtcdAwayError; ConfigError if it is not etcd, or refuses who asks.
+    Each raises EtcdAwayError; ConfigError if an endpoint is not etcd, or refuses the user.
 
     Args:
         endpoints: URLs, such as http://host:2379.
-        tls: for those with https; None: by the system's authorities.
-        user, password: None where etcd asks for none.
-        patience: seconds for an answer of one endpoint.
+        tls: the TLS context for https; None for the system's authorities.
+        user, password: None if etcd needs none.
+        patience: seconds to wait for the answer of an endpoint.
     """
 
     def __init__(
@@ -76,26 +77,27 @@ class Etcd:
         self._token = ""
         self._http: aiohttp.ClientSession | None = None
         self.away_since: float | None = None
-        """Seconds of the clock; None: it answers."""
+        """Since when etcd does not answer, in seconds since 1970; None while it answers."""
         self.away_at = -math.inf
-        """When it was away last, in monotonic seconds."""
+        """When etcd was last found to be away, or was back, in monotonic seconds."""
         self.trouble = ""
-        """Why it does not."""
+        """Why etcd does not answer; empty while it answers."""
         self._has_answered = False
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Close all connections."""
         if self._http is not None:
             await self._http.close()
 
     async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
-        """All below a prefix; and the revision of etcd that it is of."""
+        """Read all keys below a prefix. Returns: their values, and the revision of etcd at that
+        time."""
         answer = await self._ask("kv/range", _range_of(prefix))
-        found = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
-        return found, _revision_of(answer)
+        values = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
+        return values, _revision_of(answer)
 
     async def list_keys(self, prefix: str) -> list[str]:
-        """The keys below a prefix."""
+        """List the keys below a prefix."""
         answer = await self._ask("kv/range", _range_of(prefix) | {"keys_only": True})
         return [_text(each["key"]) for each in answer.get("kvs", ())]
 
@@ -106,12 +108,15 @@ class Etcd:
         deletes: Collection[str] = (),
         lease: int = 0,
     ) -> int | None:
-        """Change keys together, if some are as they are expected to be.
+        """Change keys in one transaction, if some keys are at their expected revisions.
 
         Args:
-            expected: revisions of keys; 0: there is none.
-            lease: what is put ends with it; 0: with none.
-        Returns: the revision of etcd with the changes; None: something was not as expected.
+            expected: revisions of keys; 0 for a key that must not exist.
+            puts: new values of keys.
+            deletes: keys to delete.
+            lease: the lease with which the new values end; 0 for none.
+
+        Returns: the revision of etcd with the changes; None if a key was not as expected.
         """
         request = {
             "compare": [
@@ -130,25 +135,25 @@ class Etcd:
         return _revision_of(answer) if answer.get("succeeded") else None
 
     async def grant(self, seconds: float) -> int:
-        """A lease, which ends unless it is kept: its number."""
+        """Take a lease, which ends after `seconds` unless it is kept. Returns: its number."""
         answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
         return int(answer["ID"])
 
     async def keep(self, lease: int) -> bool:
-        """Begin the time of a lease anew. Returns: False if it has ended."""
+        """Renew a lease for all of its time. Returns: False if it has ended."""
         answer = await self._ask("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete its keys."""
+        """End a lease, which deletes its keys."""
         await self._ask("lease/revoke", {"ID": str(lease)}, is_change=True)
 
     async def watch(
         self, prefix: str, from_revision: int
     ) -> AsyncIterator[list[tuple[str, Value | None, int]]]:
-        """What changes below a prefix, from a revision on: keys, what they have (None: they are
-        deleted), and revisions. It ends with an error only. Raises: StartOverError if etcd has
-        forgotten what changed, or has lost its data, or asks for the password again."""
+        """Wait for changes below a prefix, from a revision on. Yields lists of a key, its value
+        (None if it was deleted) and its revision. Ends with an error only. Raises: StartOverError
+        if etcd has forgotten these changes, has lost its data, or asks for the password again."""
         while True:
             request = _range_of(prefix) | {"start_revision": str(from_revision)}
             async with aclosing(self._stream("watch", {"create_request": request})) as results:
@@ -156,7 +161,7 @@ class Etcd:
                     is_refused = result.get("canceled") and "compact_revision" not in result
                     if is_refused and not self._token:
                         raise self._refusal(self._endpoints[0], result.get("cancel_reason", ""))
-                    # Data that were restored from a copy are older
+                    # etcd's data were restored from an older copy
                     is_older = result.get("created") and _revision_of(result) < from_revision - 1
                     if result.get("canceled") or is_older:
                         raise StartOverError
@@ -166,7 +171,8 @@ class Etcd:
                         yield changes
 
     async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Answers of the first endpoint, until it is silent. Raises: as all calls."""
+        """The answers of the first endpoint to one request, until it is silent. Raises: as all
+        requests."""
         endpoint = self._endpoints[0]
         try:
             async with self._post(endpoint, path, request, total=None) as answer:
@@ -190,7 +196,7 @@ class Etcd:
                 problems.append(f"{endpoint}: {trouble}")
                 self._turn_away(endpoint)
                 if is_change and not isinstance(error, aiohttp.ClientConnectorError):
-                    break  # perhaps it was done
+                    break  # the change may have been made: it must not be requested twice
                 continue
             self._has_answered = True
             if self.away_since is not None:
@@ -202,7 +208,7 @@ class Etcd:
         raise self._note_away("; ".join(problems))
 
     def _turn_away(self, endpoint: str) -> None:
-        """Ask this one last."""
+        """Ask this endpoint last from now on."""
         self._endpoints.sort(key=lambda each: each == endpoint)
 
     def _note_away(self, trouble: str) -> EtcdAwayError:
@@ -236,7 +242,7 @@ class Etcd:
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    # One that was kept may be of an etcd that has ended: then a change is in doubt
+                    # A kept connection may be to an etcd that has ended: a change would be in doubt
                     limit=0,
                     force_close=True,
                     ssl=self._tls or True,
@@ -273,9 +279,9 @@ class Etcd:
         about = error if isinstance(error, dict) else found
         code = about.get("grpc_code", about.get("code"))
         message = str(about.get("message", error))
-        if code in _OF_ABSENCE:
+        if code in _UNAVAILABLE:
             raise aiohttp.ClientError(message)
-        if code == _NOT_ENABLED and "authentication" in message:
+        if code == _FAILED_PRECONDITION and "authentication" in message:
             return {}
         raise self._refusal(endpoint, message)
 
@@ -293,32 +299,33 @@ class Etcd:
 
 
 class _InvalidTokenError(ConfigError):
-    """A token is not valid any more, or its user may not do this."""
+    """The token is not valid any more, or its user may not do what was requested."""
 
 
 class Followed:
-    """What is below a prefix of etcd, as far as it was heard.
+    """Follows the keys below a prefix of etcd.
 
     Args:
-        etcd: is asked.
+        etcd: the client.
+        prefix: what the keys begin with.
     """
 
     def __init__(self, etcd: Etcd, prefix: str) -> None:
         self._etcd = etcd
         self._prefix = prefix
         self.values: dict[str, Value] = {}
-        """Replaced at each change."""
+        """The last known values; a new dict at each change."""
         self.revision = 0
-        """Of etcd; 0: nothing was heard yet."""
+        """The revision of etcd that `values` is of; 0 before anything is known."""
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """Hear of all changes, until cancelled. While etcd is away it is asked again and again.
-        Raises: ConfigError."""
+        """Follow all changes, until cancelled; while etcd is away, try again and again. Raises:
+        ConfigError."""
         while True:
             with suppress(StartOverError, EtcdAwayError):
                 await self._hear()
-            # Not all nodes at once
+            # At random, so that not all nodes ask at once
             await asyncio.sleep(random.uniform(0, 2 * _RETRY_SECONDS))
 
     async def _hear(self) -> None:
@@ -340,17 +347,18 @@ class Followed:
             self._news.notify_all()
 
     async def wait_for(self, find: Callable[[], bool]) -> None:
-        """Wait until something is so, of what was heard."""
+        """Wait until `find`, which is called after each change, returns True."""
         async with self._news:
             await self._news.wait_for(find)
 
     async def wait_for_change(self, values: Mapping[str, Value]) -> None:
-        """Wait until others than some values, which were here, are here."""
+        """Wait for a change since `self.values` was `values`."""
         await self.wait_for(lambda: self.values is not values)
 
 
 async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines, however long, until nothing more comes for a while. Raises: aiohttp.ClientError."""
+    """Lines of any length, until nothing comes for _SILENT_SECONDS. Raises: aiohttp.ClientError if
+    the connection ends."""
     rest = b""
     while True:
         try:
@@ -366,16 +374,18 @@ async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _code(text: str | bytes) -> str:
+    """Encode a key or a value in base64."""
     data = text.encode() if isinstance(text, str) else text
     return base64.b64encode(data).decode()
 
 
 def _text(code: str) -> str:
+    """Decode a key from base64."""
     return base64.b64decode(code).decode(errors="replace")
 
 
 def _range_of(prefix: str) -> dict[str, Any]:
-    """The keys that begin with a text, none of whose bytes is 255."""
+    """The range of keys that begin with `prefix`, whose last byte is less than 255."""
     last = prefix.encode()
     end = last[:-1] + bytes([last[-1] + 1])
     return {"key": _code(prefix), "range_end": _code(end)}
@@ -385,11 +395,11 @@ def _revision_of(answer: Mapping[str, Any]) -> int:
     return int(answer["header"]["revision"])
 
 
-def _value_of(found: Mapping[str, str]) -> Value:
-    return Value(base64.b64decode(found.get("value", "")), int(found["mod_revision"]))
+def _value_of(pair: Mapping[str, str]) -> Value:
+    return Value(base64.b64decode(pair.get("value", "")), int(pair["mod_revision"]))
 
 
 def _change_of(event: Mapping[str, Any]) -> tuple[str, Value | None, int]:
-    found = event["kv"]
-    value = None if event.get("type") == "DELETE" else _value_of(found)
-    return _text(found["key"]), value, int(found["mod_revision"])
+    pair = event["kv"]
+    value = None if event.get("type") == "DELETE" else _value_of(pair)
+    return _text(pair["key"]), value, int(pair["mod_revision"])
