@@ -1,2 +1,2 @@
-"""What a node answers to HTTP programs that are no nodes. Needs aiohttp; is imported only where
-`data_port` is set."""
+"""A node's answers to HTTP programs other than nodes. Needs aiohttp; is imported only if `data_port`
+is set."""
