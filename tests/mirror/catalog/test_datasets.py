@@ -484,9 +484,9 @@ def test_what_nobody_wants_is_forgotten(tmp_path: Path) -> None:
         node.ask("want", f"corpus@{second}", "--wait")
         path = Path(node.ask("path", "corpus")["path"])
         done = node.ask("remove", "corpus")
-        assert (done["files"], done["bytes"]) == (3, MB + 303_104 + 4096)
+        assert (done["files"], done["bytes"]) == (4, MB + 303_104 + 4096)
         assert not path.exists()
-        assert node.ask("list") == {"revisions": [], "wants": []}
+        assert node.ask("list") == {"revisions": [], "wants": [], "listed": {}}
         assert run("node", "remove", node.config).returncode == 0
         until(lambda: not node.folder.exists())
 
@@ -518,7 +518,7 @@ def test_a_catalog_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path: Path)
         assert f"{database}: is damaged (" in message
         assert "restore it, or remove it and request the datasets again" in message
         database.unlink()
-        assert node.ask("list") == {"revisions": [], "wants": []}
+        assert node.ask("list") == {"revisions": [], "wants": [], "listed": {}}
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
