@@ -198,7 +198,8 @@ class EpochsBuilder:
         self._extra = extra
         self._withdrawals = withdrawals
         self._segments = [[Segment(0, 0, index, order, int(each))] for each in tokens[index]]
-        self._index_and_order = index, order
+        self._index = index
+        self._order = order
         self._shift = np.zeros(len(self._segments), np.int64)
         self._epoch_tokens = np.array(tokens[index], np.int64)
 
@@ -209,14 +210,14 @@ class EpochsBuilder:
         int64 [num_sources]: bool [num_sources].
 
         Args:
-            begun: False for sources of whose epoch nothing was read yet.
-            rests: an epoch that withdrawn files have made shorter counts as begun, even if nothing
-                was read of the files that are still there.
+            begun: count only epochs of which something was read.
+            rests: also count an epoch that withdrawn files have made shorter, even if nothing was
+                read of the files that are still there.
         """
         lost = np.zeros(len(cursor), bool)
-        if index == self._index_and_order[0]:
+        if index == self._index:
             return lost
-        for source, each in enumerate(self._withdrawals):
+        for source, withdrawals in enumerate(self._withdrawals):
             position = int(cursor[source])
             segment = _find_segment(self._segments[source], position)
             is_begun = (
@@ -226,7 +227,8 @@ class EpochsBuilder:
                     segment.own_position(position) % segment.tokens or (rests and segment.withdrawn)
                 )
             )
-            lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
+            is_counted = bool(is_begun or not begun)
+            lost[source] = is_counted and withdrawals.loses_files(segment, index)
         return lost
 
     def begun_epochs_lose_files(
@@ -235,16 +237,16 @@ class EpochsBuilder:
         """Whether a snapshot lacks files of an epoch that has tokens of each source at positions
         [cursor, begun), int64 [num_sources] each: bool [num_sources]."""
         lost = np.zeros(len(cursor), bool)
-        for source, each in enumerate(
-            self._withdrawals if index != self._index_and_order[0] else ()
-        ):
+        if index == self._index:
+            return lost
+        for source, withdrawals in enumerate(self._withdrawals):
             segments = self._segments[source]
             stops = [*(after.position for after in segments[1:]), int(begun[source])]
             lost[source] = any(
                 segment.position < begun[source]
                 and cursor[source] < stop
                 and cursor[source] < begun[source]
-                and each.loses_files(segment, index)
+                and withdrawals.loses_files(segment, index)
                 for segment, stop in zip(segments, stops, strict=True)
             )
         return lost
@@ -253,18 +255,20 @@ class EpochsBuilder:
         """Whether a snapshot lacks files of an epoch that each source would read from position
         `begun`, int64 [num_sources], on: bool [num_sources]."""
         lost = np.zeros(len(begun), bool)
-        for source, each in enumerate(
-            self._withdrawals if index != self._index_and_order[0] else ()
-        ):
+        if index == self._index:
+            return lost
+        for source, withdrawals in enumerate(self._withdrawals):
             segments = self._segments[source]
             first = segments.index(_find_segment(segments, int(begun[source])))
-            lost[source] = any(each.loses_files(segment, index) for segment in segments[first:])
+            lost[source] = any(
+                withdrawals.loses_files(segment, index) for segment in segments[first:]
+            )
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
         """Whether `enter` begins the next epoch of a source at another position if it reads epochs
         `whole`."""
-        if (index, order) == self._index_and_order:
+        if (index, order) == (self._index, self._order):
             return False
         lost = self.current_epoch_loses_files(index, cursor)
         if (lost != self.current_epoch_loses_files(index, cursor, rests=True)).any():
@@ -287,7 +291,7 @@ class EpochsBuilder:
         """
         segments = self._segments[source]
         extra = self._extra
-        if whole and index != self._index_and_order[0] and self._withdrawals:
+        if whole and index != self._index and self._withdrawals:
             next_segment = _find_segment(segments, begun)
             extra = 0 if self._withdrawals[source].loses_files(next_segment, index) else extra
         return _end_of_epoch(segments, begun, extra, whole=whole)
@@ -301,10 +305,10 @@ class EpochsBuilder:
             cursor: int64 [num_sources], positions of the sources.
             whole: see `Stage.whole_epochs`.
         """
-        if (index, order) == self._index_and_order:
+        if (index, order) == (self._index, self._order):
             return
         lost = self.current_epoch_loses_files(index, cursor, rests=whole)
-        is_other_index = index != self._index_and_order[0]
+        is_other_index = index != self._index
         for source, segments in enumerate(self._segments):
             added = list[Segment]()
             if lost[source]:
@@ -322,7 +326,8 @@ class EpochsBuilder:
                 *added,
                 start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=()),
             ]
-        self._index_and_order = index, order
+        self._index = index
+        self._order = order
         if is_other_index:
             self._epoch_tokens = np.array(self._tokens[index], np.int64)
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
@@ -340,9 +345,8 @@ class EpochsBuilder:
             offset=read,
             withdrawn=(*segment.withdrawn, index),
         )
-        return [left] if tokens > read else [], left._replace(
-            position=position + tokens - read, epoch=epoch + 1
-        )
+        next_epoch = left._replace(position=position + tokens - read, epoch=epoch + 1)
+        return [left] if tokens > read else [], next_epoch
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
         """Positions of the sources, and tokens of their epochs, for an interleaving, which assumes

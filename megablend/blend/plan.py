@@ -111,7 +111,7 @@ class StagesPlan:
         if not stages:
             raise PlanError("a plan needs at least one stage")
         self.stages = tuple(stages)
-        """In order: contiguous ranges of the run's samples with one request."""
+        """The stages in order: contiguous ranges of the run's samples with one request each."""
         self._epochs = epochs
         self._plans = dict[int, Plan]()
         self.num_sources = len(stages[0].request.totals)

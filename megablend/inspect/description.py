@@ -129,14 +129,14 @@ class SplitDescription(Record):
     blended: bool
     """Whether sources are mixed by share; otherwise the split is one pass over each."""
     first_repeated_source: FirstRepeat | None
-    """None if no source begins a second epoch."""
+    """The first source that begins a second epoch; None if none does."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
     """Why the split cannot be planned; it has no samples then. None if it can be."""
     steps: int | None = None
     """Number of micro steps of all ranks together, if `micro_batch_size` was given."""
     stages: tuple[StageDescription, ...] | None = None
-    """None if the split has only one stage."""
+    """The split's stages; None if it has only one."""
     sources_left_out: int | None = None
     """Number of sources that `select_sources` left out; None if it left out none."""
 

@@ -49,8 +49,8 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """The same for files that the last snapshot of the run lacks; each line says which samples read
-    the file."""
+    """A line for each such file that the last snapshot of the run lacks; it tells which samples
+    read the file."""
     warnings: tuple[str, ...] = ()
     """What works, but is probably not intended."""
     uncommitted: str | None = None

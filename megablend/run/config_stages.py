@@ -107,7 +107,6 @@ def request_stages(
     stages = list[RequestedStage]()
     start = 0
     tokens_before = 0
-    first = 0
     followers = [*config.stages[1:], None]
     for i, (settings, stage_config, next_settings) in enumerate(
         zip(config.stages, config.stage_configs, followers, strict=True)
@@ -127,7 +126,7 @@ def request_stages(
                     else f"{drain_length:,} (or another `--batch`), or no `drain`"
                 )
                 raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-            if read is not None:
+            if read is not None:  # a drain, if any, has samples of the length before
                 tokens_before += (read.first_sample - start) * stages[-1].config.sequence_length
             first = start if read is None else read.first_sample
             length = _find_length(
@@ -139,16 +138,14 @@ def request_stages(
                 sum(tokens),
                 is_last=next_settings is None,
             )
-            if length is None:
+            if length is None:  # the amounts of the sources decide
                 length = _request_stage(stage_config, split, tokens, start, first).end - first
             if length < 1:
                 raise PlanError(_explain_empty(start, first, first + length))
-        with _naming(f"stages[{i + 1}]"):
-            cut = (
-                None
-                if next_settings is None
-                else _find_cut(next_settings, first, first + length, links)
-            )
+        cut = None
+        if next_settings is not None:
+            with _naming(f"stages[{i + 1}]"):
+                cut = _find_cut(next_settings, first, first + length, links)
         with _naming(f"stages[{i}]"):
             if next_settings is not None:
                 length = _round_to_lanes(
@@ -158,7 +155,7 @@ def request_stages(
             stage = _request_stage(stage_config, split, tokens, start, first, read)
             whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
             stage = replace(stage, drain=drain_length, whole_epochs=whole_epochs)
-            if settings.schedule is not None:
+            if settings.schedule is not None:  # the first stage's begins at the top level's shares
                 before = stages[-1] if stages else _request_top_level(config, tokens, length)
                 stage = replace(
                     stage,

@@ -61,7 +61,7 @@ class Reading(NamedTuple):
         return self.view.remaining_before(start), self.view.remaining_before(stop)
 
     def list_epochs(self, stop: int) -> range:
-        """The epochs of which this reading has tokens before position `stop`."""
+        """The epochs that have tokens of this reading before position `stop`."""
         first = self.position + self.shift
         stop = min(stop, self.stop + self.extra) + self.shift
         tokens = self.view.num_tokens

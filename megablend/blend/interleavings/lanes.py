@@ -140,7 +140,7 @@ class LanePlan(LocatesMany):
         self._schedules = [
             make_lane_schedule(lanes, slots) for slots in (window, short_window) if slots
         ]
-        """Of a full cycle, and of the short one if there is one."""
+        """The schedule of a full cycle, and that of the short one if there is one."""
         self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
 
