@@ -23,8 +23,9 @@ names the folder that jobs read through."""
 _SHOWN_NODES = 20
 """Nodes of each want that are printed."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MOST_PATTERNS = 100
-"""Of a list or config, that are remembered one by one."""
+_MAX_PATTERNS = 100
+"""Patterns of a list or config that a revision records one by one; a longer one is recorded by its
+path."""
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
@@ -63,13 +64,13 @@ def add_command(
     located = {source: _locate(source) for source in sources}
     said = [
         each
-        for source, some in located.items()
-        for each in (some if len(some) <= _MOST_PATTERNS else [_name_source(source)])
+        for source, patterns in located.items()
+        for each in (patterns if len(patterns) <= _MAX_PATTERNS else [_name_source(source)])
     ]
     seconds = None if every is None else _parse_every(every)
-    patterns = [each for some in located.values() for each in some]
+    all_patterns = [each for patterns in located.values() for each in patterns]
     try:
-        found = _ask(mirror, "add", dataset=name, sources=patterns, said=said, every=seconds)
+        found = _ask(mirror, "add", dataset=name, sources=all_patterns, said=said, every=seconds)
     except ConfigError as error:
         raise ConfigError(_name_place(located, str(error))) from None
     finish(found, as_json, _print_added)
@@ -280,14 +281,15 @@ def _split_nodes(text: str) -> list[str]:
 
 
 def _name_source(source: str) -> str:
-    """A long list as it is remembered: what the command was given, with an absolute path."""
+    """What a revision records of a long list: what the command was given, as an absolute path unless
+    it is a URL."""
     from megablend.storage.location import find_scheme
 
     return source if find_scheme(source) else str(Path(source).expanduser().absolute())
 
 
 def _parse_every(text: str) -> float:
-    """Seconds; 0 for never. Raises: ConfigError."""
+    """Parse a length of time to seconds; 0 for `never`. Raises: ConfigError."""
     if text == "never":
         return 0.0
     number = text[:-1]
@@ -341,7 +343,7 @@ def _format_time(seconds: float) -> str:
 
 
 def _print_listed(found: dict[str, Any]) -> None:
-    """What was wrong with sources that were listed again."""
+    """Print what was wrong with sources that were listed again."""
     for name, each in sorted(found.get("listed", {}).items()):
         if each["trouble"]:
             by = f" by {each['by']}" if each["by"] else ""

@@ -203,7 +203,7 @@ class Config(Settings):
 
     @property
     def sources_needing_lengths(self) -> list[str]:
-        """Names in the index of the sources of which the length of every document is required."""
+        """Names in the index of the sources for which the length of every document is required."""
         if not self.needs_lengths:
             return []
         return [

@@ -202,7 +202,7 @@ class Settings(Model):
 
     @property
     def appended_eods(self) -> set[int | None]:
-        """The tokens that sources append to documents, and None if one appends nothing."""
+        """The tokens that sources append to documents, with None if one of them appends nothing."""
         return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property

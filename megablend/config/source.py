@@ -55,7 +55,7 @@ class Source(Share):
     """Files read as one dataset, and its share of the blend.
 
     A key that cannot change which tokens a sample has belongs in OUTSIDE_REQUEST of
-    megablend.config.model; any other changes Config.request_digest where it is set.
+    megablend.config.model; any other key changes Config.request_digest if it is set.
     """
 
     name: Annotated[str, Field(pattern=r"^[^\s/]+$")]

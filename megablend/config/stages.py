@@ -90,7 +90,7 @@ class StageSettings(_Changes):
     )
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
-    """The sample from which the stage applies, where it cuts the stage before it; see
+    """The sample from which the stage applies, at which it ends the stage before it early; see
     `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
     """How many samples from there on continue the stage before, if the length of samples changes;
@@ -231,7 +231,8 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
                 raise ValueError(
                     f"stages[{i}]: source {name!r} was withdrawn in stages[{withdrawn_in[name]}]; remove it here"
                 )
-        if both := sorted(set(stage.withdraw) & stage.sources.keys()):
+        both = sorted(set(stage.withdraw) & stage.sources.keys())
+        if both:
             raise ValueError(
                 f"stages[{i}]: source {both[0]!r} is both withdrawn and changed in `sources`; keep only one of the "
                 "two"

@@ -71,11 +71,10 @@ def find_token(tokenizer: Path, text: str) -> int:
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})
-    if text in added:
-        found = added[text]
-    elif isinstance(vocab, dict):
+    found = added.get(text)
+    if found is None and isinstance(vocab, dict):
         found = vocab.get(text)
-    else:  # a list of tokens with their scores
+    elif found is None and isinstance(vocab, list):  # of tokens with their scores
         found = next((i for i, each in enumerate(vocab) if each[0] == text), None)
     if not isinstance(found, int):
         known = ", ".join(map(repr, list(added)[:5])) or "none"

@@ -51,7 +51,7 @@ class ReadLimits:
     """Whether `fetch` reads before it returns: `read_ranges` then does the same without a
     future."""
     max_files: int = 1
-    """Files that a process indexes at a time. More than 1 where a read mostly waits for a network:
+    """Files that a process indexes at a time. More than 1 if a read mostly waits for a network:
     the reads of a file are then requested together, before they are needed
     (`storage.prefetched`)."""
 

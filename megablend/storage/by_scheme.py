@@ -108,7 +108,8 @@ class StorageByScheme(RoutingStorage):
     def _make(self, scheme: str, location: str) -> Storage:
         if scheme == "file":
             raise ConfigError(f"{location}: write a plain path, without file://")
-        if (factory := find_storage(scheme)) is None:
+        factory = find_storage(scheme)
+        if factory is None:
             raise ConfigError(f"{location}: {explain_scheme(scheme)}")
         made = factory(self._options)
         return made.for_checking() if self._checking else made

@@ -24,10 +24,10 @@ _PROBE_BYTES = 64 << 10
 
 
 class LongReadError(Exception):
-    """Ends a dry run where it would read data.
+    """Ends a dry run at the point at which it would read data.
 
     All that is known to follow has been counted by then. The code that indexes cannot go on without
-    the data; whoever called it suppresses this error, and takes the counts so far as the result.
+    the data; its caller suppresses this error, and takes the counts so far as the result.
     """
 
 

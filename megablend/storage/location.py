@@ -20,9 +20,8 @@ _NORMAL = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")
 
 def find_scheme(location: str) -> str:
     """The scheme in lower case; "" for a plain path."""
-    if location.startswith("/") or (found := _SCHEME.match(location)) is None:
-        return ""
-    return found[1].lower()
+    found = None if location.startswith("/") else _SCHEME.match(location)
+    return "" if found is None else found[1].lower()
 
 
 def lower_scheme(location: str) -> str:

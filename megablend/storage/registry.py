@@ -71,7 +71,8 @@ def _make_objects(options: StorageOptions) -> Storage:
 def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
     """The mirror that the config sets, or else the environment; None if neither does.
     Raises: ConfigError."""
-    if objects.mirror is not None or not (folder := os.environ.get(VARIABLE)):
+    folder = os.environ.get(VARIABLE)
+    if objects.mirror is not None or not folder:
         return objects.mirror
     if Path(folder).is_file():
         raise ConfigError(f"{VARIABLE}: {folder} is a file\nset it to the mirror's folder")

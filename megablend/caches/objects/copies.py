@@ -4,7 +4,7 @@ their checksums compared.
 A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies
 that are not used are removed by the next download to the node (after UNUSED_SECONDS), and by `gc`
 on this node; if nothing of a cache was used, all of its folder is removed. Processes that have
-opened a file keep it; whoever needs a copy later downloads it again.
+opened a file keep it; a process that needs a copy later downloads it again.
 """
 
 from __future__ import annotations

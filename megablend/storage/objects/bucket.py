@@ -157,7 +157,8 @@ class Bucket:
         all at the same time.
 
         Args:
-            offsets, sizes, begins: int64 [n]; where each range is in the object, and where it goes.
+            offsets, sizes: int64 [n], where each range is in the object.
+            begins: int64 [n], where its bytes begin in `out`.
 
         Raises: ChangedFileError, MissingFileError, DataError.
         """

@@ -60,7 +60,7 @@ class BucketClient:
         root: for messages, such as s3://bucket.
         store: obstore's, which does not try again by itself.
         options: how it is read.
-        limiter: of all clients of this bucket with these options.
+        limiter: limits the requests of all clients of this bucket with these options.
         sockets: read ranges of known versions; None if only the client can.
     """
 
@@ -303,7 +303,10 @@ def _is_cancelled() -> bool:
 
 def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
     """Take the answer of the second request for a late one, which is done."""
-    if not second.cancelled() and isinstance(found := second.result(), RangeResponse):
+    if second.cancelled():
+        return
+    found = second.result()
+    if isinstance(found, RangeResponse):
         request.hedge_answer = found
         request.interrupt()
 

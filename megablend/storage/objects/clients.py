@@ -51,11 +51,11 @@ _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
 _busy_until: dict[str, float] = {}
-"""Of buckets, containers and servers, also those that this process has not asked yet: monotonic
-seconds."""
+"""By bucket, container or server, also if this process has not asked it yet: until when it is to be
+left alone, by the monotonic clock."""
 busy_listeners: list[Callable[[str, float], None]] = []
-"""Are told, in the thread of the requests, which bucket, container or server says that it is busy,
-and for how many seconds it is to be left alone."""
+"""Functions that are called, in the thread of the requests, with a bucket, container or server that
+says that it is busy, and the seconds for which it is to be left alone."""
 
 
 def check_installed(location: str) -> None:
@@ -83,17 +83,22 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
-    """That of a bucket with its options, whatever queries its URLs have."""
+    """The limiter of a bucket with its options, which URLs with different queries share."""
     if (root, options) not in _limiters:
-        limits = (options.max_requests, options.max_source_rate, count_processes())
-        made = RateLimiter(*limits, options.max_request_rate)
-        made.paused_until = _busy_until.get(root, 0.0)
-        made.on_busy = partial(_tell_busy, root)
-        _limiters[root, options] = made
+        limiter = RateLimiter(
+            options.max_requests,
+            options.max_source_rate,
+            count_processes(),
+            options.max_request_rate,
+        )
+        limiter.paused_until = _busy_until.get(root, 0.0)
+        limiter.on_busy = partial(_tell_busy, root)
+        _limiters[root, options] = limiter
     return _limiters[root, options]
 
 
 def _tell_busy(root: str, seconds: float) -> None:
+    """Note that a bucket, container or server is busy, and tell the listeners."""
     _note_busy(root, seconds)
     for listen in busy_listeners:
         listen(root, seconds)
@@ -105,8 +110,8 @@ def _note_busy(root: str, seconds: float) -> None:
 
 
 def slow_down(root: str, seconds: float) -> None:
-    """Another process has heard that a bucket, container or server is busy, and is to be left alone
-    for so long."""
+    """Send fewer requests to a bucket, container or server, and none for some seconds, since another
+    process has heard that it is busy."""
     with _lock:
         limiters = [each for (place, _), each in _limiters.items() if place == root]
     _note_busy(root, seconds)
@@ -123,15 +128,15 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """The buckets, containers and servers that are left alone, since they asked for it, and for how
-    many seconds."""
+    """The buckets, containers and servers that are left alone, since they asked for it, with the
+    seconds that are left."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """obstore's store for listings of a bucket: a listing is many requests,
-    each of which is retried by itself."""
+    """obstore's store for listings of a bucket. A listing is many requests, each of which this store
+    retries."""
     check_fork()
     key = (address.root, options)
     with _lock:

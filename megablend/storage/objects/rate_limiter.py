@@ -27,9 +27,9 @@ _LONG_RATIO = 3.0
 _GROWTH = 1.25
 _SHRINKING = 0.9
 MAX_PAUSE_SECONDS = 300.0
-"""Whatever a source asks for."""
+"""Longest pause, even if a source asks for a longer one."""
 _LATENCY_SECONDS = 10.0
-"""For how long the shortest latency counts, at least."""
+"""How long the shortest latency counts, at least."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 """Variables with the number of processes of a job."""
 
@@ -81,7 +81,8 @@ class RateLimiter:
         self._job_rate = max_rate
         self._job_request_rate = max_request_rate
         self.on_busy: Callable[[float], None] | None = None
-        """Is told when the source asks for fewer requests, and for a pause of so many seconds."""
+        """Called when the source asks for fewer requests, with the seconds of the pause that it asks
+        for."""
         self.limit: float = MAX_REQUESTS
         """Requests that may be in flight now."""
         self._aim: float = self.limit
@@ -109,14 +110,14 @@ class RateLimiter:
         self._slowed_at = 0.0
         """When the source last said that it is busy."""
         self.paused_until = 0.0
-        """Nothing is admitted before, in seconds of the event loop."""
+        """Nothing is admitted before this time of the event loop."""
 
     def divide(self, processes: int) -> None:
         """From now on, divide the limits of the whole job between `processes` processes."""
         is_slowed = self.is_slowed
-        # What somebody has limited to few is few for all processes together
-        least = _MIN_REQUESTS if self._job_requests >= MAX_REQUESTS else 1
-        self.max_requests = max(least, min(MAX_REQUESTS, self._job_requests // processes))
+        # A low limit was set by somebody, and holds for all processes together
+        min_requests = _MIN_REQUESTS if self._job_requests >= MAX_REQUESTS else 1
+        self.max_requests = max(min_requests, min(MAX_REQUESTS, self._job_requests // processes))
         self._aim = min(FIRST_REQUESTS, self.max_requests)
         self.limit = min(self.limit, self._aim) if is_slowed else self._aim
         self._seconds_a_byte = processes / (self._job_rate or math.inf)
@@ -152,15 +153,15 @@ class RateLimiter:
 
         Args:
             pause: seconds in which nothing is admitted.
-            is_told: another process has heard it.
+            is_told: whether another process has told this one, so that `on_busy` is not called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
         is_new = now - self._slowed_at >= 1 or until >= self.paused_until + 1
         self.paused_until = max(self.paused_until, until)
         if now - self._slowed_at >= 1:
             self._slowed_at = now
-            least = min(_MIN_REQUESTS, self.max_requests)
-            self.limit = max(least, 0.7 * min(self.limit, self.requests))
+            min_requests = min(_MIN_REQUESTS, self.max_requests)
+            self.limit = max(min_requests, 0.7 * min(self.limit, self.requests))
         if is_new and not is_told and self.on_busy is not None:
             self.on_busy(until - now)
 
@@ -215,10 +216,13 @@ class RateLimiter:
                 turn.set_result(None)
 
     async def pay(self, size: int = 0) -> None:
-        """Wait for the rates, of which a second's worth may go at once, and for the end of a pause."""
+        """Wait until a request of `size` bytes is within the rates, and for the end of a pause. A
+        second's worth of requests may go at once."""
         now = asyncio.get_running_loop().time
         until = 0.0
-        if cost := max(size * self._seconds_a_byte, self._seconds_a_request):
-            self._paid_until = until = max(self._paid_until, now() - 1) + cost
+        cost = max(size * self._seconds_a_byte, self._seconds_a_request)
+        if cost:
+            until = max(self._paid_until, now() - 1) + cost
+            self._paid_until = until
         while (wait := max(until, self.paused_until) - now()) > 0:
             await asyncio.sleep(wait)

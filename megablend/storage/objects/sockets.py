@@ -88,7 +88,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._done
 
     def abort(self) -> None:
-        """Close it. Nothing is written to the memory any more."""
+        """Close the connection. Nothing is written to a request's memory any more."""
         self._request = None
         if self._transport is not None:
             self._transport.abort()

@@ -14,7 +14,7 @@ from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
 LARGE_BYTES = 1 << 20
 """Larger responses are received in parts, each of which shows that the source is alive."""
 _SLOWEST_FACTOR = 3.0
-"""An answer may take so many times as long as the slowest one before."""
+"""An answer may take as long as the slowest one before it, multiplied by this."""
 _SLOWEST_DECAY = 0.95
 """The time of the slowest answer is multiplied by this after each further one, so that a bad moment
 is forgotten."""
@@ -32,7 +32,7 @@ _SAME_TIME_DIVISOR = 5
 """Requests that are sent within the read time-out divided by this count as sent at the same time."""
 _LATE_QUANTILE = 0.99
 _RECENT = 200
-"""Answers of which the quantile is taken."""
+"""The quantile is that of so many last answers."""
 _RANK_EVERY = 100
 """Answers after which the quantile is taken again: sorting costs more than an answer."""
 
