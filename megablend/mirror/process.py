@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 600.0
 """How long after its last client a node process ends that a rank has started."""
 _FAILED_SECONDS = 6.0
-"""How long it stays if the nodes of its cluster cannot work together: long enough for all of them
+"""As LINGER_SECONDS, if the nodes of its cluster cannot work together: long enough for all of them
 to notice it, and short enough that it has ended when a job with better settings starts."""
 _SCRUB_BYTES = 8 << 20
 _SCRUB_SECONDS = 1.0

@@ -29,7 +29,8 @@ SOON_SECONDS = 15.0
 _MAX_SERVED = 32
 """Portions that are fetched at a time for readers of this machine: each may take a connection."""
 _MAX_TRIES = 8
-"""Times that a call looks for pages, which may be evicted, or not come by another call's fetch."""
+"""Times that a call tries to get its pages held: they may be evicted before, and fetches of other
+calls may fail."""
 
 
 class Mode(enum.Enum):

@@ -29,7 +29,7 @@ class BusySources:
     """Tells other nodes of busy sources, and obeys what they tell."""
 
     get_peers: Callable[[], Collection[Peer]]
-    """The other nodes."""
+    """Returns the other nodes."""
     _heard: dict[str, float] = field(default_factory=dict)
     """Until when each source is left alone because other nodes told so, in monotonic seconds."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

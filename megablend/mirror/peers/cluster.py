@@ -424,8 +424,8 @@ class Cluster:
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
-        """Raises: AwayError if a node is in an earlier view, and the one in force is without it: it
-        would wait for nothing."""
+        """Check that the view in force includes a node that asks from an earlier view: otherwise it
+        would wait for nothing. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
             raise AwayError(f"{self._members.own} is in view {number}, which is without {node}")

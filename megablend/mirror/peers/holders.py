@@ -77,8 +77,8 @@ class Holders:
         return self._ordered(key.digest, piece, count)
 
     def count_debts(self) -> dict[str, int]:
-        """For people and metrics: how many bytes this node has to copy, how many nodes it has
-        something to tell, and so on."""
+        """For people and metrics: copies of each page, bytes that this node has to copy, copies
+        under way, and nodes that have to be told something."""
         parts = [*self._to_copy.items(), *self._to_copy_later.items()]
         to_copy = sum(count_bytes(pages, key.size) for key, pages in parts)
         untold = sum(bool(each) for each in self._untold.values())
