@@ -209,11 +209,12 @@ class Catalog:
     def put_listed(self, dataset: str, listed: Listed) -> None:
         """Remember how a source was listed, of those datasets that there are."""
         known = {each.dataset for each in self.revisions.values()}
-        self._database.delete("listed", self.listed.keys() - known)
+        gone = self.listed.keys() - known
+        # Also where the disk fails
+        kept = {name: each for name, each in self.listed.items() if name in known}
+        self.listed = kept | {dataset: listed}
+        self._database.delete("listed", gone)
         self._database.put("listed", {dataset: json.dumps(listed).encode()})
-        self.listed = {name: each for name, each in self.listed.items() if name in known} | {
-            dataset: listed
-        }
 
     def remove_revision(self, revision: Revision) -> None:
         """Forget a revision, and its manifest if no other dataset has the same files."""

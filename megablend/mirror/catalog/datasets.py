@@ -55,7 +55,7 @@ class Datasets:
         self._catalog = catalog
         self.holding = holding
         self._mates = mates
-        self.listings = Listings(pages, source, catalog, self._put_listed, mates)
+        self.listings = Listings(pages, source, catalog, self._put_listed, self._is_held, mates)
         self.shared: SharedCatalog | None = None
         if mates is not None:
             # It needs aiohttp
@@ -139,6 +139,17 @@ class Datasets:
             return earlier is None or known[-1:] == [earlier]
 
         await self._change([revision], is_due=is_due)
+
+    async def _is_held(self, revision: Revision) -> bool:
+        """Whether a dataset's latest revision is held where that is wanted, as far as it can be."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.holding.wait_for(lambda: True), _MEETING_SECONDS)
+            for state in self.holding.states:
+                is_it = state.goal.revision == revision and state.goal.want.revision == LATEST
+                if is_it and state.missing and not state.short and state.error is None:
+                    return False
+            return self.shared is None or await self.shared.told.is_settled(revision.dataset)
+        return False
 
     async def _change(
         self,

@@ -56,16 +56,24 @@ class Listings:
         source: is listed.
         catalog: which datasets there are.
         put: puts a revision whose manifest is in the catalog.
+        is_held: whether a dataset's latest revision is held where that is wanted, as far as it can be.
         mates: the nodes of a cluster with etcd.
     """
 
     def __init__(
-        self, pages: Engine, source: SourceReader, catalog: Catalog, put: Put, mates: Mates | None
+        self,
+        pages: Engine,
+        source: SourceReader,
+        catalog: Catalog,
+        put: Put,
+        is_held: Callable[[Revision], Awaitable[bool]],
+        mates: Mates | None,
     ) -> None:
         self._pages = pages
         self._source = source
         self._catalog = catalog
         self._put = put
+        self._is_held = is_held
         self._mates = mates
         self._own: tuple[list[object], list[Revision]] = ([], [])
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -213,6 +221,10 @@ class Listings:
                 file.key.location for file in known(latest.digest) if file.path not in paths
             ]
 
+        if not await self._is_held(latest):
+            # Else a source that changes all the time would never be held
+            self.counts["waiting"] += 1
+            return ""
         found, gone = await self._source.ask(look)
         if gone:
             return (
@@ -238,7 +250,10 @@ class Listings:
 
     async def _note(self, dataset: str, trouble: str) -> None:
         listed = Listed(time.time(), trouble[:_TROUBLE_LETTERS])
-        await self._pages.call(self._catalog.put_listed, dataset, listed)
+        try:
+            await self._pages.call(self._catalog.put_listed, dataset, listed)
+        except MegablendError as error:
+            LOG.warning("mirror: %s", error)
 
     def describe(self) -> dict[str, Any]:
         """When sources were listed that this node lists, and why that changed nothing, by dataset."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megablend.errors import ConfigError, ResourceError
-from megablend.mirror.catalog.catalog import Catalog, Want
+from megablend.mirror.catalog.catalog import LATEST, Catalog, Want
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.mates import Mates
@@ -125,6 +125,18 @@ class Told:
                 }
             )
         return found
+
+    async def is_settled(self, dataset: str) -> bool:
+        """Whether the nodes that answer hold its latest revision where that is wanted, as far as they
+        can. Raises: EtcdAwayError."""
+        away = self._nodes.find_away()
+        for want in await self.read_held():
+            if want["want"] == f"{dataset}@{LATEST}":
+                is_silent = any(node not in away for node in want["silent"])
+                owing = [each for node, each in want["owing"].items() if node not in away]
+                if is_silent or not all(each["short"] or each.get("gone") for each in owing):
+                    return False
+        return True
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
         """Return when all nodes hold what they are to hold of a want, however long etcd or nodes are

@@ -14,6 +14,7 @@ import pytest
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision, Want
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.disk.folder import MirrorFolder
+from tests.cli.commands import run
 from tests.mirror.catalog.test_cluster_datasets import services
 from tests.mirror.catalog.test_datasets import (
     MIXED,
@@ -135,6 +136,38 @@ def test_files_of_a_long_list_are_asked_for_one_by_one(tmp_path: Path) -> None:
         until(lambda: f"{web.url}/e/0009: matches no files" in trouble(node, "e"))
 
 
+def test_a_source_that_changes_all_the_time_is_held(tmp_path: Path) -> None:
+    """A revision follows another one only when that is held, or cannot be."""
+    files = make_files("d", {f"{i}": MB for i in range(4)})
+    with machine(tmp_path, files) as node:
+        first = node.ask("add", "corpus", "s3://b/d/", "--every", "1s")["digest"]
+        node.ask("want", "corpus", "--wait")
+        node.source.faults = Faults(rate=1e5)
+        node.source.files["b/d/0"] = bytes(MB)
+        until(lambda: len(revisions(node)) == 2)
+        # It is being fetched, for ten seconds: others do not take its place
+        node.source.files["b/d/1"] = bytes(MB + 1)
+
+        def count_waiting() -> int:
+            status = json.loads(run("node", "status", node.config, "--json").stdout)
+            return int(status["listed"]["listings"].get("waiting", 0))
+
+        until(lambda: count_waiting() > 0)
+        node.source.faults = Faults()
+        until(lambda: len(revisions(node)) == 3)
+        assert [each["num_bytes"] - 4 * MB for each in revisions(node)] == [0, 0, 1]
+        # What cannot be held is followed by what can
+        node.source.faults = Faults(rate=1e5)
+        node.source.files["b/d/2"] = bytes(MB + 5)
+        until(lambda: len(revisions(node)) == 4)
+        node.source.files["b/d/2"] = bytes(MB + 7)
+        node.source.faults = Faults()
+        until(lambda: len(revisions(node)) == 5)
+        node.ask("want", "corpus", "--wait")
+        assert revisions(node)[-1]["num_bytes"] == 4 * MB + 8
+        assert first not in node.goals()
+
+
 def test_how_often(tmp_path: Path) -> None:
     with machine(tmp_path, make_files("d", MIXED)) as node:
         assert node.ask("add", "corpus", "s3://b/d/")["every"] == EVERY
@@ -152,7 +185,7 @@ def test_what_is_due(tmp_path: Path) -> None:
     """Whatever becomes of the clock; not what nobody wants, nor what is never listed."""
     catalog = Catalog(MirrorFolder.create(tmp_path / "m"))
     nothing: Any = None
-    listings = Listings(nothing, nothing, catalog, nothing, None)
+    listings = Listings(nothing, nothing, catalog, nothing, nothing, None)
     for name, every in (("a", 60.0), ("b", 0.0), ("c", 60.0)):
         catalog.put_revision(
             Revision(
