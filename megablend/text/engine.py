@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ never repeat seven. Where it has no limit of its own, what the process grows is 
 _REFERENCE_CHARACTERS = 1 << 20
 _COMMON = 0x20000
 """Code points up to which most text has none others."""
+_WORD_END = re.compile(r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])")
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
@@ -138,7 +140,25 @@ class GigatokenEngine(Engine):
         tokens = self._encode(texts)
         if not slow:
             return tokens
-        return tokens.replace(slow, super().encode([texts[i] for i in slow]))
+        return tokens.replace(slow, self._encode_slowly([texts[i] for i in slow]))
+
+    def _encode_slowly(self, texts: Sequence[str]) -> Tokens:
+        """By `tokenizers`, which holds no more of a long text at a time than it must."""
+        pieces = [list(self._cut(text)) for text in texts]
+        tokens = super().encode([piece for each in pieces for piece in each])
+        ends = np.cumsum([0, *map(len, pieces)])
+        return Tokens(tokens.ids, np.add.reduceat(tokens.counts, ends[:-1]))
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """A text in pieces that are split into words as the whole is: none of the expressions that
+        gigatoken knows lets a word go on from a line break, alone between what is no blank and a
+        letter, nor does one depend on what is before it."""
+        start = 0
+        if not any("\n" in token for token in self._added):
+            while found := _WORD_END.search(text, start + _REFERENCE_CHARACTERS):
+                yield text[start : found.end()]
+                start = found.end()
+        yield text[start:]
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
         # Never its thread pool: workers are processes, and a pool does not survive a fork
@@ -198,6 +218,7 @@ def _find_unassigned(num: int) -> Bools:
     return np.fromiter(found, np.bool_, num)
 
 
+@lru_cache(maxsize=1)  # several here need it, and it takes 0.1 s or more
 def make_reference(tokenizer: TokenizerFile) -> Any:
     """The tokenizer as `tokenizers` reads it.
     Raises: ConfigError if that is not installed, or refuses the file."""

@@ -72,6 +72,44 @@ def test_tokens_are_equal(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyP
     assert prove.find_difference(fast, reference, tokenizer) is None
 
 
+@pytest.mark.parametrize("kind", FAST)
+def test_long_texts_with_unassigned_code_points_are_tokenised_in_pieces(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load(tmp_path, kind)
+    fast = GigatokenEngine(tokenizer)
+    if not fast._is_byte_level:
+        pytest.skip("gigatoken tokenises all of its texts")
+    chosen = random.Random(3)
+    words = [
+        "a",
+        "Word",
+        "12",
+        "...",
+        "。",
+        "中文",
+        "か",
+        "한",
+        "é",
+        "e\u0301",
+        "'s",
+        END,
+        "\u0378",
+        *marks(50),
+    ]
+    blanks = ["", " ", "  ", "\n", "\n", "\n", "\r\n", "\n\n", " \n", "\n ", "\t", "\u00a0"]
+    texts = ["\u0378" + "\n".join(corpus()[:50]), "\u0378", "\u0378\na"]
+    for _ in range(300):
+        pairs = ((chosen.choice(words), chosen.choice(blanks)) for _ in range(60))
+        texts.append("\u0378" + "".join(piece for pair in pairs for piece in pair))
+    expected = Engine(tokenizer).encode(texts)
+    monkeypatch.setattr(engine, "_REFERENCE_CHARACTERS", 3)
+    assert sum(len(list(fast._cut(text))) for text in texts) > 5 * len(texts)
+    found = fast.encode(texts)
+    at = prove.first_difference(found, expected)
+    assert at is None, texts[at or 0]
+
+
 def test_what_gigatoken_caches_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = GigatokenEngine(load(tmp_path, "gpt2"))
     expected = fast.encode(corpus())

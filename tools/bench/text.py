@@ -2,7 +2,14 @@
 
     python tools/bench/text.py --tokenizer FOLDER --text FILE.jsonl [--rounds 3]
 
-CPU seconds of one process, without starting it; MB of UTF-8 text. The loop reads lines by `json`, and writes nothing.
+CPU seconds of one process, without starting it; MB of UTF-8 text. The loop reads lines by `json`, and writes nothing; it and
+this package with `tokenizers` get `--peer-mb` of the text. `gigatoken alone` is its `encode_batch` over texts that are in
+memory, in the batches of this package: what no tool around it can be faster than.
+
+    python tools/bench/text.py ... --processes 1 2
+
+One build by so many processes: CPU seconds of its workers, and of the process that plans, waits and records, which no number of
+processes makes less.
 
     python tools/bench/text.py ... --peer 'NAME=COMMAND {folder} {file} {out} {workers}' [--workers 1 2] [--peer-mb 10]
 
@@ -25,16 +32,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from megablend.config import load_config
+from megablend.distributed.base import SingleProcess
 from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
 from megablend.text.engine import Engine, GigatokenEngine, make_reference, without_threads
+from megablend.text.lines import BATCH_BYTES
 from megablend.text.parts import PART_BYTES, plan_tasks
-from megablend.text.prove import find_difference
+from megablend.text.prove import choose_engine, find_difference
 from megablend.text.source import find_text
+from megablend.text.tokenise import tokenise
 from megablend.text.tokenizer import load_tokenizer
 from megablend.text.work import Worker
 
@@ -44,6 +56,47 @@ def measure(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+def encode_alone(tokenizer: str, lines: list[str]) -> Callable[[], object]:
+    """gigatoken over texts in memory."""
+    definition = load_tokenizer(tokenizer).definition
+    batches: list[list[str]] = [[]]
+    held = 0
+    for text in (json.loads(line)["text"] for line in lines):
+        batches[-1].append(text)
+        held += len(text)
+        if held >= BATCH_BYTES:
+            batches.append([])
+            held = 0
+
+    def work() -> None:
+        model: Any = import_module("gigatoken").Tokenizer.from_json(definition)
+        for batch in batches:
+            model.encode_batch(batch, parallel=False)
+
+    return work
+
+
+def compare_processes(config: dict[str, Any], size: int, counts: list[int]) -> None:
+    """Print what tokenising by several processes takes, in them and beside them."""
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            checked = load_config(config | {"cache": folder})
+            specs = list_specs(checked)
+            # Proves the tokenizer
+            setup = find_text(checked, specs[0], make_storage()).setup
+            choose_engine(setup.tokenizer, setup.folder, size, SingleProcess())
+            workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+            given: dict[str, Any] = {
+                "launch": SingleProcess(),
+                "storage": make_storage(),
+                "processes": count,
+            }
+            beside = measure(partial(tokenise, checked, specs, **given))
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            inside = ended.ru_utime - workers.ru_utime + ended.ru_stime - workers.ru_stime
+            print(f"{count} processes: {inside:.2f} CPU seconds in them, {beside:.2f} beside them")
 
 
 def make_files(config: dict[str, Any], engine: str) -> Callable[[], object]:
@@ -155,6 +208,21 @@ def count_bytes(lines: list[str]) -> int:
     return sum(len(json.loads(line)["text"].encode()) for line in lines)
 
 
+def measure_rates(
+    works: dict[str, tuple[Callable[[], object], int]], rounds: int
+) -> dict[str, list[float]]:
+    """MB per CPU second of works over bytes of text, in turn, which are printed."""
+    rates: dict[str, list[float]] = {name: [] for name in works}
+    with without_threads():
+        for _ in range(rounds):
+            for name, (work, size) in works.items():
+                rates[name].append(size / 1e6 / measure(work))
+    for name, found in rates.items():
+        spread = f"{min(found):.1f} to {max(found):.1f}"
+        print(f"{name}: {statistics.median(found):.1f} MB per CPU second ({spread})")
+    return rates
+
+
 def make_config(tokenizer: str, source: dict[str, Any]) -> dict[str, Any]:
     """A config of one source."""
     return {
@@ -175,6 +243,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--peer-mb", type=float, default=10)
+    parser.add_argument("--processes", type=int, nargs="+", default=[])
     given = parser.parse_args()
     with open(given.text, encoding="utf-8") as file:
         lines = list(file)
@@ -182,29 +251,39 @@ def main() -> None:
         compare_tools(given, lines)
         return
     size = count_bytes(lines)
+    few = lines[: int(min(1, given.peer_mb * 1e6 / size) * len(lines))]
     source = {"name": "text", "path": str(Path(given.text).absolute()), "text": "text"}
     config = make_config(given.tokenizer, source)
     tokenizer = load_tokenizer(given.tokenizer)
-    works = {"tokenizers, this package": make_files(config, "tokenizers")}
+    if given.processes:
+        compare_processes(config, size, given.processes)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+        file.writelines(few)
+        file.flush()
+        small = make_config(given.tokenizer, source | {"path": file.name})
+        # Each with the bytes of text that it gets
+        works = {
+            "tokenizers, this package": (make_files(small, "tokenizers"), count_bytes(few)),
+            "tokenizers alone": (loop(given.tokenizer, file.name), count_bytes(few)),
+        }
+        if tokenizer.is_listed:
+            works["gigatoken, this package"] = make_files(config, "gigatoken"), size
+            works["gigatoken alone"] = encode_alone(given.tokenizer, lines), size
+        rates = measure_rates(works, given.rounds)
+    for name in ("tokenizers", "gigatoken"):
+        if f"{name} alone" in rates:
+            pairs = zip(rates[f"{name}, this package"], rates[f"{name} alone"], strict=True)
+            ratio = statistics.median(ours / alone for ours, alone in pairs)
+            print(f"{name}: this package has {ratio:.2f} of the rate of {name} alone")
     if tokenizer.is_listed:
-        works["gigatoken, this package"] = make_files(config, "gigatoken")
-    works["tokenizers alone"] = loop(given.tokenizer, given.text)
-    with without_threads():
-        times: dict[str, list[float]] = {name: [] for name in works}
-        for _ in range(given.rounds):
-            for name, work in works.items():
-                times[name].append(measure(work))
-        for name, found in times.items():
-            rate = size / 1e6 / statistics.median(found)
-            print(f"{name}: {rate:.1f} MB per CPU second (median of {given.rounds})")
-        if tokenizer.is_listed:
-            share = WatchedWorker.checking / sum(times["gigatoken, this package"])
-            print(f"checks in parts: {share:.1%} of the time with gigatoken")
-        if tokenizer.is_listed:
-            fast = GigatokenEngine(tokenizer)
-            reference = Engine(tokenizer)
+        times = sum(size / 1e6 / rate for rate in rates["gigatoken, this package"])
+        print(f"checks in parts: {WatchedWorker.checking / times:.1%} of the time with gigatoken")
+        fast = GigatokenEngine(tokenizer)
+        reference = Engine(tokenizer)
+        with without_threads():
             proof = measure(lambda: find_difference(fast, reference, tokenizer))
-            print(f"proving: {proof:.1f} CPU seconds, once")
+        print(f"proving: {proof:.1f} CPU seconds, once")
 
 
 if __name__ == "__main__":
