@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from operator import attrgetter
@@ -24,6 +25,7 @@ BATCH_BYTES = 16 << 20
 PORTION_BYTES = 4 << 20
 Piece = bytes | memoryview
 CODECS = {".gz": "gzip", ".zst": "zstd"}
+_Key = str | int | float | bool | None
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
@@ -194,11 +196,21 @@ class LineParser:
         except ImportError as error:
             raise ConfigError(MISSING) from error
         self._fields = fields
-        decoder = msgspec.json.Decoder(_make_type(msgspec, fields))
+        self._get_text: Callable[[Any], str] = attrgetter("text")
+        self._get_key: Callable[[Any], object] = attrgetter("key")
+        names = {"text": fields.text, "key": fields.key or ""}
+        if fields.text == fields.key or any("." in name for name in names.values()):
+            decoder = msgspec.json.Decoder()  # of all that lines have
+            self._get_text = partial(_find_text, dotted=fields.text)
+            self._get_key = partial(_find_key, dotted=fields.key)
+        else:
+            kinds = [("text", str), ("key", _Key, None)][: 1 if fields.key is None else 2]
+            line = msgspec.defstruct("Line", kinds, rename=names, kw_only=True, gc=False)
+            decoder = msgspec.json.Decoder(line)
+        if fields.key is None:
+            self._get_key = lambda _: None
         self._decode = decoder.decode
         self._decode_lines = decoder.decode_lines
-        self._get_text = attrgetter(_attribute(fields.text))
-        self._get_key = None if fields.key is None else attrgetter(_attribute(fields.key))
 
     def parse(self, lines: Lines, line: int) -> Portion:
         """The documents of consecutive lines.
@@ -231,10 +243,8 @@ class LineParser:
         try:
             found = self._decode_lines(data)
             texts = list(map(self._get_text, found))
-            keys: list[str | None] = [None] * len(texts)
-            if self._get_key is not None:
-                given = map(self._get_key, found)
-                keys = [None if key is None else str(key) for key in given]
+            given = map(self._get_key, found)
+            keys = [None if key is None else str(key) for key in given]
         except Exception:  # of msgspec: whatever it is, lines are looked at one by one
             return None
         if len(texts) != len(ends):
@@ -261,7 +271,7 @@ class LineParser:
             return self._fields.refuse_long(len(row), place)
         try:
             found = self._decode(row)
-            key = None if self._get_key is None else self._get_key(found)
+            key = self._get_key(found)
             return Document(self._get_text(found), None if key is None else str(key), place)
         except Exception:  # of msgspec: whatever it is, json decides
             if not row.strip(b" \t\r"):
@@ -290,10 +300,7 @@ class LineParser:
             return BadDocument(
                 "lone surrogate", f"has half a surrogate pair in {fields.text!r}", place
             )
-        try:
-            key = None if fields.key is None else _find_nested(record, fields.key)
-        except KeyError:
-            key = None
+        key = _find_key(record, fields.key)
         key = None if key is None else str(key)
         return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
 
@@ -308,43 +315,25 @@ def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
+def _find_text(record: Mapping[str, Any], dotted: str) -> str:
+    """Raises: KeyError, TypeError if there is none."""
+    text = _find_nested(record, dotted)
+    if not isinstance(text, str):
+        raise TypeError(dotted)
+    return text
+
+
+def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
+    """None if there is none."""
+    try:
+        return None if dotted is None else _find_nested(record, dotted)
+    except KeyError:
+        return None
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _make_type(msgspec: Any, fields: TextFields) -> Any:
-    """A struct of msgspec that decodes only the fields asked for."""
-    tree = dict[str, Any]()
-    if fields.key is not None:
-        _plant(tree, fields.key, str | int | float | bool | None)
-    _plant(tree, fields.text, str)
-    return _make_struct(msgspec, tree)
-
-
-def _plant(tree: dict[str, Any], dotted: str, kind: Any) -> None:
-    *above, last = dotted.split(".")
-    for name in above:
-        tree = tree.setdefault(name, {})
-    tree[last] = kind
-
-
-def _make_struct(msgspec: Any, tree: dict[str, Any]) -> Any:
-    fields = list[tuple[Any, ...]]()
-    for name, kind in tree.items():
-        if isinstance(kind, dict):
-            fields.append((_attribute(name), _make_struct(msgspec, kind)))
-        elif kind is str:
-            fields.append((_attribute(name), kind))
-        else:
-            fields.append((_attribute(name), kind, None))  # a key may be absent
-    names = {_attribute(name): name for name in tree}
-    return msgspec.defstruct("Line", fields, rename=names, kw_only=True)
-
-
-def _attribute(dotted: str) -> str:
-    """Names for nested JSON keys that Python allows."""
-    return ".".join("f" + name.encode().hex() for name in dotted.split("."))

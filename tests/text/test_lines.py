@@ -211,6 +211,17 @@ def test_nested_keys(tmp_path: Path) -> None:
     ((_, (portion,)),) = read(path, 1 << 20, fields)
     assert (portion.texts, portion.keys) == (["x", "y"], ["1", None])
     assert [each.kind for each in portion.bad] == ["no text", "no text"]
+    assert texts_of(read(path, 1 << 20, TextFields(text="a.b", key="a.b", max_bytes=9000))) == [
+        "x",
+        "y",
+    ]
+    # What stands for a key is what `json` makes of it
+    keys = ["1e2", "-0", "[1, 2.50]", '{"b": null}', "123456789012345678901234567890", "true", '""']
+    lines = [f'{{"text": "t", "k": {key}, "a": {{"k": {key}}}}}' for key in keys]
+    path.write_text("\n".join(lines))
+    for name in ("k", "a.k"):
+        ((_, (portion,)),) = read(path, 1 << 20, TextFields(text="text", key=name, max_bytes=1000))
+        assert portion.keys == [str(json.loads(key)) for key in keys]
 
 
 def test_a_line_that_is_too_long_is_passed_over_and_never_held(tmp_path: Path) -> None:
