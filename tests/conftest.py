@@ -68,6 +68,16 @@ QUICK_CASES = 6
 
 
 TESTS = Path(__file__).parent
+_MANY_FILES = 300
+
+
+@pytest.fixture(autouse=True)
+def few_open_files() -> Iterator[None]:
+    """Files that a test has left open are closed when they are collected: garbage is searched for
+    before a process has no descriptors any more."""
+    yield
+    if sum(1 for _ in Path("/proc/self/fd").iterdir()) > _MANY_FILES:
+        gc.collect()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -12,17 +11,6 @@ import pytest
 from tests.mirror.etcd import EtcdServer
 from tests.storage.objects.conftest import obstore as obstore
 from tests.storage.objects.conftest import plain_environment as plain_environment
-
-_MANY_FILES = 300
-
-
-@pytest.fixture(autouse=True)
-def few_open_files() -> Iterator[None]:
-    """Stores that a test has left are closed when they are collected: not only once a worker has no
-    descriptors any more."""
-    yield
-    if sum(1 for _ in Path("/proc/self/fd").iterdir()) > _MANY_FILES:
-        gc.collect()
 
 
 @pytest.fixture

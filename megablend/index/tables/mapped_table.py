@@ -53,11 +53,13 @@ class MappedTable:
         with reading(path):
             self._path = path
             with open_regular(path) as file:
-                self._fd = os.dup(file.fileno())
-            weakref.finalize(self, _close, self._fd)
-            if os.fstat(self._fd).st_size == 0:
-                raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
-            self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._is_large = len(self._mapping) > self.mapped_bytes
+                if self._is_large:
+                    self._fd = os.dup(file.fileno())
+                    weakref.finalize(self, _close, self._fd)
         data = pa.py_buffer(self._mapping)
         batch = parse_batch(path, data, schema_of(columns))
         self._columns: dict[str, npt.NDArray[Any]] = {}
@@ -67,7 +69,6 @@ class MappedTable:
             values = column.buffers()[1]
             self._columns[name] = np.frombuffer(values or b"", columns[name], batch.num_rows)
             self._begins[name] = values.address - data.address if values else 0
-        self._is_large = len(self._mapping) > self.mapped_bytes
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """A column, read-only; accessed parts stay in memory."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from functools import lru_cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -42,6 +42,9 @@ _LONGEST = (1 << 31) - 1
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
 """Inside Megatron's cache folder: a cache as `megablend build` makes it."""
+_snapshots: WeakValueDictionary[tuple[str, str], Snapshot] = WeakValueDictionary()
+"""The snapshots that are in use, by cache and digest, so that all splits and datasets of a process
+share one memory map of each."""
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
@@ -173,15 +176,12 @@ def _index(cache: str) -> Path:
 
 def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
     assert address.index is not None
-    return BlockStore(
-        _snapshot(str(_index(cache)), address.index), [address.append_eod], storage=storage
-    )
-
-
-@lru_cache(maxsize=64)
-def _snapshot(cache: str, digest: str) -> Snapshot:
-    """One memory map for all splits and datasets of a process."""
-    return open_snapshot(cache, digest)
+    key = (str(_index(cache)), address.index)
+    snapshot = _snapshots.get(key)
+    if snapshot is None:
+        snapshot = open_snapshot(*key)
+        _snapshots[key] = snapshot
+    return BlockStore(snapshot, [address.append_eod], storage=storage)
 
 
 def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
