@@ -4,6 +4,7 @@ Quick tests are marked by where they are."""
 import gc
 import importlib.util
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
@@ -26,6 +27,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Tests run side by side: PyTorch's threads would wait for cores in busy loops
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Megatron, which many tests compare with, takes five descriptors a dataset
+_, _most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+_files = 4096 if _most_files == resource.RLIM_INFINITY else min(4096, _most_files)
+resource.setrlimit(resource.RLIMIT_NOFILE, (_files, _most_files))
 # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 os.environ.pop("COLUMNS", None)
 
