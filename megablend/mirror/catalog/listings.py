@@ -47,6 +47,12 @@ class _Files(NamedTuple):
     digest: str
     manifest: bytes
 
+    def describe(self) -> dict[str, Any]:
+        """What a revision tells of them."""
+        num_bytes = sum(file.key.size for file in self.files)
+        about = {"num_files": len(self.files), "num_bytes": num_bytes}
+        return {"digest": self.digest, "added": time.time(), **about}
+
 
 class Listings:
     """Lists sources.
@@ -75,7 +81,7 @@ class Listings:
         self._put = put
         self._is_held = is_held
         self._mates = mates
-        self._own: tuple[list[object], list[Revision]] = ([], [])
+        self._own: tuple[list[object], list[Revision]] = ([None] * 3, [])
         self._running: dict[str, asyncio.Task[None]] = {}
         self.counts = Counter[str]()
         """How many listings ended how."""
@@ -102,10 +108,7 @@ class Listings:
         revision = await self._keep(
             Revision(
                 dataset=dataset,
-                digest=found.digest,
-                num_files=len(found.files),
-                num_bytes=sum(file.key.size for file in found.files),
-                added=time.time(),
+                **found.describe(),
                 sources=tuple(told),
                 by=self._catalog.own,
                 every=usual if every is None else every,
@@ -168,7 +171,7 @@ class Listings:
         catalog = self._catalog
         about: list[object] = [catalog.revisions, catalog.wants, names]
         # They are replaced when they change
-        if len(self._own[0]) == len(about) and all(map(_is, self._own[0], about)):
+        if all(one is other for one, other in zip(self._own[0], about, strict=True)):
             return self._own[1]
         wanted: dict[str, set[str]] = {}
         for want in catalog.wants.values():
@@ -177,16 +180,16 @@ class Listings:
         latest: dict[str, Revision] = {}
         for each in sorted(catalog.revisions.values(), key=lambda each: each.added):
             latest[each.dataset] = each
-        own = []
-        find_homes = lru_cache(None)(Homes)
-        for dataset, nodes in wanted.items():
-            known = latest.get(dataset)
-            if known is not None and known.every and self._mates is None:
-                own.append(known)
-            elif known is not None and known.every and nodes:
+        own = [each for name, each in latest.items() if each.every and name in wanted]
+        if self._mates is not None:
+            find_homes = lru_cache(None)(Homes)
+
+            def is_home(dataset: str) -> bool:
+                homes = find_homes(tuple(sorted(wanted[dataset]))) if wanted[dataset] else None
                 digest = hashlib.blake2b(dataset.encode("utf-8", "surrogateescape")).hexdigest()
-                if find_homes(tuple(sorted(nodes))).order_names(digest, 0, 1) == [catalog.own]:
-                    own.append(known)
+                return homes is not None and homes.order_names(digest, 0, 1) == [catalog.own]
+
+            own = [each for each in own if is_home(each.dataset)]
         self._own = (about, own)
         return own
 
@@ -234,15 +237,7 @@ class Listings:
         if found.digest == latest.digest:
             self.counts["same"] += 1
             return ""
-        revision = replace(
-            latest,
-            digest=found.digest,
-            num_files=len(found.files),
-            num_bytes=sum(file.key.size for file in found.files),
-            added=time.time(),
-            by=self._catalog.own,
-            is_found=True,
-        )
+        revision = replace(latest, by=self._catalog.own, is_found=True, **found.describe())
         await self._put(await self._keep(revision, found), latest)
         self.counts["new"] += 1
         LOG.info("mirror: the source of %s has changed: %s", latest, revision)
@@ -265,7 +260,3 @@ class Listings:
         """For metrics."""
         failing = sum(bool(each["trouble"]) for each in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
