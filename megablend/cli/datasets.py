@@ -77,10 +77,11 @@ def add_command(
 
 
 def _name_place(located: dict[str, list[str]], message: str) -> str:
-    """A message about a location of a list, with the list's name and line."""
+    """A message about a location, with the name and the line of the list that it is from, if it is
+    from one."""
     location = message.partition(": ")[0]
-    for source, some in located.items():
-        if source.endswith(".urls") and location in some:
+    for source, patterns in located.items():
+        if source.endswith(".urls") and location in patterns:
             lines = Path(source).expanduser().read_text().splitlines()
             numbers = [i for i, line in enumerate(lines, 1) if line.strip() == location]
             return f"{source}{f', line {numbers[0]}' if numbers else ''}: {message}"

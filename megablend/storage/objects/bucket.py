@@ -218,6 +218,7 @@ class Bucket:
 
     async def has_folder(self, path: str, key: str) -> bool:
         """Whether objects have keys below a folder's. Raises: DataError."""
+        # Only messages use the address, and they begin with `path`
         address = Address("", "", "")
         try:
             listed = await self._list_folder(path, address, key)
@@ -325,7 +326,8 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[
 
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:
-    if (key := find_bad_key(error)) is not None:
+    key = find_bad_key(error)
+    if key is not None:
         remedy = (
             "copy it to a key without such parts and remove it, or use a pattern for another folder"
         )

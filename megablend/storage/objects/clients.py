@@ -184,6 +184,7 @@ def _make_sockets(
     has_urls = address.scheme in ("s3", *WEB_SCHEMES)
     if not has_urls or options.versions or options.proxy or options.anonymous:
         return None
+    import obstore
 
     async def find_url(key: str) -> str:
         if address.scheme == "s3":
@@ -192,11 +193,10 @@ def _make_sockets(
 
     def make_tls() -> ssl.SSLContext:
         context = ssl.create_default_context()
-        if (ca_file := _find_ca_file(address, options)) is not None:
+        ca_file = _find_ca_file(address, options)
+        if ca_file is not None:
             context.load_verify_locations(Path(ca_file).expanduser())
         return context
-
-    import obstore
 
     return SocketReader(find_url, make_tls, options.connect_timeout)
 
@@ -251,21 +251,24 @@ def _read_endpoint(scheme: str) -> str | None:
     """The endpoint that the environment gives. Raises: ConfigError if it is not a URL, at which the
     client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
-        if found := os.environ.get(name):
-            if not is_server_url(found):
-                raise ConfigError(
-                    f"{name}: found {found.rpartition('@')[2]!r}, expected a URL such as https://host:port"
-                )
-            return found
+        endpoint = os.environ.get(name)
+        if not endpoint:
+            continue
+        if not is_server_url(endpoint):
+            raise ConfigError(
+                f"{name}: found {endpoint.rpartition('@')[2]!r}, expected a URL such as https://host:port"
+            )
+        return endpoint
     return None
 
 
 def _check_region() -> None:
     """Raises: ConfigError if the region that the environment gives cannot be one."""
     for name in _REGIONS:
-        if (found := os.environ.get(name)) and not is_region(found):
+        region = os.environ.get(name)
+        if region and not is_region(region):
             raise ConfigError(
-                f"{name}: found {found!r}, expected the name of a region such as us-east-1"
+                f"{name}: found {region!r}, expected the name of a region such as us-east-1"
             )
 
 
@@ -284,7 +287,8 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
         settings["virtual_hosted_style_request"] = not options.path_style
     if options.requester_pays:
         settings["request_payer"] = True
-    if not options.anonymous and (provider := find_provider(options.profile)) is not None:
+    provider = None if options.anonymous else find_provider(options.profile)
+    if provider is not None:
         settings["credential_provider"] = provider
     return settings
 
@@ -306,7 +310,8 @@ def _client_options(
             "timeout": timedelta(seconds=max(_LIST_SECONDS, silence)),
             "read_timeout": timedelta(seconds=silence),
         }
-    if ca_file := _find_ca_file(address, options):
+    ca_file = _find_ca_file(address, options)
+    if ca_file:
         try:
             data = Path(ca_file).expanduser().read_bytes()
             settings["root_certificate"] = data

@@ -171,11 +171,14 @@ def _read_failure(error: BaseException) -> Failure:
     name = type(error).__name__
     if _METADATA.search(text):  # whatever a cloud's own address for credentials has answered
         return _NO_CREDENTIALS
-    if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):
-        kind, cause, remedy = known
-        return Failure(kind, f"{cause} ({code[1]})", remedy)
-    if status := _STATUS.search(text):
-        return _of_status(status[1], code[1] if code else "", text)
+    found = _CODE.search(text)
+    code = found[1] if found else ""
+    if code in _CODES:
+        kind, cause, remedy = _CODES[code]
+        return Failure(kind, f"{cause} ({code})", remedy)
+    status = _STATUS.search(text)
+    if status is not None:
+        return _of_status(status[1], code, text)
     if isinstance(error, FileNotFoundError):
         return Failure(*_STATUSES["404"])
     if "redirect without LOCATION" in text:
@@ -190,7 +193,8 @@ def _read_failure(error: BaseException) -> Failure:
             "the server does not answer requests for ranges of bytes",
             _COPY,
         )
-    if (key := find_bad_key(error)) is not None:
+    key = find_bad_key(error)
+    if key is not None:
         return Failure(
             Kind.BAD_KEY,
             f"the object {key} has an empty part, `.` or `..` between slashes",
