@@ -1,1 +1,1 @@
-"""What tells of runs and changes nothing: describe, show, find, diff, export."""
+"""Operations that report on runs and change nothing: describe, show, find, diff, export."""

@@ -1,1 +1,1 @@
-"""What changes or checks a cache and its runs: build, amend, runs, gc, verify, check; and `Session`."""
+"""Operations that change or check a cache and its runs: build, amend, runs, gc, verify, check; and `Session`."""

@@ -1,2 +1,2 @@
-"""In which order a source's blocks or documents are read.
+"""The orders in which a source's blocks or documents are read.
 `registry` lists the orders without importing them."""
