@@ -192,3 +192,25 @@ def test_limits_of_a_source_are_divided_by_the_nodes_that_there_are(
         assert is_read_once(source, 8)
         # What a second brings may come at once; as fast again without the division
         assert time.monotonic() - began >= 0.9 * ((24 << 20) / rate - 1)
+
+
+def test_requests_a_second_are_divided_by_the_nodes_that_there_are(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    rate = 10
+    with (
+        FaultySource({f"d/{i}": bytes(100_000) for i in range(40)}) as source,
+        processes(tmp_path, source, etcd, 2, 1, max_request_rate=rate) as nodes,
+    ):
+        nodes.start(0)
+        nodes.wait(0)
+        nodes.start(1)
+        nodes.wait(0, 1)
+        before = source.requests
+        began = time.monotonic()
+        nodes.read_all(0, 1)
+        assert is_read_once(source, 8)
+        count = source.requests - before
+        assert count >= 40
+        # What a second brings may come at once, at each node
+        assert time.monotonic() - began >= 0.9 * (count / rate - 1)
