@@ -16,6 +16,7 @@ import json
 import re
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -50,6 +51,8 @@ _NUM_AHEAD = 8
 """Portions of an answer that are fetched while an earlier one is sent."""
 _MOST_SENDING = 64
 """Most portions in memory, for all answers together."""
+_MOST_OF_ONE = 48
+"""Of these, for the clients of one machine: what they do not take holds up no other machine."""
 _SLOW_SECONDS = 60.0
 """Longest time in which a client has to take a portion, and for which a node that is away is waited
 for."""
@@ -116,6 +119,9 @@ class Files:
         self._find_datasets = find_datasets
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_SENDING)
+        self._turns_of = defaultdict[str | None, asyncio.Semaphore](
+            lambda: asyncio.Semaphore(_MOST_OF_ONE)
+        )
         self.num_bytes = 0
         """Bytes of files that were sent."""
 
@@ -241,12 +247,12 @@ class Files:
         while True:
             try:
                 await self._engine.serve(want)
-                async with self._turns:
+                async with self._turns_of[request.remote], self._turns:
                     held, data = await self._engine.read_held(want)
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
                         sent = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
-                        await self._write(response, sent)
+                        await self._write(request, response, sent)
                         self.num_bytes += len(sent)
                         return
                 problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
@@ -256,14 +262,17 @@ class Files:
                 raise problem
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _write(self, response: web.StreamResponse, data: memoryview) -> None:
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, data: memoryview
+    ) -> None:
         """Send bytes. Raises: TimeoutError if the client does not take them in time."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
             while not writing.done():
                 await asyncio.wait([writing], timeout=_BUSY_SECONDS)
-                limit = _BUSY_SECONDS if self._turns.locked() else _SLOW_SECONDS
+                turns = (self._turns, self._turns_of[request.remote])
+                limit = _BUSY_SECONDS if any(each.locked() for each in turns) else _SLOW_SECONDS
                 if not writing.done() and time.monotonic() - begin >= limit:
                     raise asyncio.TimeoutError(f"not taken in {limit:.0f} s")
             writing.result()

@@ -495,6 +495,46 @@ def test_clients_that_take_nothing_are_cut_off_while_others_wait(
         asyncio.run(run())
 
 
+def test_clients_that_take_nothing_hold_up_no_other_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_files, "_BUSY_SECONDS", 60.0)
+    monkeypatch.setattr(web_files, "_MOST_SENDING", 4)
+    monkeypatch.setattr(web_files, "_MOST_OF_ONE", 2)
+    (port,) = find_ports(1)
+    settings: dict[str, Any] = {"data_port": port, "token_file": write_token(tmp_path)}
+    path = "/v1/data/corpus/latest/a.bin"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 1, PATIENT, **settings) as nodes:
+            await nodes.start(0)
+            datasets = await nodes.nodes[0]._find_datasets()
+            await datasets.add("corpus", [f"{source.url}/d/a.bin"])
+            slow = list[socket.socket]()
+            for _ in range(20):
+                each = socket.socket()
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+                each.bind(("127.0.0.2", 0))
+                each.connect(("127.0.0.1", port))
+                each.sendall(head)
+                slow.append(each)
+            served = nodes.nodes[0].web
+            assert served is not None
+            turns = served._files._turns_of
+            await until_async(lambda: turns["127.0.0.2"].locked())
+            async with aiohttp.ClientSession(headers=AUTHORIZED) as session:
+                url = f"http://127.0.0.1:{port}{path}"
+                async with session.get(url, timeout=aiohttp.ClientTimeout(50)) as answer:
+                    assert await answer.read() == source.files["d/a.bin"]
+            assert turns["127.0.0.2"].locked()
+            for each in slow:
+                each.close()
+
+    with FaultySource({"d/a.bin": bytes(range(256)) * (16 << 12)}) as source:
+        asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
