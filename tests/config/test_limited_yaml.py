@@ -45,7 +45,7 @@ def bomb(first: str, line: str, lines: int) -> str:
         ("a: !!bool abc", "does not fit its tag"),
         ("? [a]\n: b", "unhashable key"),
         ("a: !!python/object/apply:os.system [x]", "could not determine a constructor"),
-        ("a: " + "9" * 100_000, "4300 digits"),
+        ("a: " + "9" * 100_000, r"the limit \(4300\b"),
     ],
     ids=lambda value: value[:12],
 )

@@ -8,8 +8,8 @@ memory, in the batches of this package: what no tool around it can be faster tha
 
     python tools/bench/text.py ... --processes 1 2
 
-One build by so many processes: CPU seconds of its workers, and of the process that plans, waits and records, which no number of
-processes makes less.
+Tokenising the text in 16 files by so many processes: CPU seconds of its workers, and of the process that plans, waits and
+records, which no number of processes makes less.
 
     python tools/bench/text.py ... --peer 'NAME=COMMAND {folder} {file} {out} {workers}' [--workers 1 2] [--peer-mb 10]
 
@@ -37,7 +37,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from megablend.config import load_config
+from megablend.config import Config, load_config
 from megablend.distributed.base import SingleProcess
 from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
@@ -78,25 +78,35 @@ def encode_alone(tokenizer: str, lines: list[str]) -> Callable[[], object]:
     return work
 
 
-def compare_processes(config: dict[str, Any], size: int, counts: list[int]) -> None:
-    """Print what tokenising by several processes takes, in them and beside them."""
-    for count in counts:
-        with tempfile.TemporaryDirectory() as folder:
-            checked = load_config(config | {"cache": folder})
-            specs = list_specs(checked)
-            # Proves the tokenizer
-            setup = find_text(checked, specs[0], make_storage()).setup
-            choose_engine(setup.tokenizer, setup.folder, size, SingleProcess())
-            workers = resource.getrusage(resource.RUSAGE_CHILDREN)
-            given: dict[str, Any] = {
-                "launch": SingleProcess(),
-                "storage": make_storage(),
-                "processes": count,
-            }
-            beside = measure(partial(tokenise, checked, specs, **given))
-            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-            inside = ended.ru_utime - workers.ru_utime + ended.ru_stime - workers.ru_stime
-            print(f"{count} processes: {inside:.2f} CPU seconds in them, {beside:.2f} beside them")
+def compare_processes(tokenizer: str, lines: list[str], size: int, counts: list[int]) -> None:
+    """Print what tokenising 16 files by several processes takes, in them and beside them."""
+    with tempfile.TemporaryDirectory() as proved, tempfile.TemporaryDirectory() as text:
+        for i in range(16):
+            Path(text, f"{i}.jsonl").write_text("".join(lines[i::16]), encoding="utf-8")
+        config = make_config(tokenizer, {"name": "text", "path": f"{text}/*", "text": "text"})
+        checked = load_config(config | {"cache": proved})
+        setup = find_text(checked, list_specs(checked)[0], make_storage()).setup
+        choose_engine(setup.tokenizer, setup.folder, size, SingleProcess())
+        for count in counts:
+            with tempfile.TemporaryDirectory() as name:
+                cache = Path(name, "cache")
+                shutil.copytree(proved, cache)
+                checked = load_config(config | {"cache": str(cache)})
+                compare_one(checked, count)
+
+
+def compare_one(checked: Config, count: int) -> None:
+    """Print what tokenising by so many processes takes."""
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    given: dict[str, Any] = {
+        "launch": SingleProcess(),
+        "storage": make_storage(),
+        "processes": count,
+    }
+    beside = measure(partial(tokenise, checked, list_specs(checked), **given))
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    inside = ended.ru_utime - workers.ru_utime + ended.ru_stime - workers.ru_stime
+    print(f"{count} processes: {inside:.2f} CPU seconds in them, {beside:.2f} beside them")
 
 
 def make_files(config: dict[str, Any], engine: str) -> Callable[[], object]:
@@ -256,7 +266,7 @@ def main() -> None:
     config = make_config(given.tokenizer, source)
     tokenizer = load_tokenizer(given.tokenizer)
     if given.processes:
-        compare_processes(config, size, given.processes)
+        compare_processes(given.tokenizer, lines, size, given.processes)
         return
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(few)
