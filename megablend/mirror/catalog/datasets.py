@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, size_of
+from megablend.mirror.catalog.holding import (
+    FILES_AT_A_TIME,
+    Holding,
+    State,
+    beside_loop,
+    size_of,
+)
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.folder import FileKey
@@ -247,8 +253,9 @@ class Datasets:
             for other in others:
                 if want.is_pinned and other.name in self._catalog.revisions:
                     known = self._catalog.revisions[other.name]
-                    pinned.update(size_of(await self.holding.find_share(other, known)))
-            return size_of(await self.holding.find_share(want, revision))
+                    share = await self.holding.find_share(other, known)
+                    pinned.update(await beside_loop(size_of, share))
+            return await beside_loop(size_of, await self.holding.find_share(want, revision))
 
         try:
             sizes = await asyncio.wait_for(find_sizes(), _MEETING_SECONDS)

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from megablend.mirror.node import engine
 from megablend.mirror.node.needs import Needs
 from megablend.system.log import LOG
 
+T = TypeVar("T")
 _PERIOD_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
@@ -142,7 +143,8 @@ class Holding:
         the store's thread."""
         goals = self._list_goals(self._list_candidates(), ())
         read = self._catalog.read_known_files
-        self._keep((goal, _list_pages(read(goal.revision.digest))) for goal in goals)
+        wanted = ((goal, _list_pages(read(goal.revision.digest))) for goal in goals)
+        self._pages.store.set_kept(_find_begins(wanted))
 
     def change(self) -> None:
         """Plan anew, since revisions, wants or held pages have changed."""
@@ -227,19 +229,25 @@ class Holding:
         self._shares = {place: each for place, each in self._shares.items() if place in used}
         goals = self._list_goals(candidates, {each.name for each in looked if not each.missing})
         states = [known[goal.want.name, goal.revision.digest] for goal in goals]
-        sizes = [size_of(state.share) for state in states]
-        wanted = {digest for each in sizes for digest in each}
-        jobs = await asyncio.get_running_loop().run_in_executor(None, self._needs.list_needed)
-        needed = size_of((key, some) for key, some in jobs.items() if key.digest not in wanted)
         capacity = await call(self._pages.store.find_capacity)
-        shorts = find_short(goals, sizes, capacity, sum(needed.values()))
+        wanted, shorts = await beside_loop(self._find_short, goals, states, capacity)
         for state, goal, short in zip(states, goals, shorts, strict=True):
             state.goal = goal
             state.short = short
-        kept = [each for each in states if each.goal.is_pinned or not each.short]
-        await call(self._keep, [(each.goal, each.share) for each in kept])
+        kept = [(each.goal, each.share) for each in states if each.goal.is_pinned or not each.short]
+        await call(self._pages.store.set_kept, await beside_loop(_find_begins, kept))
         self.states = states
         await call(self._remove_folders, wanted)
+
+    def _find_short(
+        self, goals: Sequence[Goal], states: Sequence[State], capacity: int
+    ) -> tuple[set[str], list[int]]:
+        """Digests of files that are wanted, and what goals lack to fit."""
+        sizes = [size_of(state.share) for state in states]
+        wanted = {digest for each in sizes for digest in each}
+        jobs = self._needs.list_needed().items()
+        needed = size_of((key, some) for key, some in jobs if key.digest not in wanted)
+        return wanted, find_short(goals, sizes, capacity, sum(needed.values()))
 
     async def _look(self, want: Want, revision: Revision) -> State:
         goal = Goal(want, revision, want.is_pinned)
@@ -258,7 +266,7 @@ class Holding:
         for begin in range(0, len(share), FILES_AT_A_TIME):
             some = share[begin : begin + FILES_AT_A_TIME]
             missing += await self._pages.call(self.count_missing, some)
-        state = State(goal, share, sum(size_of(share).values()), missing)
+        state = State(goal, share, await beside_loop(_count_bytes, share), missing)
         state.trouble = next((each.trouble for each in self.states if each.name == state.name), "")
         return state
 
@@ -267,18 +275,19 @@ class Holding:
         DataError."""
         place = self._place_of(want, revision)
         if place not in self._shares:
-            loop = asyncio.get_running_loop()
-            files = await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
-            share = _list_pages(files)
+            files = await beside_loop(self._catalog.read_files, revision.digest)
+            share = await beside_loop(_list_pages, files)
             if not want.is_whole and not want.nodes and not want.copies:
-                needs = [await self._select(Need.of(*each, math.inf)) for each in share]
+                needs = []
+                for i, each in enumerate(share):
+                    if i % FILES_AT_A_TIME == 0:
+                        await asyncio.sleep(0)
+                    needs.append(await self._select(Need.of(*each, math.inf)))
                 share = [(need.key, need.pages) for need in needs]
             elif not want.is_whole:
                 # The pages whose homes, among these nodes alone, include this node
                 names = sorted(want.nodes or self._get_nodes())
-                share = await loop.run_in_executor(
-                    None, _select_own, share, names, self._catalog.own, want.copies
-                )
+                share = await beside_loop(_select_own, share, names, self._catalog.own, want.copies)
             self._shares[place] = share
             return share
         return self._shares[place]
@@ -295,16 +304,6 @@ class Holding:
         store = self._pages.store
         return NO_PAGES if store.is_complete(key) else store.missing(key, pages)
 
-    def _keep(self, wanted: Iterable[tuple[Goal, Share]]) -> None:
-        begins: dict[str, Int64s] = {}
-        for goal, share in wanted:
-            for key, pages in share:
-                num_blocks = -(-key.size // BLOCK_BYTES)
-                begin = begins.setdefault(key.digest, np.full(num_blocks, -NEVER))
-                level = PINNED if goal.is_pinned else WANTED
-                begin[pages.blocks] = np.maximum(begin[pages.blocks], level)
-        self._pages.store.set_kept(begins)
-
     def _remove_folders(self, wanted: set[str]) -> None:
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self._catalog.revisions.items():
@@ -315,10 +314,9 @@ class Holding:
     async def _fetch(self) -> bool:
         """Fetch what is missing and has room. Returns: whether to plan anew at once, since pages
         came, or were found to be held by now."""
-        loop = asyncio.get_running_loop()
         try:
-            parts = iter(await self._pages.call(self._list_missing))
-            twins = await loop.run_in_executor(None, self._find_twins)
+            parts = iter(await self._list_missing())
+            twins = await beside_loop(self._find_twins)
         except MegablendError as error:
             self.trouble = str(error)
             return False
@@ -383,15 +381,41 @@ class Holding:
                             twins[new] = key
         return twins
 
-    def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
+    async def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
         """List the missing portions that have room, the most important ones first."""
+        found: list[tuple[State, FileKey, Pages]] = []
+        for state in self.states:
+            share = state.share if state.missing and not state.short else ()
+            for begin in range(0, len(share), FILES_AT_A_TIME):
+                some = share[begin : begin + FILES_AT_A_TIME]
+                parts = await self._pages.call(self._list_parts, some)
+                found += [(state, *each) for each in parts]
+        return found
+
+    def _list_parts(self, share: Share) -> list[tuple[FileKey, Pages]]:
+        """List the portions that are not held. Called in the store's thread."""
         return [
-            (state, key, part)
-            for state in self.states
-            if state.missing and not state.short
-            for key, pages in state.share
+            (key, part)
+            for key, pages in share
             for part in split_portions(self._find_missing(key, pages))
         ]
+
+
+async def beside_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that takes long where there are many files."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+def _find_begins(wanted: Iterable[tuple[Goal, Share]]) -> dict[str, Int64s]:
+    """What PageStore.set_kept is told."""
+    begins: dict[str, Int64s] = {}
+    for goal, share in wanted:
+        for key, pages in share:
+            num_blocks = -(-key.size // BLOCK_BYTES)
+            begin = begins.setdefault(key.digest, np.full(num_blocks, -NEVER))
+            level = PINNED if goal.is_pinned else WANTED
+            begin[pages.blocks] = np.maximum(begin[pages.blocks], level)
+    return begins
 
 
 def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Share:
@@ -435,6 +459,10 @@ def _explain(state: State) -> DataError:
         f"{happened} at the source after it was listed{more}\n"
         f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
     )
+
+
+def _count_bytes(share: Share) -> int:
+    return PAGE_BYTES * sum(count_pages(pages.masks) for _, pages in share)
 
 
 def size_of(share: Iterable[tuple[FileKey, Pages]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ arithmetic."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -75,8 +76,23 @@ def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
 
 
 def pages_of_file(size: int) -> Pages:
-    """All pages of a file of `size` bytes."""
-    return pages_of_ranges(np.array([0]), np.array([size]))
+    """All pages of a file of `size` bytes; not to be written to."""
+    num_pages = -(-size // PAGE_BYTES)
+    return _first_pages(num_pages) if num_pages <= PAGES_PER_BLOCK else _make_first(num_pages)
+
+
+def _make_first(num_pages: int) -> Pages:
+    masks = np.full(-(-num_pages // PAGES_PER_BLOCK), ALL_PAGES, np.uint64)
+    if num_left := num_pages % PAGES_PER_BLOCK:
+        masks[-1] = (1 << num_left) - 1
+    pages = Pages(np.arange(len(masks), dtype=np.uint32), masks)
+    for each in pages:
+        each.flags.writeable = False
+    return pages
+
+
+_first_pages = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
+"""Of files of one block, which may be millions."""
 
 
 def unite(a: Pages, b: Pages) -> Pages:

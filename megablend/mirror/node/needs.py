@@ -56,6 +56,7 @@ class Needs:
     _is_told: bool = True
     """Whether `tell` was called since the last change."""
     _has_parts: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_fetching: int = 0
     _parts: Iterator[Want] = field(default_factory=lambda: iter(()))
     _later: list[Want] = field(default_factory=list)
     _refused: MutableSet[float] = field(default_factory=set)
@@ -79,7 +80,7 @@ class Needs:
     @property
     def is_fetching(self) -> bool:
         """Whether something is being fetched ahead, or is to be."""
-        return self._has_parts.is_set()
+        return self._has_parts.is_set() or self._num_fetching > 0
 
     def list_needed(self) -> dict[FileKey, Pages]:
         """All pages that clients or other nodes need."""
@@ -210,11 +211,14 @@ class Needs:
         if any(due < part.due for due in self._refused):
             return False
         self._refused.discard(part.due)
+        self._num_fetching += 1
         try:
             await self.engine.obtain(part)
         except ResourceError:
             self._refused.add(part.due)
             return False
+        finally:
+            self._num_fetching -= 1
         return True
 
 

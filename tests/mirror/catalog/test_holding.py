@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megablend.errors import MissingFileError
+from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.manifest import DataFile, pack_manifest
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.disk.pages import Pages, count_bytes
+from megablend.mirror.disk.pages import Pages, count_bytes, pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node import engine
 from megablend.mirror.node.engine import Engine, Keep, Origins
@@ -196,3 +199,68 @@ def test_what_is_wanted_later_comes_later_whatever_clocks_say(tmp_path: Path) ->
         assert catalog.date_want(Want(dataset="b", revision=LATEST, since=5.0)).since > 1e9
         assert catalog.date_want(Want(dataset="b", revision=LATEST, since=2e9)).since == 2e9
         assert catalog.date_want(Want(dataset="a", revision=LATEST, since=2e9)) == first
+
+
+def test_what_takes_long_where_files_are_many_holds_up_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done in other threads than the event loop's."""
+    on_loop = Counter[str]()
+    elsewhere = Counter[str]()
+    for name in ("_list_pages", "size_of", "_count_bytes", "_find_begins", "find_short"):
+        function = getattr(holding, name)
+
+        def note(*arguments: Any, name: str = name, function: Any = function) -> Any:
+            try:
+                asyncio.get_running_loop()
+                on_loop[name] += 1
+            except RuntimeError:
+                elsewhere[name] += 1
+            return function(*arguments)
+
+        monkeypatch.setattr(holding, name, note)
+
+    async def work() -> None:
+        reader = HeldUpReader()
+        reader.gate.set()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        held = Holding(pages, Needs(pages), select_all, make_catalog(store, "a"))
+        running = asyncio.ensure_future(held.run())
+        await held.wait_for(lambda: bool(held.states) and not held.states[0].missing)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pages.close()
+
+    asyncio.run(work())
+    assert not on_loop
+    assert set(elsewhere) == {
+        "_list_pages",
+        "size_of",
+        "_count_bytes",
+        "_find_begins",
+        "find_short",
+    }
+
+
+def test_what_jobs_need_is_being_fetched_until_it_has_come(tmp_path: Path) -> None:
+    """Also when all of it is on its way: what is wanted waits for it."""
+
+    async def work() -> None:
+        reader = HeldUpReader()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        needs = Needs(pages)
+        running = asyncio.ensure_future(needs.run())
+        needs.set("job", [Need.of(KEY, pages_of_file(KEY.size), time.monotonic() + 5)])
+        await reader.is_asked.wait()
+        await asyncio.sleep(0.1)
+        assert needs.is_fetching
+        reader.gate.set()
+        while needs.is_fetching:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pages.close()
+
+    asyncio.run(work())
