@@ -14,8 +14,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from megablend.mirror.catalog import catalog
+from megablend.mirror.catalog.holding import _select_own as select_share
+from megablend.mirror.catalog.holding import size_of
+from megablend.mirror.catalog.reconcile import Goal, find_short
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import NO_PAGES, PIECE_BLOCKS, Pages, count_bytes
+from megablend.mirror.disk.pages import (
+    NO_PAGES,
+    PIECE_BLOCKS,
+    Pages,
+    count_bytes,
+    pages_of_file,
+)
 from megablend.mirror.disk.room import Need, Room
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins, Want
@@ -176,3 +186,31 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
         tracemalloc.stop()
     print(f"{most / 2**20:.0f} MiB")
     assert most < 512 << 20
+
+
+@pytest.mark.slow
+def test_what_a_node_computes_of_a_hundred_datasets_after_a_death() -> None:
+    """Its share of 100 datasets of 12 GB, each in two copies, and what of it fits."""
+    share = [(key, pages_of_file(FILE_BYTES)) for key in KEYS[:200]]
+    datasets = [share[2 * i : 2 * i + 2] for i in range(100)]
+    names = NAMES[:-1]
+    began = time.process_time()
+    own = [select_share(files, names, NAMES[0], 2) for files in datasets]
+    sizes = [size_of(each) for each in own]
+    goals = [
+        Goal(
+            catalog.Want(dataset=f"{i}", revision=catalog.LATEST, since=float(i)),
+            catalog.Revision(
+                dataset=f"{i}", digest="", num_files=2, num_bytes=0, added=0.0, sources=()
+            ),
+            is_pinned=False,
+        )
+        for i in range(100)
+    ]
+    assert not any(find_short(goals, sizes, 1 << 40, 0))
+    took = time.process_time() - began
+    total = sum(sum(each.values()) for each in sizes)
+    expected = 2 * 200 * FILE_BYTES / len(names)
+    print(f"{took:.2f} s of CPU for {200 * PIECES:,} pieces; {total / expected:.2f} of the mean")
+    assert 0.7 < total / expected < 1.3
+    assert took < 2
