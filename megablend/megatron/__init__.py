@@ -1,5 +1,5 @@
-"""Megatron-LM's datasets: its cache files, byte for byte, without waiting for one rank to make
-them; and its builder.
+"""Megatron-LM's datasets: its cache files, byte for byte, built without waiting for one rank; and
+its builder.
 
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MegablendDatasetBuilder", "MegablendDatasetConfig", "MegablendGPTDataset", "prepare"]
 
-_HOMES = {
+_MODULES = {
     "MegablendDatasetBuilder": "megablend.megatron.plugin.builder",
     "MegablendDatasetConfig": "megablend.megatron.plugin.config",
     "MegablendGPTDataset": "megablend.megatron.plugin.dataset",
@@ -29,6 +29,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'megablend.megatron' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

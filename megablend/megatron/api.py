@@ -1,4 +1,4 @@
-"""`megablend megatron-cache` in Python, from Megatron's own config."""
+"""`megablend megatron-cache` as Python functions, which take Megatron's own config."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def prepare_on_ranks(
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CacheReport:
-    """Build what the caches of all ranks lack. Called on every rank of the job.
+    """Build what is missing in the caches of all ranks. Every rank of the job calls it.
 
     Args:
         request: the same on all ranks, except for the location of the cache; this is checked.
-        shared_fs: as `ranks_sharing_folder` takes it; a dry run creates no folder, and assumes that
-            all ranks share one.
+        shared_fs: see `ranks_sharing_folder`; a dry run creates no folder, and assumes that all
+            ranks share one.
+        dry_run, max_memory: see `prepare_cache`.
+        progress: see `prepare_cache`; called on the first rank of each folder.
 
-    Others as prepare_cache has them; `progress` is called on the first rank of each folder.
-
-    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
-        LaunchError.
+    Raises: on all ranks, if any of them fails, its error: ConfigError, PlanError, DataError,
+        CacheError, LaunchError.
     """
     cache = Path(request.path_to_cache).absolute()
     with job.members(range(job.size)) as world:
         try:
             check_same_settings(world, request.list_settings())
-            ranks = (
-                list(range(job.size)) if dry_run else ranks_sharing_folder(world, cache, shared_fs)
-            )
+            ranks = list(range(job.size))
+            if not dry_run:
+                ranks = ranks_sharing_folder(world, cache, shared_fs)
             with job.members(ranks) as group:
                 launch = Subgroup(group, world)
                 report = prepare_cache(
@@ -59,7 +59,8 @@ def prepare_on_ranks(
                     max_memory=max_memory,
                     progress=progress,
                 )
-            world.finish()  # a rank may fail at the very end
+            # A rank may fail at the very end
+            world.finish()
         except BaseException as error:
             world.abort(error)
     return report
@@ -72,23 +73,23 @@ def prepare(
     max_memory: int | None = None,
     shared_fs: str = AUTO,
 ) -> CacheReport:
-    """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for.
-    Called on every rank.
+    """Build the files that Megatron's builder will look for in `config.path_to_cache`, as far as
+    they are missing. Every rank calls it.
+
+    The ranks are those of torch.distributed if it is initialised, otherwise those that an MPI
+    launcher started, otherwise this process alone. Ranks that see the same folder build it
+    together.
 
     Args:
-        config: a GPTDatasetConfig. Object stores are accessed by its `storage` if it is a
-            MegablendDatasetConfig, otherwise by the settings that MEGABLEND_STORAGE names.
-        sizes: samples of train, valid and test, as the builder takes them.
-        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
-            there if None.
-        shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine
-            may, "auto" to detect it.
+        config: a GPTDatasetConfig. If it is a MegablendDatasetConfig, its `storage` has the
+            settings of object stores; otherwise the file that MEGABLEND_STORAGE names has them.
+        sizes: numbers of samples of train, valid and test, as the builder takes them.
+        max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
+            the node's free memory. shared_fs: "yes" if all ranks share the cache's folder, "no" if
+            only those of one machine may share it, "auto" to detect it.
 
-    The ranks are those of torch.distributed if it is initialised, else those that an MPI
-    launcher started, else this process alone. Ranks that see one folder build it together.
-
-    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
-        LaunchError.
+    Raises: on all ranks, if any of them fails, its error: ConfigError, PlanError, DataError,
+        CacheError, LaunchError.
     """
     job = this_job()
     try:
@@ -96,7 +97,7 @@ def prepare(
         objects = load_storage_settings(getattr(config, "storage", None))
     except BaseException as error:
         job.world.abort(error)
-    # Training forks its DataLoader's workers
+    # Training forks workers of its DataLoader afterwards
     storage = ForkSafeStorage(make_storage(objects=objects))
     with closing_helper():
         return prepare_on_ranks(

@@ -1,14 +1,15 @@
-"""Differences between versions of megatron-core, detected by what a version has; no other module
-depends on a version.
+"""Differences between versions of megatron-core, which are detected by the settings and methods
+that a version has; no other module depends on a version.
 
     0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
     0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
 
-Whether the installed version is one that the plugin fits is found out by probe.py. A setting that
-is not known here, and is on, may change what a cache holds: the builder then leaves the work to
-Megatron. Nothing is imported of megatron-core: caches can be prepared where it is not installed.
+Whether the plugin fits the installed version, probe.py finds out. A setting that is not known here
+may change the content of a cache: if it is not at its default, the builder leaves the work to
+Megatron. Nothing is imported from megatron-core, so that caches can be prepared where it is not
+installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
-"""Series of versions that were tested; others that fit are used, and named in the log."""
+"""Series of versions that were tested. Others that fit are used, too, and a warning is logged."""
 _DEFAULTS = {
     "defer_npy_index_mmap": False,
     "fast_cache_load": False,
@@ -25,7 +26,7 @@ _DEFAULTS = {
     "mid_level_dataset_surplus": 0.005,
     "multiple_validation_sets": False,
 }
-"""The behaviour of versions that lack a setting."""
+"""By setting, the behaviour of versions that lack it."""
 _OTHERS = {
     "add_extra_token_to_sequence",
     "allow_ambiguous_pad_tokens",
@@ -58,7 +59,7 @@ _OTHERS = {
     "varlen_mock_dataset_config_json",
     "varlen_sbhd_validation",
 }
-"""Settings that are known, and that all versions of a cache have or that change nothing in it."""
+"""The other known settings: those that all versions have, or that do not change a cache."""
 
 
 def is_tried(version: str) -> bool:
@@ -67,15 +68,16 @@ def is_tried(version: str) -> bool:
 
 
 def has_default(name: str) -> bool:
-    """Whether versions may lack this setting."""
+    """Whether some versions lack this setting, so that it has a default here."""
     return name in _DEFAULTS
 
 
 def find_unknown_settings(config: Any, known_class: type[Any]) -> list[str]:
-    """Settings of a version that megablend does not know and that are not at their defaults.
+    """Return the settings that megablend does not know, and that are not at their defaults.
 
     Args:
-        config: of `known_class` or a class derived from it, whose own settings are not looked at.
+        config: an instance of `known_class`, or of a class derived from it, whose own settings are
+            not looked at.
         known_class: the installed GPTDatasetConfig.
     """
     unknown = [
@@ -93,22 +95,23 @@ def _default(field: Field[Any]) -> Any:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A setting of a Megatron config, or what Megatron does
-    if the installed version has no such setting."""
-    found = getattr(config, name, None)
-    return _DEFAULTS[name] if found is None else found
+    """Return a setting of a Megatron config; if the installed version has no such setting, its
+    value in _DEFAULTS."""
+    value = getattr(config, name, None)
+    return _DEFAULTS[name] if value is None else value
 
 
 def assumes_whole_cache(config: Any) -> bool:
-    """Whether the user has declared the cache complete, so that it need not be checked."""
+    """Whether the user has declared the cache complete (`fast_cache_load`), so that it is not
+    checked."""
     return bool(setting(config, "fast_cache_load"))
 
 
 def query_result(
     config: Any, tokens: Any, documents: Any, document_tokens: list[int]
 ) -> tuple[Any, ...]:
-    """What GPTDataset._query_document_sample_shuffle_indices returns in the version
-    that `config` belongs to."""
+    """Return a sample in the form in which GPTDataset._query_document_sample_shuffle_indices
+    returns it in the installed version."""
     if hasattr(config, "inter_document_masking"):
         return tokens, documents, document_tokens
     return tokens, documents

@@ -1,5 +1,5 @@
-"""The classes of megatron-core that ours extend,
-imported without warnings of GPU libraries; and its version."""
+"""The classes of megatron-core that the plugin extends, imported without the warnings of GPU
+libraries; and the installed version."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
 
 @cache
 def installed_version() -> str:
-    """Version of the imported megatron-core. A source checkout has no metadata, or takes precedence
-    over an installed release."""
+    """Return the version of the imported megatron-core."""
+    # Not from the metadata: a source checkout has none, or takes precedence over a release
     core: Any = sys.modules["megatron.core"]
     version = getattr(core, "__version__", None)
     if version is None:

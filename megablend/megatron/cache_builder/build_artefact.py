@@ -1,5 +1,5 @@
-"""Building one artefact in this process: arrays in the order of Megatron's random draws, to the
-disk as they are made."""
+"""Building artefacts in this process: arrays are made in the order of Megatron's random draws, and
+written to the disk as they are made."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, 
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 
 _SMALL = 1 << 16
-"""Samples of a dataset whose shuffle takes less time than another thread's start."""
+"""Samples of a dataset below which shuffling takes less time than starting another thread."""
 _DRAWN = 1 << 22
-"""Samples of a blend that are made at once: 40 MiB."""
+"""Samples of a blend that are computed at a time: 40 MiB."""
 _MAX_BYTES = 1 << 23
+"""Bytes of the arrays of a small dataset, at most."""
 TOGETHER_BYTES = 1 << 21
-"""The most bytes of arrays of several datasets built together: they are still in a core's caches
-when they are written."""
+"""Bytes of the arrays of several datasets that are built together, at most: they are still in a
+core's caches when they are written."""
 MAX_TOGETHER = 64
-"""The most datasets that are built together."""
+"""Number of datasets that are built together, at most."""
 _ALIGNMENT = 64
 _TYPES = ("int32", "int32", "uint32")
+"""Dtypes of the document, sample and shuffle index of a small dataset."""
 _buffers = threading.local()
 
 
@@ -51,26 +53,27 @@ def build_dataset(
     """Write a dataset's document, sample and shuffle index.
 
     Args:
-        commits: takes the files when they are whole.
-        threads: for the sample index.
-        overlap: shuffle the samples while the sample index is made, which takes the memory of both.
+        commits: takes the files when they are complete.
+        threads: number of threads for the sample index.
+        overlap: whether to make the shuffle index at the same time as the sample index, which takes
+            the memory of both.
 
     Raises: DataError if the `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
     documents, generator = _documents(job, request)
     with ArtefactWriter(job.artefact, commits) as out, contextlib.ExitStack() as stack:
-        shuffled = None
+        shuffling = None
         if overlap and job.num_samples >= _SMALL:
             background = stack.enter_context(ThreadPoolExecutor(1))
-            shuffled = background.submit(_write_shuffle_index, job, generator, out)
+            shuffling = background.submit(_write_shuffle_index, job, generator, out)
         out.write("document_index", documents)
         _write_sample_index(job, request, lengths, documents, out, threads=threads)
         del documents
-        if shuffled is None:
+        if shuffling is None:
             _write_shuffle_index(job, generator, out)
         else:
-            shuffled.result()
+            shuffling.result()
 
 
 def build_divided(
@@ -81,14 +84,15 @@ def build_divided(
     begun: Callable[[Path, Path], None],
     await_rows: Callable[[], None],
 ) -> None:
-    """Write a dataset's document and shuffle index, while others write its sample index.
+    """Write a dataset's document and shuffle index, while all ranks write parts of its sample
+    index.
 
     Args:
-        begun: called with the files of document and sample index when the first is whole, the
-            second nothing but long enough.
-        await_rows: waits until the others have filled it.
+        begun: called with the files of the document index, which is complete, and of the sample
+            index, which has its size and no content yet.
+        await_rows: waits until the sample index is complete.
 
-    Others, and Raises, as build_dataset has them.
+    Other args, and Raises: as of build_dataset.
     """
     documents, generator = _documents(job, request)
     with ArtefactWriter(job.artefact, commits) as out:
@@ -101,8 +105,8 @@ def build_divided(
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, piece by piece.
-    Raises: CacheError; StoppedError."""
+    """Write a blend's dataset index and dataset sample index, part by part. Raises: CacheError;
+    StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,
@@ -110,9 +114,10 @@ def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
         out.array("dataset_sample_index") as samples,
     ):
         while blend.step < blend.size:
-            drawn = blend.draw(min(_DRAWN, blend.size - blend.step), threads=threads)
-            datasets.append(drawn[0])
-            samples.append(drawn[1])
+            count = min(_DRAWN, blend.size - blend.step)
+            next_datasets, next_samples = blend.draw(count, threads=threads)
+            datasets.append(next_datasets)
+            samples.append(next_samples)
 
 
 def _blend(job: BlendJob) -> ExactBlend:
@@ -122,12 +127,12 @@ def _blend(job: BlendJob) -> ExactBlend:
 
 
 def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:
-    """The document index, and the generator that shuffled it."""
+    """Make the document index; returns it, and the generator that has shuffled it."""
     generator = Generator(request.random_seed)
     documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
-    return document_index(
-        documents, job.num_epochs, generator, job.samples_before_final is not None
-    ), generator
+    is_final_separate = job.samples_before_final is not None
+    index = document_index(documents, job.num_epochs, generator, is_final_separate)
+    return index, generator
 
 
 def _write_sample_index(
@@ -181,6 +186,8 @@ def build_small(
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
+    # By file, of each job its description and three arrays: the bytes with which it begins, where
+    # it begins in the buffer, and its size
     texts: list[bytes] = []
     starts: list[int] = []
     sizes: list[int] = []
@@ -197,11 +204,9 @@ def build_small(
     buffer = _buffer(end)
     for start, text in zip(starts, texts, strict=True):
         buffer.data[start : start + len(text)] = text
+    # Where the entries of each array begin, in units of 4 bytes
     begins = [(start + len(text)) // 4 for start, text in zip(starts, texts, strict=True)]
-    datasets = [
-        _dataset(job, begins[4 * i + 1 : 4 * i + 4], lengths)  # after its description
-        for i, job in enumerate(jobs)
-    ]
+    datasets = [_dataset(job, begins[4 * i + 1 : 4 * i + 4], lengths) for i, job in enumerate(jobs)]
     fill_small_datasets(
         datasets,
         buffer.view(np.int32),
@@ -213,15 +218,15 @@ def build_small(
 
 
 def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
-    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError if
-    its `.idx` cannot be read."""
+    """Make the SmallDataset of a job, whose document, sample and shuffle index have their places at
+    `begins`. Raises: DataError if its `.idx` cannot be read."""
     part = job.size
     documents, rows, samples = begins
     stored = lengths.find(job.part.prefix, part)
-    own = stored.read(part.begin, part.end)
-    check_part(stored, part, own)
+    part_lengths = stored.read(part.begin, part.end)
+    check_part(stored, part, part_lengths)
     return SmallDataset(
-        lengths=own,
+        lengths=part_lengths,
         begin=part.begin,
         num_entries=job.artefact.arrays[0].shape[0],
         num_samples=job.num_samples,
@@ -234,10 +239,11 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
 
 
 def _buffer(size: int) -> Any:
-    """This thread's memory, which all of its datasets use:
-    fresh pages take as long as filling them."""
-    found = getattr(_buffers, "bytes", None)
-    if found is None or len(found) < size:
-        fresh = np.empty(size + _ALIGNMENT, np.uint8)
-        found = _buffers.bytes = fresh[-fresh.ctypes.data % _ALIGNMENT :][:size]
-    return found
+    """Return at least `size` bytes of this thread's buffer, which is used again and again: new
+    pages from the system take as long as filling them."""
+    buffer = getattr(_buffers, "bytes", None)
+    if buffer is None or len(buffer) < size:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+        buffer = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
+        _buffers.bytes = buffer
+    return buffer

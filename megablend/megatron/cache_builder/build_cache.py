@@ -1,5 +1,5 @@
-"""Filling a cache with the files that Megatron's builder will look for.
-Called on every rank of a launch.
+"""Filling a cache with the files that Megatron's builder will look for; all ranks of a launch do
+it.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
@@ -60,20 +60,20 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""Threads of a rank that open files where files have to be waited for: a network file system lets
-each wait a while."""
+"""Threads of a rank that open files, which on a network file system takes a while."""
 _KEPT_BYTES = 1 << 27
-"""Lengths that a rank keeps from counting to building, where its memory is not limited."""
+"""Bytes of lengths that a rank keeps from counting to building if its memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """What was done, or what would be done; the same on all ranks."""
+    """What was built, or would be built; the same on all ranks."""
 
     splits: tuple[SplitPlan, ...]
+    """All that the cache consists of."""
     missing: frozenset[str]
-    """Base names of the artefacts that the cache lacked, or that the data has changed since; built
-    now, except in a dry run."""
+    """Base names of the artefacts that were missing or outdated; they were built, except in a dry
+    run."""
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, changed data, a file system without locks."""
     forecast: Forecast
@@ -90,17 +90,17 @@ def prepare_cache(
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CacheReport:
-    """Build what the cache lacks; nothing in a dry run.
+    """Build the missing files of a cache; nothing in a dry run.
 
     Args:
         request: the same on all ranks.
-        storage: where the datasets' files are read.
-        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
-            there if None.
+        storage: reads the datasets' files.
+        max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
+            the node's free memory.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, PlanError, DataError, CacheError if the launch is one process; of
-        several ranks, one prints its error and all end with its exit code.
+    Raises: ConfigError, PlanError, DataError, CacheError if there is one process; with several
+        ranks, one prints its error and all exit with its exit code.
     """
     try:
         with _without_collection():
@@ -122,8 +122,8 @@ def _prepare(
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
-    """As `prepare_cache` does it; None if another build was at work meanwhile, so that all has
-    to be looked at again."""
+    """Do what `prepare_cache` does. Returns None if another build has changed the cache meanwhile,
+    so that it has to be looked at again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
@@ -157,10 +157,10 @@ def _prepare(
         )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
-            found = _open_cache(request, jobs, missing, outdated, newest, launch, stack)
-            if found is None:
+            lock_notes = _open_cache(request, jobs, missing, outdated, newest, launch, stack)
+            if lock_notes is None:
                 return None
-            notes += found
+            notes += lock_notes
             build_share(
                 missing,
                 estimates,
@@ -173,10 +173,12 @@ def _prepare(
             )
             if launch.rank == 0:
                 flush_folder(cache)
-                write_marker(request, splits, pairs, built=True)  # while no other build has begun
-    elif launch.rank == 0 and not dry_run and newest_number(cache) == newest:
-        # Else another build has begun
-        write_marker(request, splits, pairs, built=False)
+                # The lock is held, so no other build has begun
+                write_marker(request, splits, pairs, built=True)
+    elif launch.rank == 0 and not dry_run:
+        other_has_begun = newest_number(cache) != newest
+        if not other_has_begun:
+            write_marker(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,
         missing=outdated.union(problems),
@@ -189,28 +191,27 @@ def _prepare(
 def _part_sizes(
     request: CacheRequest, launch: Communicator, lengths: LengthReader
 ) -> dict[PartKey, PartSize]:
-    """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
+    """Count all parts; each `.idx` is read by one rank, once. Returns the same on every rank."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts(request):
         for part in layout.parts:
-            own = spans.setdefault(part.prefix, [])
-            if part.span not in own:
-                own.append(part.span)
+            spans_of_prefix = spans.setdefault(part.prefix, [])
+            if part.span not in spans_of_prefix:
+                spans_of_prefix.append(part.span)
 
-    sizes = _together(lambda prefix: lengths.count(prefix, spans[prefix]), list(spans), launch)
-    counted = zip(spans.items(), sizes, strict=True)
+    sizes = _map_shared(lambda prefix: lengths.count(prefix, spans[prefix]), list(spans), launch)
     return {
         (prefix, span): size
-        for (prefix, own), parts in counted
-        for span, size in zip(own, parts, strict=True)
+        for (prefix, spans_of_prefix), sizes_of_prefix in zip(spans.items(), sizes, strict=True)
+        for span, size in zip(spans_of_prefix, sizes_of_prefix, strict=True)
     }
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
-    """What is wrong with each artefact that the cache lacks, by base name; "" if nothing is
-    there."""
+    """Return, by base name, the problem of each artefact that the cache lacks; "" if it has no
+    description."""
     names = names_in(cache)
-    problems = _together(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
+    problems = _map_shared(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
     return {
         job.artefact.base: problem
         for job, problem in zip(jobs, problems, strict=True)
@@ -218,17 +219,17 @@ def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[st
     }
 
 
-def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
-    """`look` at all items; each rank at every launch.size-th. The same on every rank."""
-    found: list[R | None] = [None] * len(items)
-    mine = map_waiting(look, items[launch.rank :: launch.size], _READERS)
-    for rank, part in enumerate(launch.allgather(mine)):
-        found[rank :: launch.size] = part
-    return cast("list[R]", found)
+def _map_shared(function: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
+    """Call a function for all items, shared among the ranks. Returns all results on every rank."""
+    results: list[R | None] = [None] * len(items)
+    own_results = map_waiting(function, items[launch.rank :: launch.size], _READERS)
+    for rank, of_rank in enumerate(launch.allgather(own_results)):
+        results[rank :: launch.size] = of_rank
+    return cast("list[R]", results)
 
 
 def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
-    """All jobs, each artefact once: a blend may contain a prefix twice."""
+    """Return all jobs, each artefact once, since a blend may contain a prefix twice."""
     jobs = [job for split in splits for job in split.jobs]
     return list({job.artefact.base: job for job in jobs}.values())
 
@@ -242,19 +243,17 @@ def _open_cache(
     launch: Communicator,
     stack: contextlib.ExitStack,
 ) -> list[str] | None:
-    """Lock the cache until `stack` ends, remove leftovers of killed builds,
-    check for free space; returns notes.
-
-    None if another build was at work before this one held the lock.
+    """Lock the cache until `stack` closes, remove leftovers of killed builds, and check that there
+    is free space. Returns notes; None if another build was at work before this one held the lock.
 
     Args:
-        jobs: all of the request.
-        missing: those that will be built.
-        outdated: base names of those of them that are there, made of other data.
-        newest: on rank 0, number of the newest marker before all this was found out.
+        jobs: all jobs of the request.
+        missing: the jobs that will be built.
+        outdated: base names of those that exist, but were made from other data or settings.
+        newest: on rank 0, number of the newest marker before the cache was looked at.
 
-    Raises: CacheError if it cannot be written, is in use, has no room, or is another one on this
-        rank.
+    Raises: CacheError if the cache cannot be written, is in use, has no room, or is another folder
+        on this rank.
     """
     cache = Path(request.path_to_cache).absolute()
     work = cache / WORK_FOLDER
@@ -280,17 +279,15 @@ def _open_cache(
     assert held is not None
     if launch.rank > 0:
         verify_shared_filesystem(work, held.nonce)
-    return (
-        []
-        if held.exclusive
-        else [f"{cache}: the file system has no locks; run one build at a time"]
-    )
+    if held.exclusive:
+        return []
+    return [f"{cache}: the file system has no locks; run one build at a time"]
 
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Pause Python's search for reference cycles: a plan has none, but its many objects would
-    trigger searches."""
+    """Pause Python's search for reference cycles, which the many objects of a plan would trigger
+    although they have none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

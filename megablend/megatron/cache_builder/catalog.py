@@ -1,10 +1,10 @@
-"""One file of all `.idx` lengths: a rank that opens thousands of pairs opens this one instead, and
-stats none of them.
+"""A catalog: one file with the lengths of many `.idx` files, which a rank opens instead of
+thousands of pairs.
 
     megablend-lengths/<digest of the prefixes>.npy     int32, the lengths of all pairs, one after the other
     megablend-lengths/<digest of the prefixes>.json    for each prefix its first entry, token dtype, size and mtime; written last
 
-Built by all ranks of a launch, each its share of the prefixes.
+All ranks of a launch build it; each reads a share of the prefixes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
 
 @lru_cache(maxsize=8)
 def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
-    """The lengths of all pairs, int32, memory-mapped, and their entries by prefix; a process opens
-    each catalog once.
+    """Open a catalog, each once in a process. Returns the lengths of all pairs, int32,
+    memory-mapped; and the entry of each pair by its prefix.
 
     Raises: CacheError if there is none, or it is damaged.
     """
     try:
-        # A kernel takes it sooner than a memmap
+        # A kernel is called faster with a plain array than with a memmap
         lengths = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
         return lengths, parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -60,25 +60,26 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
 def build_catalog(
     cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage
 ) -> None:
-    """Write the catalog of these prefixes, unless there is one for the same files.
-    Called by all ranks of the launch.
+    """Write the catalog of these prefixes, unless there is one for the same versions of the files.
+    All ranks of the launch call it.
 
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written.
     """
     names = sorted(set(prefixes))
     path = catalog_path(cache, tuple(prefixes))
-    own = {prefix: _look(prefix, storage) for prefix in names[launch.rank :: launch.size]}
-    seen = {prefix: entry for part in launch.allgather(own) for prefix, entry in part.items()}
-    counts = [seen[prefix]["sequences"] for prefix in names]
+    own = {prefix: _read_entry(prefix, storage) for prefix in names[launch.rank :: launch.size]}
+    read = {prefix: entry for of_rank in launch.allgather(own) for prefix, entry in of_rank.items()}
+    counts = [read[prefix]["sequences"] for prefix in names]
     firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
-    pairs = {
-        prefix: {"first": first, **seen[prefix]}
+    entries = {
+        prefix: {"first": first, **read[prefix]}
         for prefix, first in zip(names, firsts, strict=False)
     }
-    text = json.dumps(pairs, indent=0).encode()
-    if launch.bcast(_is(path, text)):
+    text = json.dumps(entries, indent=0).encode()
+    if launch.bcast(_is_current(path, text)):
         return
-    if launch.rank == 0:  # it must not be found next to other lengths, however this ends
+    # However this ends, the old entries must not be beside new lengths
+    if launch.rank == 0:
         with translate_os_errors(path):
             path.with_suffix(".json").unlink(missing_ok=True)
     with shared_array(path.with_suffix(".npy"), firsts[-1], launch) as write:
@@ -91,8 +92,8 @@ def build_catalog(
     open_catalog.cache_clear()
 
 
-def _look(prefix: str, storage: Storage) -> dict[str, Any]:
-    """What the catalog keeps of a pair, besides its lengths."""
+def _read_entry(prefix: str, storage: Storage) -> dict[str, Any]:
+    """Return the entry of a pair in the catalog, without `first`."""
     path = f"{prefix}.idx"
     state = storage.stat(path)
     data = storage.stat(f"{prefix}.bin")
@@ -104,7 +105,8 @@ def _look(prefix: str, storage: Storage) -> dict[str, Any]:
     }
 
 
-def _is(path: Path, text: bytes) -> bool:
+def _is_current(path: Path, text: bytes) -> bool:
+    """Whether a catalog exists, and has these entries."""
     try:
         return path.with_suffix(".json").read_bytes() == text and path.with_suffix(".npy").is_file()
     except OSError:

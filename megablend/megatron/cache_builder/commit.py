@@ -1,13 +1,13 @@
-"""Giving finished artefacts their names, many at a time: one flush for all of their files, then
-renames, descriptions last.
+"""Committing finished artefacts, many at a time: one flush for all of their files, then they are
+renamed to their final names, descriptions last.
 
-Megatron considers an artefact present when its files exist, so no name may appear before the bytes
+Megatron considers an artefact present if its files exist. So no name may appear before the bytes
 are on the disk, and no description before its arrays: a build that is killed, or a machine that
-loses power, then leaves nothing that counts as a hit.
+loses power, then leaves nothing that counts as present.
 
-If the file system is a local one its `syncfs` flushes all files at once, which costs about as
-much as flushing two or three of them. Elsewhere (network file systems need not pass it on) each
-file is flushed when it is closed.
+On local file systems, `syncfs` flushes all files at once, which takes about as long as flushing two
+or three of them. On others (network file systems need not pass it on), each file is flushed when it
+is closed.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.system.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 
 WORK_FOLDER = ".megablend"
-"""Inside the cache, on the same file system: the build lock, and incomplete files."""
-_MIN_BATCH = 8 << 20
-_MAX_BATCH = 64 << 20
-"""Bytes of arrays that are committed together; enough that flushes are few, and not so many that a
-killed build loses much."""
-_BATCHES = 4
-"""How many commits a build has at least, where batches are large enough: all but the last one
-overlap with building."""
+"""Folder inside the cache, so on the same file system, for the build lock and incomplete files."""
+_MIN_BATCH_BYTES = 8 << 20
+"""Bytes of arrays that are committed together, at least, so that flushes are few."""
+_MAX_BATCH_BYTES = 64 << 20
+"""Bytes of arrays that are committed together, at most, so that a killed build loses little."""
+_MIN_BATCHES = 4
+"""Number of commits of a build, if batches are then large enough: all but the last one overlap with
+building."""
 MAX_BUFFERS = 1024
-"""The most buffers that Linux writes in one call (IOV_MAX)."""
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
+"""Number of buffers that Linux writes in one call, at most (IOV_MAX)."""
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
 """Magic numbers of ext2/3/4, XFS, Btrfs, F2FS, tmpfs and overlayfs, from linux/magic.h."""
 _REPORTS_ERRORS = (5, 8)
-"""The Linux version from which on syncfs reports errors of writing."""
+"""Version of Linux from which on syncfs reports errors of writing."""
 _BUFFER_BYTES = 1 << 20
-"""Rows are collected up to this size before they are written: a system call for each small array
-costs more than the array."""
+"""Bytes of rows that are collected before they are written, since a system call for each small
+array takes longer than writing it."""
 
 
 class StoppedError(Exception):
-    """The build has failed elsewhere; work in progress ends, and its error is not reported."""
+    """Raised to end work in progress after the build has failed elsewhere; it is not reported."""
 
 
 class Commits:
-    """A rank's finished artefacts. As a context it commits the last ones
-    when it ends without an error, and removes what is not committed.
+    """Commits a rank's finished artefacts in batches. As a context, it commits the last ones if it
+    ends without an error, and removes files that were not committed.
 
     Args:
-        cache: in which WORK_FOLDER exists.
-        nbytes: of all arrays that will be added, as far as known.
-        stop: set from elsewhere when the build has failed: nothing is committed from then on,
+        cache: folder of the cache, in which WORK_FOLDER exists.
+        stop: set when the build has failed elsewhere: from then on nothing is committed, and
             StoppedError is raised.
+        nbytes: bytes of all arrays that will be added, as far as known.
     """
 
     def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
         self.stop = stop
         self.folder = cache / WORK_FOLDER / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-        """Where files are until they are committed, under their final names."""
+        """Folder of files that are not committed yet; they have their final names."""
         self._cache = cache
-        self._together = can_flush_together(cache)
+        self._flushes_together = can_flush_together(cache)
         self._waiting: list[Artefact] = []
         self._waiting_bytes = 0
-        self._batch_bytes = min(_MAX_BATCH, max(_MIN_BATCH, nbytes // _BATCHES))
+        self._batch_bytes = min(_MAX_BATCH_BYTES, max(_MIN_BATCH_BYTES, nbytes // _MIN_BATCHES))
         self._lock = threading.Lock()
         with translate_os_errors(self.folder):
             self.folder.mkdir()
@@ -88,8 +88,9 @@ class Commits:
             self._cache_fd = self._open(cache)
 
     def _open(self, folder: Path) -> int:
-        fd = os.open(folder, _FOLDER)
-        # Not by `close`: a thread that has not ended may use it, or its number
+        fd = os.open(folder, _FOLDER_FLAGS)
+        # Not closed by `close`: a thread that has not ended may use the descriptor, or its number,
+        # which another file may have then
         weakref.finalize(self, os.close, fd)
         return fd
 
@@ -110,13 +111,13 @@ class Commits:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """A descriptor of a new file of this name, to write to.
-        Raises: CacheError if it cannot be written."""
+        """Open a new file of this name; the context is its descriptor. Raises: CacheError if it
+        cannot be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
-            fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
+            fd = os.open(name, _NEW_FILE_FLAGS, 0o666, dir_fd=self._folder_fd)
             try:
                 yield fd
-                if not self._together:
+                if not self._flushes_together:
                     os.fsync(fd)
             finally:
                 os.close(fd)
@@ -128,13 +129,13 @@ class Commits:
         starts: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Write all files of artefacts at once, and add these.
+        """Write all files of artefacts in one call, and add the artefacts.
 
         Args:
             data: uint8, the bytes of all files.
-            starts: where in `data` each file begins, in the order of the artefacts and their
-                `file_names`.
-            sizes: bytes of each file.
+            starts: position in `data` at which each file begins, in the order of the artefacts and
+                their `file_names`.
+            sizes: size of each file in bytes.
 
         Raises: CacheError; StoppedError.
         """
@@ -142,13 +143,17 @@ class Commits:
             raise StoppedError
         names = [name for artefact in artefacts for name in artefact.file_names]
         written = 0
-        if self._together and new_files.AVAILABLE:
-            places = np.array(starts), np.array(sizes)
+        if self._flushes_together and new_files.AVAILABLE:
             written = new_files.write_new_files(
-                self._folder_fd, _NEW, *_packed(names), data, *places
+                self._folder_fd,
+                _NEW_FILE_FLAGS,
+                *_packed(names),
+                data,
+                np.array(starts),
+                np.array(sizes),
             )
         try:
-            # again by Python where the system refused one, which says why
+            # If the system has refused a file, Python tries it again, and tells why it fails
             for name, start, size in zip(
                 names[written:], starts[written:], sizes[written:], strict=True
             ):
@@ -161,17 +166,17 @@ class Commits:
         self.add(*artefacts)
 
     def add(self, *artefacts: Artefact) -> None:
-        """Commit artefacts whose files are all written, at once or later. Called from any thread.
-        Raises: CacheError; StoppedError."""
+        """Add artefacts whose files are all written; they are committed now or later. Called from
+        any thread. Raises: CacheError; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
-            due = self._waiting_bytes >= self._batch_bytes
-        if due:
+            is_due = self._waiting_bytes >= self._batch_bytes
+        if is_due:
             self.finish()
 
     def finish(self) -> None:
-        """Commit all arrays that were added. Raises: CacheError; StoppedError."""
+        """Commit all artefacts that were added. Raises: CacheError; StoppedError."""
         with self._lock:
             batch = self._waiting
             self._waiting = []
@@ -189,14 +194,14 @@ class Commits:
                 os.unlink(name, dir_fd=self._folder_fd)
 
     def close(self) -> None:
-        """Remove what was not committed."""
+        """Remove files that were not committed."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _commit(self, batch: Sequence[Artefact]) -> None:
-        if self._together:
+        if self._flushes_together:
             _syncfs(self._cache)
         descriptions = [artefact.description_name for artefact in batch]
-        # A description of damaged arrays must not be there while they are replaced one by one.
+        # While damaged arrays are replaced one by one, their description must not exist
         if not new_files.AVAILABLE or new_files.contains_any(
             self._cache_fd, *_packed(descriptions)
         ):
@@ -206,12 +211,11 @@ class Commits:
         self._rename(descriptions)
 
     def _rename(self, names: Sequence[str]) -> None:
-        done = (
-            new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names))
-            if new_files.AVAILABLE
-            else 0
-        )
-        for name in names[done:]:  # again by Python where the system refused one, which says why
+        done = 0
+        if new_files.AVAILABLE:
+            done = new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names))
+        # If the system has refused a file, Python tries it again, and tells why it fails
+        for name in names[done:]:
             os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
 
     def _remove(self, names: Sequence[str]) -> None:
@@ -225,7 +229,8 @@ class Commits:
 
 
 def _packed(names: Sequence[str]) -> tuple[Array, Array]:
-    """Names in one uint8 array, each followed by a zero byte, and where each begins, int64 [n]."""
+    """Join names, each followed by a zero byte, as C strings. Returns them, uint8, and the position
+    at which each begins, int64 [n]."""
     starts = np.zeros(len(names), np.int64)
     np.cumsum([len(name) + 1 for name in names[:-1]], out=starts[1:])
     return np.frombuffer("\0".join([*names, ""]).encode(), np.uint8), starts
@@ -233,7 +238,7 @@ def _packed(names: Sequence[str]) -> tuple[Array, Array]:
 
 @contextmanager
 def _naming_files_of(folder: Path) -> Iterator[None]:
-    """Give an OSError of a call relative to a folder's descriptor the complete path of its file."""
+    """Complete the path in an OSError of a call that is relative to the descriptor of a folder."""
     try:
         yield
     except OSError as error:
@@ -246,16 +251,15 @@ def can_flush_together(folder: Path) -> bool:
     """Whether `syncfs` flushes all files of the folder's file system to disk, and reports
     failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if (
-        release is None
-        or (int(release[1]), int(release[2])) < _REPORTS_ERRORS
-        or not hasattr(_libc(), "syncfs")
-    ):
+    if release is None or (int(release[1]), int(release[2])) < _REPORTS_ERRORS:
         return False
-    state = ctypes.create_string_buffer(256)  # struct statfs, whose first member is a long, f_type
-    if _libc().statfs(os.fsencode(folder), state):
+    if not hasattr(_libc(), "syncfs"):
         return False
-    return ctypes.c_long.from_buffer(state).value & 0xFFFFFFFF in _LOCAL
+    # struct statfs, whose first member is a long, f_type
+    status = ctypes.create_string_buffer(256)
+    if _libc().statfs(os.fsencode(folder), status):
+        return False
+    return ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _LOCAL_FILE_SYSTEMS
 
 
 def _syncfs(folder: Path) -> None:
@@ -263,7 +267,8 @@ def _syncfs(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while _libc().syncfs(fd):
-            if (number := ctypes.get_errno()) != errno.EINTR:
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
                 raise OSError(number, os.strerror(number), str(folder))
     finally:
         os.close(fd)
@@ -275,7 +280,8 @@ def _libc() -> Any:
 
 
 def write_all(fd: int, buffers: list[Any]) -> None:
-    """Write all bytes of the buffers: the system may stop early, at 2 GiB or on a signal."""
+    """Write all bytes of the buffers, in several calls if the system stops early, at 2 GiB or on a
+    signal."""
     while buffers:
         done = os.writev(fd, buffers[:MAX_BUFFERS])
         while buffers and done >= len(buffers[0]):
@@ -296,8 +302,8 @@ class ArrayFile:
         self._buffered = 0
 
     def append(self, rows: Array) -> None:
-        """Write the next rows, which must have the array's type and are not changed afterwards.
-        Raises: StoppedError."""
+        """Write the next rows, which must have the array's dtype, and must not be changed
+        afterwards. Raises: StoppedError."""
         if self._stop.is_set():
             raise StoppedError
         assert rows.dtype == self.dtype
@@ -309,7 +315,7 @@ class ArrayFile:
             self._write()
 
     def close(self) -> None:
-        """Write what is left; the array must be complete."""
+        """Write rows that were collected; the array must be complete."""
         assert self._left == 0, f"{self._left} bytes of the array are missing"
         self._write()
 
@@ -320,10 +326,10 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact. As a context it hands the artefact to `commits`
-    when it ends without an error, and leaves nothing otherwise.
+    """Writes one artefact. As a context, it adds the artefact to `commits` if it ends without an
+    error, and leaves no files otherwise.
 
-    Once the build has stopped nothing more is written: StoppedError is raised.
+    After the build has stopped, nothing more is written: StoppedError is raised.
     """
 
     def __init__(self, artefact: Artefact, commits: Commits) -> None:
@@ -349,11 +355,11 @@ class ArtefactWriter:
             file.append(array)
 
     def path(self, name: str) -> Path:
-        """Where an array's file is until it is committed."""
+        """Return the path of an array's file until it is committed."""
         return self._commits.folder / self._artefact.file_name(name)
 
     def reserve(self, name: str) -> None:
-        """Make the whole file of an array, all zeros, for others to write into."""
+        """Write the file of an array, whose entries are all 0, for others to write into."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
             write_all(fd, [spec.header])

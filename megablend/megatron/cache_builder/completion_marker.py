@@ -1,5 +1,5 @@
-"""A completion marker: one file that lists what a request's cache consists of, so that the next run
-opens no `.idx` and no array.
+"""Completion markers: a file that lists all that a request's cache consists of, so that the next
+run does not have to open `.idx` files and arrays.
 
     .megablend/whole-<digest of the request>.json
 
@@ -10,17 +10,17 @@ opens no `.idx` and no array.
     pairs        {prefix: [bytes of its .idx, bytes of its .bin], ...}
     modified     {prefix: [when each was written, in ns], ...}
 
-A line with the digest of this JSON follows it. A marker that counts no more is kept with `.past`
-after its name; what a build that has begun will list is in one with `.begun`, which has the first
-three keys. Both still tell of what the artefacts were made.
+A line with the digest of this JSON follows it. A marker that is no longer valid is kept, with
+`.past` after its name. A build that has begun writes one with `.begun` after its name, which has
+the first three keys. Both still tell what the artefacts were made of.
 
-It is written when a build ends. A run that finds it compares the names and sizes of the files,
-all of them, and then knows how long every dataset is; what else may be damaged shows when the
-arrays are opened. If a file of a pair is missing, or has another size or time than before, the
-marker no longer counts: a build reads the lengths of all documents, and makes the arrays again
-of which a marker says that they were made of other lengths, or with other settings. Their names
-and shapes may be the same. Times are a hint only: data that was copied or touched is read once
-more, and nothing is made again.
+A marker is written when a build ends. A run that finds it compares the names and sizes of all
+files, and then knows the number of samples of every dataset; other damage shows when the arrays are
+opened. If a file of a pair is missing, or has another size or time than before, the marker is no
+longer valid: a build reads the lengths of all documents, and makes those arrays again that,
+according to a marker, were made of other lengths, or with other settings (their names and shapes
+may be the same). Times are only a hint: if data was copied or touched, its lengths are read once
+more, and no array is made again.
 """
 
 from __future__ import annotations
@@ -46,59 +46,61 @@ from megablend.system.atomic_write import flush_folder, replace_file, translate_
 _VERSION = 3
 """Part of a request's digest: markers of another version are not found."""
 _SUFFIX = ".json"
-"""Of a marker that counts."""
+"""End of the name of a valid marker."""
 _PAST = ".past"
-"""After the name of a marker that does not count any more."""
+"""Suffix that is added to the name of a marker that is no longer valid."""
 _BEGUN = ".begun"
-"""After the name of a marker while what it will list is built."""
+"""Suffix that is added to the name of the marker of a build that has begun."""
 
 DatasetKey = tuple[str, int, int | None]
-"""Prefix, number of the split, and samples asked for, of a dataset."""
+"""Prefix of a dataset, number of its split, and requested number of samples."""
 Pairs = dict[str, PairState]
-"""The data's files, by prefix."""
+"""States of the data's files, by prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A cache whose files were all there, and of the right size,
-    when it was checked; the data's files too."""
+    """The content of a valid marker: all files of the cache, and of the data, exist with the right
+    sizes."""
 
     num_samples: Mapping[DatasetKey, int]
-    """How many samples each dataset has."""
+    """Number of samples of each dataset."""
     pairs: Mapping[str, PairState]
-    """The data's files when they were checked, by prefix."""
+    """States of the data's files when they were checked, by prefix."""
 
 
 def read_marker(request: CacheRequest) -> Marker | None:
-    """The completion marker of a request; None if its cache has none,
-    or one that is damaged or outdated."""
+    """Read the completion marker of a request; None if its cache has none, or one that is damaged
+    or not valid any more."""
     cache = Path(request.path_to_cache)
-    found = _read_content(_path_of(request))
-    if found is None:
+    content = _read_content(_path_of(request))
+    if content is None:
         return None
     try:
-        if not all(_is_there(cache, base, arrays) for base, arrays in found["artefacts"]):
+        if not all(_exists(cache, base, arrays) for base, arrays in content["artefacts"]):
             return None
-        pairs = look_at_pairs(found["pairs"])
-        if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in found["pairs"].items()):
+        pairs = look_at_pairs(content["pairs"])
+        if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in content["pairs"].items()):
             return None
         # Older markers have no times
-        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get("modified"):
+        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != content.get("modified"):
             return None
     except (OSError, ValueError):
         return None
     num_samples = {
-        (prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]
+        (prefix, split, requested): samples
+        for prefix, split, requested, samples in content["datasets"]
     }
     return Marker(num_samples=num_samples, pairs=pairs)
 
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
-    """Base names of the artefacts that were made of other data or settings,
-    by the newest marker that lists them."""
+    """Return the base names of the artefacts that, according to the newest marker that lists them,
+    were made of other data or with other settings."""
     known: dict[str, object] = {}
-    for _, found in _list_markers(cache):  # a newer one replaces what older ones say
-        known.update(_inputs_by_base(found))
+    # From old to new: the newest marker that lists an artefact decides
+    for _, content in _list_markers(cache):
+        known.update(_inputs_by_base(content))
     return frozenset(
         job.artefact.base
         for job in jobs
@@ -113,25 +115,25 @@ def begin_build(
     outdated: Collection[str],
     cache: Path,
 ) -> None:
-    """Note what artefacts will be made of before they are, in case the build is killed.
+    """Record what artefacts will be made of before they are made, in case the build is killed.
 
     Args:
-        jobs: all of the request.
-        missing: base names of the artefacts that will be built; no marker that lists one of them
-            counts from now on.
-        outdated: those of them that are there, and count as missing from now on.
+        jobs: all jobs of the request.
+        missing: base names of the artefacts that will be built; markers that list one of them
+            become invalid.
+        outdated: base names of those that exist; their descriptions are removed.
 
     Raises: CacheError.
     """
     with translate_os_errors(cache):
-        for path, found in _list_markers(cache):
-            if path.suffix == _SUFFIX and not missing.isdisjoint(_bases_of(found)):
+        for path, listed in _list_markers(cache):
+            if path.suffix == _SUFFIX and not missing.isdisjoint(_bases_of(listed)):
                 # `find_outdated` still reads it: it may list artefacts of other requests
                 path.rename(f"{path}{_PAST}")
         for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
         flush_folder(cache)
-    # Only now: nothing that is there and outdated may be listed as made of what is read now.
+    # Only after that, since no outdated artefact may be listed as made of the present data
     artefacts = [[job.artefact.base, {}] for job in jobs]
     content = {
         "artefacts": artefacts,
@@ -142,19 +144,20 @@ def begin_build(
 
 
 def newest_number(cache: Path) -> int:
-    """The number of a cache's newest marker: another one tells that a build has begun or ended
-    since. 0 without markers."""
-    return max([_number_of(found) for _, found in _list_markers(cache)], default=0)
+    """Return the number of a cache's newest marker, 0 without markers. If it changes, another build
+    has begun or ended."""
+    return max([_number_of(content) for _, content in _list_markers(cache)], default=0)
 
 
 def write_marker(
     request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool
 ) -> None:
-    """Write the marker of a cache that was just filled (`built`), or found complete.
+    """Write the marker of a cache.
 
     Args:
-        pairs: the data's files before they were read: one that was replaced since makes the marker
-            not count.
+        pairs: states of the data's files before they were read: if one was replaced since, the
+            marker is not valid.
+        built: whether the cache was just built; otherwise it was found complete.
 
     Raises: CacheError.
     """
@@ -172,7 +175,7 @@ def write_marker(
         "number": newest_number(Path(request.path_to_cache)) + 1,
     }
     path = _path_of(request)
-    # A complete cache may be read-only: it is merely checked again the next time.
+    # A complete cache may be read-only; without a marker, it is only checked again the next time
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
         with translate_os_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -182,72 +185,75 @@ def write_marker(
 
 
 def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """All markers of a cache with their contents, the oldest first, including those that no longer
-    count.
+    """List all markers of a cache with their contents, the oldest first, valid or not.
 
     They are sorted by number, because modification times may be in any order in a copied cache.
     Older versions wrote no numbers.
     """
-    found = []
+    markers = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):
-        with contextlib.suppress(FileNotFoundError):  # another build has just set it aside
+        # Raised if another build has just renamed it
+        with contextlib.suppress(FileNotFoundError):
             content = _read_content(path)
-            found.append((_number_of(content), path.stat().st_mtime_ns, path, content))
-    return [(path, content) for _, _, path, content in sorted(found, key=lambda each: each[:3])]
+            markers.append((_number_of(content), path.stat().st_mtime_ns, path, content))
+    markers.sort(key=lambda marker: marker[:3])
+    return [(path, content) for _, _, path, content in markers]
 
 
 def _read_content(path: Path) -> dict[str, Any] | None:
-    """A marker's content; None if it is not there or damaged."""
+    """Read a marker's content; None if it is missing or damaged."""
     try:
         text, _, digest = path.read_text(encoding="utf-8").rpartition("\n")
-        found: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
         return None
-    return found if _digest(text) == digest else None
+    return content if _digest(text) == digest else None
 
 
 def _write_content(path: Path, content: dict[str, Any]) -> None:
-    """Write a marker, in place of the one that is there."""
+    """Write a marker, and replace an existing one."""
     text = json.dumps(content)
     replace_file(path, f"{text}\n{_digest(text)}".encode())
 
 
-def _number_of(found: dict[str, Any] | None) -> int:
-    return int(found.get("number", 0)) if found else 0
+def _number_of(content: dict[str, Any] | None) -> int:
+    return int(content.get("number", 0)) if content else 0
 
 
-def _bases_of(found: dict[str, Any] | None) -> list[str]:
-    return [base for base, _ in found["artefacts"]] if found else []
+def _bases_of(content: dict[str, Any] | None) -> list[str]:
+    return [base for base, _ in content["artefacts"]] if content else []
 
 
-def _inputs_by_base(found: dict[str, Any] | None) -> dict[str, object]:
-    """What the artefacts that a marker lists were made of, by base name; None if that is unknown
-    and the data has changed."""
-    if found is None:
+def _inputs_by_base(content: dict[str, Any] | None) -> dict[str, object]:
+    """Return, by base name, what the artefacts that a marker lists were made of; None for artefacts
+    of an older marker whose data has changed."""
+    if content is None:
         return {}
-    if "made_of" in found:
-        return dict(zip(_bases_of(found), found["made_of"], strict=True))
-    # An older version wrote only the data's sizes, by which it is the same or not
+    if "made_of" in content:
+        return dict(zip(_bases_of(content), content["made_of"], strict=True))
+    # An older version wrote only the sizes of the data's files
     changed = any(
-        _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in found["pairs"].items()
+        _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in content["pairs"].items()
     )
-    return dict.fromkeys(_bases_of(found)) if changed else {}
+    return dict.fromkeys(_bases_of(content)) if changed else {}
 
 
 def _list_inputs(jobs: Sequence[Job]) -> list[list[int]]:
-    """What the arrays of each job depend on."""
+    """Return what the arrays of each job depend on."""
     return [job.made_of for job in jobs]
 
 
 def _sizes_of_arrays(artefact: Artefact) -> dict[str, int]:
-    """Bytes of each array's file."""
+    """Return the size in bytes of each array's file."""
     return {array.name: len(array.header) + array.nbytes for array in artefact.arrays}
 
 
-def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
-    """Whether an artefact's files are there, the arrays in full. Raises: FileNotFoundError."""
+def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
+    """Whether an artefact's files exist, those of arrays with the given sizes. Raises:
+    FileNotFoundError."""
+    # There are thousands of files, and a Path takes as long as the call
     stem = f"{cache}/{base}-"
-    os.stat(f"{stem}description.txt")  # noqa: PTH116 of thousands of files; a Path takes as long as the call
+    os.stat(f"{stem}description.txt")  # noqa: PTH116
     return all(os.stat(f"{stem}{name}.npy").st_size == size for name, size in arrays.items())  # noqa: PTH116
 
 
@@ -260,16 +266,16 @@ def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
 
 
 def _path_of(request: CacheRequest) -> Path:
-    # Without what does not matter: the cache's location, and that of tables, which are identified
-    # by the names of their sources.
-    asked = _fields(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
-    digest = _digest(json.dumps(asked, sort_keys=True, default=_fields))
+    # Without the locations of the cache and of tables, which do not matter: tables are identified
+    # by the names of their sources
+    fields = _fields(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
+    digest = _digest(json.dumps(fields, sort_keys=True, default=_fields))
     return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.json"
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Those of a dataclass; unlike dataclasses.asdict, this copies none of thousands of
-    prefixes."""
+    """Return the fields of a dataclass by name, without copying thousands of prefixes as
+    dataclasses.asdict does."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 

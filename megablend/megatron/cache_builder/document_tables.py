@@ -5,9 +5,9 @@ needs but files do not store.
     megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its snapshot as long as its json exists: a run that continues does not see
-files that are added later, and files that are replaced are refused. Remove the json to
-have the files looked at again.
+An address keeps its snapshot as long as its json exists: a run that continues does not see files
+that are added later, and files that are replaced are refused. Remove the json to have the files
+indexed again.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST = (1 << 31) - 1
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
-"""Inside Megatron's cache folder: a cache as `megablend build` makes it."""
+"""Folder inside Megatron's cache folder: a cache as `megablend build` makes it."""
 _snapshots: WeakValueDictionary[tuple[str, str], Snapshot] = WeakValueDictionary()
 """The snapshots that are in use, by cache and digest, so that all splits and datasets of a process
 share one memory map of each."""
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
-    """Index an address's files and count their documents, unless that was done before.
-    Called by all ranks of the launch.
+    """Index an address's files and count their documents, unless that was done before. All ranks of
+    the launch call it.
 
     Returns: the address with its index.
     Raises: ConfigError, DataError, CacheError.
     """
-    whole = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
-    if whole is not None:
-        if launch.rank == 0 and _has_token_documents(_store(cache, whole, storage), address):
+    known = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
+    if known is not None:
+        if launch.rank == 0 and _has_token_documents(_store(cache, known, storage), address):
             LOG.warning(
                 "%s: its column is flat, and each token counts as a document, as when it was built",
                 address,
             )
-        return whole
+        return known
     spec = SourceSpec(
         name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address)
     )
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
-    whole = dataclasses.replace(address, index=report.digest)
-    store = _store(cache, whole, storage)
+    indexed = dataclasses.replace(address, index=report.digest)
+    store = _store(cache, indexed, storage)
     if _has_token_documents(store, address):
         raise ConfigError(
             f"{address}: its column is flat, so each token would be a document; add `documents=file`, "
             "`documents=row_group` or `documents=ID` of the token that ends documents"
         )
     num_documents = store.snapshot.sources[0].rows
-    with shared_array(table_path(cache, whole), num_documents, launch) as write:
+    with shared_array(table_path(cache, indexed), num_documents, launch) as write:
         for first, lengths, _ in count_documents(
             store, *share_of(store.snapshot, launch.rank, launch.size)
         ):
@@ -89,17 +89,17 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:
         pin = {"address": str(address), "index": report.digest, "documents": num_documents}
-        pin["checksum"] = checksum(table_path(cache, whole))
+        pin["checksum"] = checksum(table_path(cache, indexed))
         replace_file(_pin(cache, address), json.dumps(pin, indent=1).encode())
     launch.barrier()
-    return whole
+    return indexed
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
-    """The blocks of an address that names its index, and its table:
-    int32 [num_documents], memory-mapped.
+    """Open the blocks of an address that names its index, and its table: int32 [num_documents],
+    memory-mapped.
 
-    Raises: CacheError if they are not there.
+    Raises: CacheError if they are missing or damaged.
     """
     path = table_path(cache, address)
     try:
@@ -111,40 +111,41 @@ def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockSto
 
 
 def pinned_address(cache: str, text: str) -> Address:
-    """An address with the index that was built for it. Raises: CacheError if none was;
-    ConfigError."""
+    """Parse an address, and complete it with the index that was built for it. Raises: CacheError if
+    none was built; ConfigError."""
     address = parse_address(text)
     if address.index is not None:
         return address
-    found = _pinned(cache, address)
-    if found is None:
+    indexed = _pinned(cache, address)
+    if indexed is None:
         raise CacheError(
             f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, "
             "which indexes it"
         )
-    return found
+    return indexed
 
 
 def table_path(cache: str, address: Address) -> Path:
-    """Path of the document table of an address with a known index."""
+    """Return the path of the document table of an address that names its index."""
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
 def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
-    """The address with its index; None if it has none, or its table is gone or, if that is to be
-    checked, damaged."""
+    """Return the address with its index; None if it was not indexed, or if its table is missing or,
+    with `check`, damaged."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
-        found = dataclasses.replace(address, index=pin["index"])
+        indexed = dataclasses.replace(address, index=pin["index"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    path = table_path(cache, found)
-    stored = pin.get("checksum")
+    path = table_path(cache, indexed)
+    expected = pin.get("checksum")
     try:
-        is_whole = path.is_file() and (not check or stored is None or stored == checksum(path))
-    except CacheError:  # it cannot be read
-        is_whole = False
-    return found if is_whole else None
+        is_intact = path.is_file() and (not check or expected is None or expected == checksum(path))
+    except CacheError:
+        # The table cannot be read
+        is_intact = False
+    return indexed if is_intact else None
 
 
 def _pin(cache: str, address: Address) -> Path:
@@ -185,11 +186,17 @@ def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
 
 
 def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
-    """A rank's blocks, first and end: about equally many tokens, cut where a document begins."""
+    """Return the first block of a rank's share, and the one after its last. Shares have about
+    equally many tokens, and begin with a document."""
     tokens = snapshot.tokens_before
     num_blocks = len(tokens) - 1
-    first, end = (
-        int(np.searchsorted(tokens, int(tokens[-1]) * part // size)) for part in (rank, rank + 1)
-    )
-    last = num_blocks if rank + 1 == size else next_cut(snapshot, end, num_blocks)
-    return (next_cut(snapshot, first, num_blocks) if rank else 0), last
+
+    def first_block(of_rank: int) -> int:
+        if of_rank == 0:
+            return 0
+        if of_rank == size:
+            return num_blocks
+        block = int(np.searchsorted(tokens, int(tokens[-1]) * of_rank // size))
+        return next_cut(snapshot, block, num_blocks)
+
+    return first_block(rank), first_block(rank + 1)

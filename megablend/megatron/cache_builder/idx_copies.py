@@ -1,8 +1,8 @@
 """Local copies of the `.idx` files of pairs in object stores: a sample needs eight bytes of one for
 each of its documents.
 
-<folder>/<bucket>/<key>.idx        as Megatron itself places them in `object_storage_cache_path`
-<folder>/<bucket>/<key>.idx.seen   which version of the object it is a copy of; written last
+    <folder>/<bucket>/<key>.idx        as Megatron itself places them in `object_storage_cache_path`
+    <folder>/<bucket>/<key>.idx.seen   the version of the object that was copied; written last
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
-"""Bytes that are read at a time."""
+"""Bytes that are read at a time when a file is copied."""
 _FOLDER = "megablend-idx"
 
 
 def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
-    """The folder of a config's copies."""
+    """Return the folder of the copies of a config's files."""
     return Path(object_storage_cache_path or Path(cache, _FOLDER)).absolute()
 
 
 class IdxCopies(WrapperStorage):
-    """Reads each `.idx` of an object store from its local copy, if that is of the present version;
-    its stats are the store's."""
+    """Reads each `.idx` in an object store from its local copy, if that is a copy of the present
+    version; stats are those of the store."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
         super().__init__(inner)
@@ -46,20 +46,22 @@ class IdxCopies(WrapperStorage):
         return IdxCopies, (self.inner, self._folder)
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: it looks up again which copies are of the present version."""
+        """See Storage.for_reading; versions are compared again."""
         return IdxCopies(self.inner.for_reading(), self._folder)
 
     def place(self, path: str) -> str:
-        """Where a file is read: the copy of an `.idx`, or `path` itself."""
+        """Return the path from which a file is read: that of the copy of an `.idx`, or `path`
+        itself."""
         if not path.endswith(".idx") or not find_scheme(path):
             return path
         if path not in self._places:
             copy = copy_path(self._folder, path)
-            is_present = _read_seen(copy) == self.inner.stat(path)
-            if is_present:
-                # The pool of descriptors closes a copy that was replaced
+            is_current = _read_seen(copy) == self.inner.stat(path)
+            if is_current:
+                # The copy may have been replaced since the storage has opened it: `stat` notices
+                # that, and closes the old file
                 self.inner.stat(str(copy))
-            self._places[path] = str(copy) if is_present else path
+            self._places[path] = str(copy) if is_current else path
         return self._places[path]
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -78,28 +80,28 @@ class IdxCopies(WrapperStorage):
 
 
 def copy_path(folder: Path, path: str) -> Path:
-    """Path of the copy of an `.idx`."""
+    """Return the path of the copy of an `.idx`."""
     return folder / path.partition("://")[2]
 
 
 def make_copies(
     prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage
 ) -> None:
-    """Copy the `.idx` files of pairs in object stores that have no copy. Called by all ranks; each
-    copies its share.
+    """Copy the `.idx` files of pairs in object stores, unless there are copies of the present
+    versions. All ranks call it; each copies its share.
 
-    Raises: DataError if one cannot be read; CacheError if the copy cannot be written.
+    Raises: DataError if a file cannot be read; CacheError if its copy cannot be written.
     """
     paths = sorted(f"{prefix}.idx" for prefix in prefixes if find_scheme(prefix))
-    mine = paths[launch.rank :: launch.size]
-    if mine:
-        parallel_map(
-            lambda path: _copy(path, folder, storage), mine, storage.limits(mine[0]).max_files
-        )
+    share = paths[launch.rank :: launch.size]
+    if share:
+        threads = storage.limits(share[0]).max_files
+        parallel_map(lambda path: _copy(path, folder, storage), share, threads)
     launch.barrier()
 
 
 def _copy(path: str, folder: Path, storage: Storage) -> None:
+    """Copy an `.idx`, unless there is a copy of the present version."""
     copy = copy_path(folder, path)
     state = storage.stat(path)
     if _read_seen(copy) == state:
@@ -124,7 +126,8 @@ def _seen_path(copy: Path) -> Path:
 
 
 def _read_seen(copy: Path) -> FileStat | None:
-    """The version that a copy is of; None if it is missing or incomplete."""
+    """Return the version of the object that was copied; None if the copy is missing or
+    incomplete."""
     try:
         seen = FileStat(**json.loads(_seen_path(copy).read_text(encoding="utf-8")))
         return seen if copy.stat().st_size == seen.size else None

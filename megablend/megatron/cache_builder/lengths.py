@@ -1,5 +1,5 @@
-"""Sequence lengths: of `.idx` files, whose other four fifths are not read, and of tables,
-`.npy` files of int32."""
+"""Reading and counting sequence lengths: of `.idx` files, of which four fifths are not read, and of
+tables, `.npy` files of int32."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from megablend.storage.base import Storage
 from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
-"""Lengths read at once: 4 MiB."""
+"""Lengths that are read at a time: 4 MiB."""
 _BLOCK = 1 << 20
-"""Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large
+"""Lengths for which memory is allocated at a time: 4 MiB, which the system provides in large
 pages."""
 _MAX_KEPT = 1 << 16
-"""Lengths of the largest dataset that are kept: to read more of them again from the page cache
-takes less than new memory."""
+"""Lengths of a dataset that is kept in memory, at most: reading more of them again from the page
+cache takes less time than using new memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,17 @@ class PartSize:
     begin: int
     """Number of its first sequence."""
     end: int
+    """Number of the sequence after its last one."""
     tokens: int
     num_sequences: int
     """Number of sequences in the whole dataset."""
     checksum: int
-    """Of the lengths of its sequences; see `total_lengths`."""
+    """Checksum of the lengths of its sequences; see `total_lengths`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLengths:
-    """Where a dataset's lengths are stored: int32, one after the other."""
+    """The place at which a dataset's lengths are stored: int32, one after another in a file."""
 
     path: str
     offset: int
@@ -61,11 +62,12 @@ class StoredLengths:
     num_sequences: int
     storage: Storage
     kept: Array | None = field(default=None, compare=False, repr=False)
-    """All of them, int32 [num_sequences], if they have been read and checked before."""
+    """All lengths, int32 [num_sequences], if they are kept in memory; otherwise None."""
 
     def read(self, first: int, last: int) -> Array:
-        """The lengths of sequences [first, last), as they are stored, so perhaps
-        negative. Raises: MissingFileError."""
+        """Read the lengths of sequences [first, last), without a check that none is negative:
+        int32.
+        Raises: MissingFileError."""
         if self.kept is not None:
             return self.kept[first:last]
         lengths = np.empty(last - first, "<i4")
@@ -73,19 +75,21 @@ class StoredLengths:
         return lengths
 
     def keep_in(self, memory: Array) -> StoredLengths:
-        """The lengths, read as a whole into `memory`, int32 [num_sequences].
-        Raises: MissingFileError."""
+        """Read all lengths into `memory`, int32 [num_sequences], and return a StoredLengths that
+        has them as `kept`. Raises: MissingFileError."""
         self._read_into(memory, 0)
         return dataclasses.replace(self, kept=memory)
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
-        """(Sum, checksum) of lengths from sequence `first` on;
-        the first is number `position` for the checksum.
+        """Return the sum and the checksum of `lengths`, those of sequences from `first` on.
+
+        Args:
+            position: number of the first length for the checksum.
 
         Raises: CorruptFileError if one is negative.
         """
-        least, tokens, checksum = total_lengths(lengths, position)
-        if least < 0:
+        smallest, tokens, checksum = total_lengths(lengths, position)
+        if smallest < 0:
             number = int(np.argmin(lengths))
             raise CorruptFileError(
                 self.path,
@@ -101,11 +105,11 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Where the lengths of a pair are stored, whose `.bin` must exist and contain the last sequence;
-    with `table`, those of a table, int32 in a `.npy` file.
+    """Find the lengths of a pair, and check that its `.bin` exists and contains the last sequence;
+    or with `table`, the path of a `.npy` file of int32, find those of the table.
 
-    Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError for another
-        address without a table.
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError if `prefix` is
+        another address, and there is no table.
     """
     if table is not None:
         return _table(table, storage)
@@ -121,8 +125,8 @@ def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> St
 
 
 def _check_end(prefix: str, header: Header, bin_bytes: int, storage: Storage) -> None:
-    """Check that the last sequence ends within the `.bin`; warn if the `.bin` goes on after all of
-    them. Raises: CorruptFileError."""
+    """Check that the last sequence ends within the `.bin`, and warn if the `.bin` has bytes after
+    the end of all sequences. Raises: CorruptFileError."""
     path = f"{prefix}.idx"
     count = header.num_sequences
     if not count:
@@ -131,7 +135,8 @@ def _check_end(prefix: str, header: Header, bin_bytes: int, storage: Storage) ->
     check_last_place(path, header, int(lengths[0]), int(pointers[0]), bin_bytes)
     width = np.dtype(header.token_dtype).itemsize
     used = int(pointers[0]) + width * int(lengths[0])
-    if used < bin_bytes:  # unless another sequence is stored after the last one
+    # Another sequence may be stored after the last one
+    if used < bin_bytes:
         for first, last in _chunks(0, count):
             lengths, pointers = _read_places(path, first, last, count, storage)
             used = max(used, int((pointers + width * lengths.astype(np.int64)).max()))
@@ -142,7 +147,7 @@ def _check_end(prefix: str, header: Header, bin_bytes: int, storage: Storage) ->
 def _read_places(
     path: str, first: int, last: int, num_sequences: int, storage: Storage
 ) -> tuple[Array, Array]:
-    """Lengths and pointers of sequences [first, last): int32 and int64 [last - first]."""
+    """Read the lengths and pointers of sequences [first, last): int32 and int64 [last - first]."""
     offsets = np.array([4 * first, 4 * num_sequences + 8 * first]) + HEADER_BYTES
     sizes = np.array([4, 8]) * (last - first)
     data, starts = storage.read_ranges(
@@ -157,8 +162,8 @@ def _read_places(
 def counted_lengths(
     prefix: str, num_sequences: int, table: str | None = None, *, storage: Storage
 ) -> StoredLengths:
-    """Where the lengths of a dataset are stored, as `lengths_of`,
-    but without looking at files again: its sequences have been counted."""
+    """Return what `lengths_of` returns, for a dataset whose sequences were counted before: a pair's
+    files are not looked at again."""
     if table is not None:
         return _table(table, storage)
     return StoredLengths(
@@ -167,7 +172,7 @@ def counted_lengths(
 
 
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as
+    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError, as
     StoredLengths.read does."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
     tokens = [0] * len(ranges)
@@ -176,8 +181,8 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
         lengths = stored.read(first, last)
         for number, (begin, end) in enumerate(ranges):
             low = max(begin, first)
-            own = lengths[low - first : max(end - first, 0)]
-            count, checksum = stored.total(low, own, low - begin)
+            in_part = lengths[low - first : max(end - first, 0)]
+            count, checksum = stored.total(low, in_part, low - begin)
             tokens[number] += count
             checksums[number] = (checksums[number] + checksum) % (1 << 32)
     return [
@@ -193,8 +198,8 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
 
 
 def read_lengths(stored: StoredLengths) -> Array:
-    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError if one is negative;
-    MissingFileError."""
+    """Read and check all lengths: int32 [num_sequences]. Raises: CorruptFileError if one is
+    negative; MissingFileError."""
     lengths = np.empty(stored.num_sequences, np.int32)
     for first, last in _chunks(0, stored.num_sequences):
         lengths[first:last] = stored.read(first, last)
@@ -203,12 +208,11 @@ def read_lengths(stored: StoredLengths) -> Array:
 
 
 def read_part(stored: StoredLengths, part: PartSize) -> Array:
-    """The lengths of a part that has been counted, each at its own place:
-    int32 [num_sequences], tokens.
+    """Return an array of all sequences' lengths, int32 [num_sequences], in which those of a part
+    that was counted are filled. (Other entries are 0 unless all are kept; as long as they are not
+    accessed, they take no memory.)
 
-    Unless all have been kept, other entries stay zero and untouched, and so take no memory.
-
-    Raises: ChangedFileError if they differ from those that were counted; MissingFileError.
+    Raises: ChangedFileError if the lengths differ from those that were counted; MissingFileError.
     """
     if stored.kept is not None:
         return stored.kept
@@ -220,11 +224,10 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
 
 def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check the lengths of a part that were read a second time after counting,
-    unless they were kept.
+    """Check that the lengths of a part are those that were counted, if they had to be read again.
 
     Args:
-        lengths: int32 [n], those of its sequences.
+        lengths: int32 [n], lengths of the part's sequences.
 
     Raises: ChangedFileError if they differ.
     """
@@ -252,10 +255,10 @@ def _table(path: str, storage: Storage) -> StoredLengths:
 
 
 class LengthReader:
-    """One rank's access to lengths, from any thread.
+    """Reads lengths for one rank, in any thread, and keeps some of them in memory.
 
     Args:
-        keep_bytes: of memory for lengths that were counted.
+        keep_bytes: bytes of memory for lengths that were counted.
     """
 
     def __init__(self, request: CacheRequest, storage: Storage, *, keep_bytes: int) -> None:
@@ -277,25 +280,26 @@ class LengthReader:
             return part_sizes(stored, spans)
         kept = stored.keep_in(memory)
         sizes = part_sizes(kept, spans)
-        self._kept[prefix] = kept  # they are not damaged
+        # Only now it is known that they are not damaged
+        self._kept[prefix] = kept
         return sizes
 
     def find(self, prefix: str, size: PartSize) -> StoredLengths:
-        """The lengths of a dataset whose part has been counted, by this rank or another."""
+        """Find the lengths of a dataset of which a part was counted, by this rank or another."""
         kept = self._kept.get(prefix)
         return kept or counted_lengths(
             prefix, size.num_sequences, self._tables.get(prefix), storage=self._storage
         )
 
     def _allocate(self, size: int) -> Array | None:
-        """Memory for so many lengths; None if no more may be kept."""
+        """Return memory for `size` lengths; None if no more may be kept."""
         with self._lock:
             if size > len(self._block):
-                fresh = max(size, min(_BLOCK, self._free))
-                if fresh > self._free:
+                block_size = max(size, min(_BLOCK, self._free))
+                if block_size > self._free:
                     return None
-                self._free -= fresh
-                self._block = np.empty(fresh, np.int32)
+                self._free -= block_size
+                self._block = np.empty(block_size, np.int32)
             memory = self._block[:size]
             self._block = self._block[size:]
             return memory

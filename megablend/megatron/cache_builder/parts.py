@@ -1,13 +1,13 @@
-"""Large sample indices, made by all ranks: each makes the part of the file
-that its run of documents fills.
+"""Building large sample indices by all ranks: each rank writes the part of the file that belongs to
+its run of documents.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
     each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
     each rank  knows the tokens before its run; writes its rows -> all ranks: written
     owner      shuffles the samples at the same time; commits the artefact
 
-Messages travel with the heartbeats of a build (see worker),
-so a rank works on its own jobs until one arrives.
+Messages are sent with the heartbeats of a build (see worker), so that a rank works on its own jobs
+until one arrives.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _POLL_SECONDS = 0.2
 
 
 class Message(NamedTuple):
-    """What a rank tells all ranks about a divided job:
-    that it has begun, that a part's run is counted, or that its rows are written."""
+    """A message to all ranks about a divided job: that it has begun, that the run of a part was
+    counted, or that the rows of a part were written."""
 
     job: int
     files: tuple[Path, ...] = ()
-    """Begun: the document index, which is complete, and the sample index, which is only as long as
-    it will be; none if there is nothing to do."""
+    """If the job has begun: the files of the document index, which is complete, and of the sample
+    index, which has its size and no content yet; none if there is nothing to do."""
     part: int = -1
-    """The part that is counted or written; -1 where the job has begun."""
+    """The part that was counted or written; -1 if the job has begun."""
     tokens: int = -1
-    """Counted: tokens of the part's run."""
+    """If the part was counted: tokens of its run; otherwise -1."""
 
 
 class Parts:
     """This rank's parts of the jobs that are divided among the ranks.
 
     Args:
-        jobs: of all ranks.
-        assignment: this rank's, which says which of them are divided, and into how many parts.
-        wake: called from any thread when there is something to send.
+        jobs: the jobs of all ranks.
+        assignment: that of this rank, which has the divided jobs, and the number of parts.
+        wake: called from any thread when there is a message to send.
         stop: set when the build has failed.
     """
 
@@ -83,34 +83,36 @@ class Parts:
         self._files: dict[int, tuple[Path, ...]] = {}
         self._counted: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._written: defaultdict[int, set[int]] = defaultdict(set)
-        self._whole = {job: threading.Event() for job in assignment.divided}
+        self._all_written = {job: threading.Event() for job in assignment.divided}
         self._runs: dict[int, tuple[Array, list[int]]] = {}
-        self._sent: list[Message] = []
+        self._unsent: list[Message] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
         self._tasks: list[Future[None]] = []
 
     def begin(self, job: int, *files: Path) -> None:
-        """Begin a job; called by its owner, from any thread,
-        with the files of its document and sample index if there is work to do."""
+        """Begin a job; its owner calls it, from any thread, with the files of its document and
+        sample index if there is work to do."""
         self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:
-        """Wait until all parts of a job are written; from any thread but the one that receives
-        them. Raises: StoppedError."""
-        while not self._whole[job].wait(_POLL_SECONDS):
+        """Wait until all parts of a job are written. Not called from the thread that calls
+        `receive`.
+        Raises: StoppedError."""
+        while not self._all_written[job].wait(_POLL_SECONDS):
             if self._stop.is_set():
                 raise StoppedError
 
     def take_messages(self) -> list[Message]:
-        """Messages for all ranks, this one included. Raises: the error of a part that failed."""
+        """Return the messages to all ranks, this one included, that were not sent yet. Raises: the
+        error of a part that failed."""
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.remove(task)
             task.result()
         with self._lock:
-            sent = self._sent
-            self._sent = []
-        return sent
+            messages = self._unsent
+            self._unsent = []
+        return messages
 
     def receive(self, message: Message) -> None:
         """Process a message of any rank, and start the work that it allows."""
@@ -130,23 +132,24 @@ class Parts:
             if part == self._part:
                 self._left.discard(job)
             if len(self._written[job]) == self._num_parts:
-                self._whole[job].set()
+                self._all_written[job].set()
 
     @property
     def left(self) -> int:
-        """Jobs whose part on this rank is not done."""
+        """Number of jobs whose part on this rank is not done."""
         return len(self._left)
 
     def close(self) -> None:
-        """End without waiting."""
+        """Stop without waiting for parts that have begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, message: Message) -> None:
         with self._lock:
-            self._sent.append(message)
+            self._unsent.append(message)
         self._wake()
 
     def _count(self, number: int) -> None:
+        """Count this rank's run of a job's documents."""
         job = self._job(number)
         spec = job.artefact.arrays[0]
         first = spec.shape[0] * self._part // self._num_parts
@@ -160,14 +163,16 @@ class Parts:
         self._send(Message(number, part=self._part, tokens=sum(sums)))
 
     def _write(self, number: int) -> None:
+        """Write the rows of a job's sample index that begin in this rank's run; the last rank also
+        writes those after all documents."""
         job = self._job(number)
         gathered, sums = self._runs.pop(number)
-        counted = [self._counted[number][part] for part in range(self._num_parts)]
+        tokens_of_parts = [self._counted[number][part] for part in range(self._num_parts)]
         documents = job.artefact.arrays[0].shape[0]
         spec = job.artefact.arrays[1]
-        width = 2 * np.dtype(spec.dtype).itemsize
+        row_bytes = 2 * np.dtype(spec.dtype).itemsize
         first = documents * self._part // self._num_parts
-        start = sum(counted[: self._part])
+        start = sum(tokens_of_parts[: self._part])
         length = self._request.sequence_length
         samples = job.num_samples
         extra = int(self._request.add_extra_token_to_sequence)
@@ -183,7 +188,7 @@ class Parts:
             block=self.block,
             max_rows=self.max_rows,
         )
-        sample = reached(sum(counted), length, samples, extra)
+        sample = reached(sum(tokens_of_parts), length, samples, extra)
         if self._part == self._num_parts - 1 and sample <= samples:
             end = end_row(
                 int(gathered[-1]), documents, sample, samples, extra=extra, keep_tail=job.keep_tail
@@ -194,7 +199,7 @@ class Parts:
             for sample, rows in pieces:
                 if self._stop.is_set():
                     raise StoppedError
-                file.seek(len(spec.header) + width * sample)
+                file.seek(len(spec.header) + row_bytes * sample)
                 file.write(np.ascontiguousarray(rows).data)
             flush(file)
         self._send(Message(number, part=self._part))

@@ -1,5 +1,5 @@
-"""`.npy` arrays read entry by entry through the process's pool of descriptors: none needs a map or
-an open file of its own."""
+"""Reading `.npy` arrays entry by entry through the process's pool of descriptors, so that an array
+needs no mapping and no open file of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from megablend.formats.base import Array
 
 ENTRIES_START = 128
-"""Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
+"""Byte at which the entries of an array of one or two dimensions begin, as numpy.save writes it."""
 
 
 class PooledArray(NDArrayOperatorsMixin):
-    """An array of one or two dimensions in a `.npy` file,
-    opened when an entry is first read. Picklable.
+    """An array of one or two dimensions in a `.npy` file, which is opened when an entry is first
+    read. It can be pickled.
 
-    Operators read the whole array, and return an array of numpy's.
+    Operators read the whole array, and return a numpy array.
 
-    Raises, from any use: MissingFileError; CorruptFileError if the file holds no such array.
+    Raises, from any use: MissingFileError; CorruptFileError if the file does not contain such an
+    array.
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
@@ -40,20 +41,20 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The same as numpy.ndarray's."""
+        """As of numpy.ndarray."""
         return self._header[0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same as numpy.ndarray's."""
+        """As of numpy.ndarray."""
         return self._header[1]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Entry i, or row i if there are two dimensions; else what numpy gives.
-        Raises: IndexError."""
+        """Return entry i, or row i of two dimensions; for a slice or another index what numpy
+        returns. Raises: IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -69,13 +70,13 @@ class PooledArray(NDArrayOperatorsMixin):
         return row[0]
 
     def descriptor(self) -> AbstractContextManager[int]:
-        """A descriptor of the file, whose entries begin at ENTRIES_START.
+        """Return a context with a descriptor of the file, whose entries begin at ENTRIES_START.
         Raises: MissingFileError."""
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array,
-        which is read for them."""
+        """Return another attribute of numpy.ndarray (`max`, `tolist`, ...), for which the whole
+        array is read."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
@@ -84,8 +85,9 @@ class PooledArray(NDArrayOperatorsMixin):
         return self._read(0, len(self)).astype(dtype or self.dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
+        # Files are only read
         if method == "at" or any(isinstance(each, PooledArray) for each in options.get("out", ())):
-            return NotImplemented  # files are only read
+            return NotImplemented
         arrays = (np.asarray(each) if isinstance(each, PooledArray) else each for each in inputs)
         return getattr(ufunc, method)(*arrays, **options)
 
@@ -97,8 +99,8 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype, of the file as it is now:
-        the cache may have been rebuilt since the pool opened it."""
+        """Shape and dtype."""
+        # The cache may have been rebuilt since the pool has opened the file, which `stat` notices
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))
         try:

@@ -1,5 +1,5 @@
-"""Which rank builds what: memory and time of the jobs,
-and the ranks and threads that a node's memory allows."""
+"""Assigning jobs to ranks: the memory and time of jobs, and the ranks and threads that a node's
+memory allows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 _V2 = ("memory.max", "memory.current", "inactive_file")
+"""Names of a group's limit, usage and inactive file pages, in version 2 of control groups."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""The same names in version 1."""
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that are free for this process. `root` is the folder that contains /proc and /sys."""
+    """Return the bytes of memory that are free for this process. `root`: folder that contains /proc
+    and /sys."""
     (available,) = _numbers(root / "proc/meminfo", "MemAvailable:")
     return min([1024 * available, *_left_in_groups(root)])
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Bytes that each control group with a bound still has."""
-    with contextlib.suppress(OSError):  # a kernel without control groups
+    """Yield the bytes that are left in each control group of this process that has a limit."""
+    # Raised by a kernel without control groups
+    with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
@@ -43,9 +47,9 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 continue
             own = PurePosixPath(path)
             for group in (own, *own.parents):
-                # inside a container the groups above it are not to be seen, and its own may lie at
-                # the top
-                with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+                # In a container, groups above its own do not exist, and its own may be at the top.
+                # ValueError: the limit is "max", which means none.
+                with contextlib.suppress(OSError, ValueError):
                     yield _left(base / str(group).lstrip("/"), *names)
 
 
@@ -56,15 +60,15 @@ def _left(group: Path, limit: str, usage: str, inactive: str) -> int:
 
 
 def _numbers(path: Path, name: str) -> list[int]:
-    """The numbers of the lines that begin with this word."""
+    """Return the numbers in the lines of a file that begin with a name."""
     lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     return [int(words[1]) for words in lines if words and words[0] == name]
 
 
 PIECE_BYTES = 1 << 24
-"""Sample indices go to the disk in pieces of about this size for each thread that makes them."""
+"""Bytes of a sample index that each thread computes before they are written, about."""
 _DRAWN_BYTES = 40 << 20
-"""Blends are built in pieces of this size."""
+"""Bytes of a blend that are computed before they are written."""
 _NS = {
     "document": 10.0,
     "length": 10.0,
@@ -74,39 +78,39 @@ _NS = {
     LARGEST_REMAINDER: 20.0,
     "artefact": 2e6,
 }
-"""Nanoseconds of one thread for each entry of a document index, its length, a row of a sample
-index, an entry of a shuffle index and of a blend; for an artefact's files. Rough: they order the
-jobs and make the estimate of a dry run."""
+"""Nanoseconds of one thread: for an entry of a document index, for its length, for a row of a
+sample index, for an entry of a shuffle index and of a blend; and for the files of an artefact. They
+are rough, for ordering the jobs and for the estimate of a dry run."""
 _USABLE = 0.8
 """Usable fraction of a node's free memory if no limit is given."""
 DIVIDED_NS = 5e8
-"""Minimum cost of a sample index that all ranks make together: below it, communication takes
-longer."""
+"""Cost of a sample index, at least, that all ranks build together: for cheaper ones, communication
+takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """The estimated cost of a job, and of one whose sample index all ranks make together;
-    0 for a job that cannot be divided."""
+    """The estimated cost of a job; the last four fields are for a job whose sample index all ranks
+    build together, and 0 for a job that cannot be divided."""
 
     memory: int
-    """Bytes of arrays, on one thread, with its two shuffles one after the other."""
+    """Bytes of arrays if one thread builds its sample and shuffle index one after the other."""
     overlapped: int
-    """Bytes of arrays if the shuffle index is built at the same time as the sample index."""
+    """Bytes of arrays if the sample and the shuffle index are built at the same time."""
     cost: int
     """Nanoseconds of one thread."""
     parts_cost: int = 0
-    """Nanoseconds of all parts together, of `cost`."""
+    """The part of `cost` that is divided among the ranks."""
     owner_memory: int = 0
-    """Bytes of the arrays on the rank that owns the divided job."""
+    """Bytes of arrays on the rank that owns the job."""
     lengths: int = 0
-    """Bytes on each rank, while it counts its part."""
+    """Bytes of lengths on each rank while it counts its part."""
     gathered: int = 0
-    """Bytes of all parts together, from when they are gathered until they are written."""
+    """Bytes of gathered lengths on all ranks together, from counting until rows are written."""
 
 
 def estimate_cost(job: Job) -> CostEstimate:
-    """Estimate the cost of a job, to within some per cent."""
+    """Estimate the cost of a job; its memory is correct to within some per cent."""
     if isinstance(job, BlendJob):
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(
@@ -115,7 +119,7 @@ def estimate_cost(job: Job) -> CostEstimate:
             cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    # Those of short documents in bytes, too
+    # Their copy as bytes, see `exact.samples`, is counted, too
     lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     own = round(
@@ -135,17 +139,18 @@ def estimate_cost(job: Job) -> CostEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:
-    """A rank's node, and what the node has."""
+    """The resources of a rank's node."""
 
     host: str
     memory: int
+    """Bytes of memory that arrays may take."""
     cores: frozenset[int]
-    """Those that this rank may use; launchers give each rank its own, or all ranks all."""
+    """The cores that this rank may use; launchers give each rank its own, or all ranks all."""
 
 
 def node_resources(max_memory: int | None) -> NodeResources:
-    """The resources of this process's node. `max_memory` limits the node's arrays;
-    by default most of what is free now does."""
+    """Return the resources of this process's node. `max_memory`: limit in bytes for the node's
+    arrays; None for most of the memory that is free now."""
     memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
     return NodeResources(
         host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0))
@@ -157,7 +162,8 @@ class Assignment:
     """One rank's part of the work."""
 
     jobs: tuple[int, ...]
-    """Most expensive first; empty for a rank that stays idle because its node lacks memory."""
+    """Its jobs, most expensive first; none for a rank that stays idle because its node lacks
+    memory."""
     memory: int
     """Bytes of memory for the jobs."""
     threads: int
@@ -165,13 +171,13 @@ class Assignment:
     divided: frozenset[int] = frozenset()
     """Jobs whose sample index is built by all ranks that have work."""
     part: int = -1
-    """This rank's part of each of those; -1 for an idle rank."""
+    """Number of this rank's part of each divided job; -1 for an idle rank."""
     num_parts: int = 0
     reserved: int = 0
-    """Bytes of memory for the parts."""
+    """Bytes of memory for its parts."""
 
     def takes(self, number: int, estimate: CostEstimate) -> CostEstimate:
-        """Cost of a job on the rank that owns it."""
+        """Return the cost of a job on the rank that owns it."""
         if number not in self.divided:
             return estimate
         own = estimate.owner_memory
@@ -179,45 +185,46 @@ class Assignment:
 
     @property
     def workers(self) -> int:
-        """How many jobs run at once: one more than threads, which works while files are flushed."""
+        """Number of jobs that run at once: one more than threads, since one may wait for a
+        flush."""
         return self.threads + 1
 
 
 def assign_jobs(
     estimates: Sequence[CostEstimate], names: Sequence[str], nodes: Sequence[NodeResources]
 ) -> list[Assignment]:
-    """Assign jobs to the ranks at `nodes`.
+    """Assign jobs to ranks, whose nodes are given.
 
-    The ranks of a node share its memory equally;
-    if the largest job does not fit a share, fewer of them work.
+    The ranks of a node share its memory equally; if the largest job does not fit into a share,
+    fewer of them work.
 
-    Raises: ConfigError if a job does not fit a whole node.
+    Raises: ConfigError if a job does not fit into the memory of a node.
     """
     largest = max(range(len(estimates)), key=lambda job: estimates[job].memory, default=None)
     if largest is None:
         return [Assignment(jobs=(), memory=0, threads=1) for _ in nodes]
-    most = estimates[largest].memory
+    max_memory = estimates[largest].memory
     workers: list[int] = []
     working = Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
-    memory: dict[
-        str, int
-    ] = {}  # a node's ranks look at what is free one after the other: the least counts
+    # The ranks of a node found different amounts free, since they did not look at the same time:
+    # the smallest counts
+    memory: dict[str, int] = {}
     for node in nodes:
         memory[node.host] = min(node.memory, memory.get(node.host, node.memory))
     for rank, node in enumerate(nodes):
         free = memory[node.host]
-        if most > free:
+        if max_memory > free:
             raise ConfigError(
-                f"{names[largest]}: its arrays take {most:,} bytes of memory, but {node.host} may use {free:,} "
+                f"{names[largest]}: its arrays take {max_memory:,} bytes of memory, but {node.host} may use {free:,} "
                 "(--max-memory, or what is free there); raise --max-memory or free memory there, or request fewer "
                 "samples"
             )
         cores[node.host] |= node.cores
-        if working[node.host] < free // max(1, most):
+        if working[node.host] < free // max(1, max_memory):
             working[node.host] += 1
             workers.append(rank)
-    spare = min(memory[host] // working[host] for host in memory) - most
+    spare = min(memory[host] // working[host] for host in memory) - max_memory
     divided, reserved = _choose_divided(estimates, len(workers), spare)
     costs = [
         estimate.cost - estimate.parts_cost * (number in divided)
@@ -241,22 +248,23 @@ def assign_jobs(
 def _choose_divided(
     estimates: Sequence[CostEstimate], num_parts: int, spare: int
 ) -> tuple[frozenset[int], int]:
-    """The jobs whose sample index all ranks make, since one rank would be long over it while others
-    are done; bytes for it.
+    """Choose the jobs whose sample index all ranks build, since one rank would still be at work
+    when all others are done. Returns their numbers, and the bytes that each rank needs for its
+    parts.
 
     Args:
-        num_parts: ranks that work.
-        spare: bytes that a rank has in addition to its largest job.
+        num_parts: number of ranks that work.
+        spare: bytes of memory that a rank has in addition to those of its largest job.
     """
-    fair = sum(estimate.cost for estimate in estimates) / num_parts
-    large = [number for number, estimate in enumerate(estimates) if estimate.cost > fair / 2]
+    if num_parts == 1:
+        return frozenset(), 0
+    mean_cost = sum(estimate.cost for estimate in estimates) / num_parts
+    large = [number for number, estimate in enumerate(estimates) if estimate.cost > mean_cost / 2]
     chosen: list[int] = []
     lengths = 0
     gathered = 0
     reserved = 0
-    for number in (
-        sorted(large, key=lambda number: -estimates[number].cost) if num_parts > 1 else ()
-    ):
+    for number in sorted(large, key=lambda number: -estimates[number].cost):
         estimate = estimates[number]
         if estimate.parts_cost < DIVIDED_NS or estimate.gathered < 4 * num_parts:
             continue
@@ -276,9 +284,9 @@ class Forecast:
     ranks: int
     """Number of ranks with work to do."""
     memory: int
-    """Bytes of arrays on the node that holds most, at most."""
+    """Upper bound of the bytes of arrays on the node that needs most."""
     seconds: float
-    """Expected seconds, not counting the compilation of kernels."""
+    """Expected time in seconds, without compiling kernels."""
 
 
 def forecast(
@@ -286,16 +294,14 @@ def forecast(
     assignments: Sequence[Assignment],
     nodes: Sequence[NodeResources],
 ) -> Forecast:
-    """What `assignments` of the jobs will take at their `nodes`."""
+    """Estimate the cost of all jobs, given the assignment and the node of each rank."""
     memory = Counter[str]()
     seconds = 0.0
     for assignment, node in zip(assignments, nodes, strict=True):
-        own = [assignment.takes(job, estimates[job]) for job in assignment.jobs]
-        at_once = sorted((estimate.overlapped for estimate in own), reverse=True)[
-            : assignment.workers
-        ]
-        memory[node.host] += min(assignment.memory, sum(at_once))
-        costs = [estimate.cost for estimate in own]
+        on_rank = [assignment.takes(job, estimates[job]) for job in assignment.jobs]
+        by_memory = sorted((estimate.overlapped for estimate in on_rank), reverse=True)
+        memory[node.host] += min(assignment.memory, sum(by_memory[: assignment.workers]))
+        costs = [estimate.cost for estimate in on_rank]
         if assignment.part >= 0:
             memory[node.host] += assignment.reserved
             costs += [
@@ -310,7 +316,7 @@ def forecast(
 
 
 class MemoryGate:
-    """Admits jobs as long as what they need together fits."""
+    """Admits jobs as long as their memory together is within a limit."""
 
     def __init__(self, memory: int) -> None:
         self._free = memory
@@ -318,7 +324,7 @@ class MemoryGate:
 
     @contextmanager
     def held(self, memory: int) -> Iterator[None]:
-        """Hold `memory` bytes, which must fit by themselves; waits until they are free."""
+        """Wait until `memory` bytes, at most the limit, are free, and hold them in the context."""
         with self._change:
             self._change.wait_for(lambda: memory <= self._free)
             self._free -= memory

@@ -1,5 +1,5 @@
-"""A `.npy` file of int32 to which all ranks of a launch write their parts;
-it takes its name when all have."""
+"""A `.npy` file of int32 to which all ranks of a launch write their parts; it gets its final name
+when all have written them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from megablend.system.build_lock import build_lock
 def shared_array(
     path: Path, count: int, launch: Communicator
 ) -> Iterator[Callable[[int, Array], None]]:
-    """Open the file for this rank's parts: `write(first, values)`.
-    Each entry is written by one rank. Called by all ranks.
+    """Create an array of `count` entries. The context is a function `write(first, values)`, with
+    which this rank writes its entries; each entry must be written by one rank. All ranks call it.
 
-    Raises: CacheError if it cannot be written, or another build holds its folder.
+    Raises: CacheError if the file cannot be written, or another build holds its folder.
     """
     with contextlib.ExitStack() as stack, translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""All the work of a request, with every number known before anything is built; refuses requests on
-which Megatron would fail.
+"""Planning all the work of a request: every number is known before anything is built, and requests
+on which Megatron would fail are refused.
 
 Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
 """
@@ -38,9 +38,10 @@ from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS
 from megablend.system import count_cpus
 
 PartKey = tuple[str, tuple[float, float]]
-"""A prefix and the part of it."""
+"""A part of a dataset: its prefix, and the part's span."""
 _INT32_MAX = (1 << 31) - 1
 _DRAWN = 1 << 22
+"""Samples of a blend that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,12 @@ class DatasetJob:
     num_samples: int
     """Number of samples that it will have: as many as requested, or more."""
     samples_before_final: int | None
-    """Samples of all epochs but the last, where the last is shuffled by itself."""
+    """Number of samples of all epochs but the last if the last one is shuffled separately; None
+    otherwise."""
     keep_tail: bool
-    """Whether a last, partial sample counts."""
+    """Whether a partial last sample counts."""
     extra_token: bool
-    """Whether samples have a token more than the sequence length."""
+    """Whether samples have one token more than the sequence length."""
 
     @property
     def name(self) -> str:
@@ -84,13 +86,14 @@ class BlendJob:
     artefact: Artefact
     layout: SplitLayout
     weights: tuple[float, ...]
-    """The weights in the description; if there is no size, the datasets' lengths, as integers."""
+    """The weights in the description; without a size, the datasets' lengths, as integers."""
     size: int | None
+    """Requested number of samples; None for all samples of all datasets."""
     lengths: tuple[int, ...]
-    """Samples of its datasets."""
+    """Number of samples of each dataset."""
     interleaving: str
     seed: int
-    """Seed of an interleaving that draws at random."""
+    """Seed of an interleaving that is random."""
 
     @property
     def name(self) -> str:
@@ -104,7 +107,8 @@ class BlendJob:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The shares in any unit; before `weights` are rounded, if the lengths count."""
+        """The datasets' shares, in any unit: the weights, or, if the datasets' lengths are the
+        weights, these, which are not rounded."""
         return self.lengths if self.layout.weights is None else self.weights
 
     @property
@@ -132,21 +136,19 @@ class SplitPlan:
     @property
     def num_samples(self) -> int:
         """Number of samples that training can draw."""
-        return (
-            sum(job.num_samples for job in self.datasets)
-            if self.blend is None
-            else self.blend.num_samples
-        )
+        if self.blend is not None:
+            return self.blend.num_samples
+        return sum(job.num_samples for job in self.datasets)
 
 
 def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list[SplitPlan]:
-    """Everything a request's cache consists of.
+    """Plan all that a request's cache consists of.
 
     Args:
-        sizes: of all parts of the request's layouts.
+        sizes: sizes of all parts of the request's layouts.
 
-    Raises: PlanError for a split without tokens, a dataset that cannot be as long as requested, a
-        blend by length with a dataset that has no sample.
+    Raises: PlanError if a split has no tokens, if a dataset cannot be as long as requested, or if a
+        dataset of a blend by length has no sample.
     """
     plans = []
     for layout in layouts(request):
@@ -204,16 +206,16 @@ def _dataset_job(
 
 
 def _name(part: DatasetPart) -> str:
-    """A dataset's name in messages."""
+    """Return a dataset's name for messages."""
     return f"{part.prefix} ({SPLITS[part.split]})"
 
 
 def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
-    """Refuse a part without tokens where Megatron would fail;
-    elsewhere it makes a dataset without samples.
+    """Refuse a part without tokens if Megatron would fail; otherwise it makes a dataset without
+    samples.
 
-    Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would
-        subtract from nothing.
+    Raises: PlanError if samples are requested, or if the number of samples would be negative
+        because of a sample's extra token.
     """
     extra = int(request.add_extra_token_to_sequence)
     length = request.sequence_length
@@ -282,35 +284,38 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     if job is None or job.size is None or _bound_holds(job):
         return
     counts = _counts(job)
-    over = [
-        d
-        for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True))
+    oversampled = [
+        dataset
+        for dataset, (count, length) in enumerate(zip(counts, job.lengths, strict=True))
         if count > length
     ]
-    if not over:
+    if not oversampled:
         return
-    remedy = ""  # a blend by length takes at most what there is, but for rounding
-    if targets := job.layout.targets:
-        needed = max(counts[d] / targets[d] - 1 for d in over)
+    # A blend by length has no targets: it takes too many samples only because of rounding
+    remedy = ""
+    targets = job.layout.targets
+    if targets:
+        needed = max(counts[dataset] / targets[dataset] - 1 for dataset in oversampled)
         remedy = f"; set --mid-level-dataset-surplus (now {surplus}) to {math.ceil(needed * 1e4 + 1e-6) / 1e4} or more"
-    worst = max(over, key=lambda d: counts[d] / job.lengths[d])
+    worst = max(oversampled, key=lambda dataset: counts[dataset] / job.lengths[dataset])
     raise PlanError(
         f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "
-        f"(likewise for {len(over):,} datasets){remedy}"
+        f"(likewise for {len(oversampled):,} datasets){remedy}"
     )
 
 
 def _bound_holds(job: BlendJob) -> bool:
-    """Whether a bound shows, without counting, that there are enough samples."""
+    """Whether an upper bound of each dataset's count shows that it has enough samples, so that the
+    blend need not be counted."""
     if job.interleaving != GREEDY:
         return False
     rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)
-    most = [weight * (job.num_samples - 1) + 1 + rounding for weight in job.weights]
-    return all(samples < length + 1 for samples, length in zip(most, job.lengths, strict=True))
+    bounds = [weight * (job.num_samples - 1) + 1 + rounding for weight in job.weights]
+    return all(bound < length + 1 for bound, length in zip(bounds, job.lengths, strict=True))
 
 
 def _counts(job: BlendJob) -> list[int]:
-    """Number of samples that the blend takes from each dataset."""
+    """Return the number of samples that the blend takes from each dataset."""
     if job.interleaving == LARGEST_REMAINDER:
         return largest_remainder([Fraction(share) for share in job.shares], job.num_samples)
     blend = greedy(job.weights, job.num_samples)

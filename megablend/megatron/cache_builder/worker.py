@@ -1,9 +1,9 @@
-"""One rank's share of a build: its jobs in threads,
-as many at once as fit in its memory, most expensive first.
+"""One rank's share of a build: its jobs are built in threads, as many at once as fit into its
+memory, most expensive first.
 
-While threads work, all ranks exchange heartbeats a few times a second: their progress, and what
-other ranks wait for (see parts). So an error or exit of one rank is known to all at the next
-heartbeat, however long their own work would take.
+While threads work, all ranks exchange heartbeats a few times a second: their progress, and the
+messages that other ranks wait for (see parts). So all ranks notice an error or exit of one rank at
+the next heartbeat, however long their own work would take.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int, list[Message]]
-"""What a rank sends to all ranks at regular intervals: whether it has finished, files and bytes
-that it has built, messages."""
+"""What a rank sends to all ranks at regular intervals: whether it has finished, numbers of files
+and bytes that it has built, and messages."""
 _TICK_SECONDS = 0.2
+"""Time between two heartbeats, at most."""
 _WIND_DOWN_SECONDS = 1.0
-"""How long an error is held back so that the other threads of its rank can remove what they have
-begun."""
+"""Time by which an error is delayed at most, so that other threads of its rank can remove the files
+that they have begun."""
 
 
 def build_share(
@@ -62,21 +63,22 @@ def build_share(
     """Build the jobs of `assignment`, and wait for the other ranks.
 
     Args:
-        jobs: of all ranks, and their `estimates`.
-        progress: called on rank 0 with what all ranks have done.
+        jobs, estimates: the jobs of all ranks, and their costs.
+        progress: called on rank 0 with the progress of all ranks.
 
-    Raises: DataError, CacheError of the first job that fails; those that have begun stop at their
-        next piece.
+    Raises: DataError, CacheError of the first job that fails; jobs that have begun stop when they
+        write their next rows.
     """
     pool = _WorkerPool(jobs, estimates, assignment, request, cache, lengths)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
     try:
         finished = False
         while not finished:
-            are_finished, files, sizes, messages = zip(*launch.allgather(pool.tick()), strict=True)
+            heartbeats = launch.allgather(pool.tick())
+            ranks_finished, files, sizes, messages = zip(*heartbeats, strict=True)
             for message in chain.from_iterable(messages):
                 pool.parts.receive(message)
-            finished = all(are_finished)
+            finished = all(ranks_finished)
             if launch.rank == 0:
                 progress(
                     Progress(
@@ -88,7 +90,7 @@ def build_share(
 
 
 class _WorkerPool:
-    """The threads of a rank."""
+    """The threads of a rank, which build its jobs."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class _WorkerPool:
         self.parts = Parts(jobs, assignment, request, lengths, self._wake.set, self._stop)
         nbytes = sum([jobs[number].artefact.nbytes for number in assignment.jobs])
         self._commits = Commits(cache, self._stop, nbytes) if assignment.jobs else None
-        # Another build may have made some while this one waited for the lock
+        # Another build may have built some of them while this one waited for the lock
         self._names = names_in(cache)
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
@@ -132,7 +134,8 @@ class _WorkerPool:
             future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Heartbeat:
-        """Wait a little, or until there is something to send. Raises: the error of a thread."""
+        """Wait _TICK_SECONDS, or until there is something to send, and return the heartbeat.
+        Raises: the error of a thread."""
         if not self._finished:
             self._wake.wait(_TICK_SECONDS)
             self._wake.clear()
@@ -153,8 +156,8 @@ class _WorkerPool:
             self._commits.close()
 
     def _work(self) -> None:
-        """Build the remaining jobs, most expensive first; the thread that finishes the last one
-        commits the rest."""
+        """Build jobs until none is left, most expensive first; the thread that finishes the last
+        one commits the last artefacts."""
         while numbers := self._take_jobs():
             if numbers[0] in self._small:
                 self._build_small(numbers)
@@ -164,20 +167,20 @@ class _WorkerPool:
                 self._files += len(numbers)
                 self._bytes += sum([self._jobs[number].artefact.nbytes for number in numbers])
                 self._unfinished -= len(numbers)
-                last = not self._unfinished
-            if last:
+                is_last = not self._unfinished
+            if is_last:
                 assert self._commits is not None
                 self._commits.finish()
 
     def _take_jobs(self) -> list[int]:
-        """The next job; of small datasets several, fewer towards the end, so that all threads end
-        at about the same time."""
+        """Take the next job; or several small datasets, fewer towards the end, so that all threads
+        end at about the same time."""
         with self._lock:
             taken: list[int] = []
             size = 0
             memory = 0
-            most = min(MAX_TOGETHER, max(1, len(self._left) // (2 * self._workers)))
-            while self._left and len(taken) < most:
+            max_taken = min(MAX_TOGETHER, max(1, len(self._left) // (2 * self._workers)))
+            while self._left and len(taken) < max_taken:
                 number = self._left[0]
                 size += self._jobs[number].artefact.nbytes
                 memory += self._estimates[number].overlapped
@@ -198,12 +201,8 @@ class _WorkerPool:
         missing = [
             job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None
         ]
-        with self._gate.held(
-            min(
-                self._assignment.memory,
-                sum([self._estimates[number].overlapped for number in numbers]),
-            )
-        ):
+        memory = sum([self._estimates[number].overlapped for number in numbers])
+        with self._gate.held(min(self._assignment.memory, memory)):
             if self._stop.is_set():
                 raise StoppedError
             assert self._commits is not None
@@ -211,20 +210,24 @@ class _WorkerPool:
                 build_small(missing, self._request, self._commits, self._lengths)
 
     def _build(self, number: int) -> None:
+        """Build a job when its memory is free, with as many threads as its share of all cost."""
         estimate = self._estimates[number]
         assignment = self._assignment
-        takes = assignment.takes(number, estimate)
-        overlap = takes.overlapped <= assignment.memory
-        memory = takes.overlapped if overlap else takes.memory
-        wanted = round(assignment.threads * estimate.cost / self._total_cost)
-        room = (assignment.memory - memory) // PIECE_BYTES + 1
-        threads = 1 if number in assignment.divided else max(1, min(wanted, room))
+        on_owner = assignment.takes(number, estimate)
+        overlap = on_owner.overlapped <= assignment.memory
+        memory = on_owner.overlapped if overlap else on_owner.memory
+        threads = 1
+        if number not in assignment.divided:
+            fair_threads = round(assignment.threads * estimate.cost / self._total_cost)
+            max_threads = (assignment.memory - memory) // PIECE_BYTES + 1
+            threads = max(1, min(fair_threads, max_threads))
         with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
             if self._stop.is_set():
                 raise StoppedError
             self._make(number, threads=threads, overlap=overlap)
 
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
+        """Build a job, unless its artefact exists by now."""
         job = self._jobs[number]
         is_divided = number in self._assignment.divided
         commits = self._commits

@@ -1,2 +1,2 @@
-"""Computations of numpy and megatron-core, byte for byte but faster: checks of input, choice of
-kernels, division of work."""
+"""Computations of numpy and megatron-core with the same results, byte for byte, but faster: checks
+of input, choice of kernels, division of work."""

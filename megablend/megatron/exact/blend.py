@@ -1,5 +1,5 @@
-"""What a blend of Megatron's is: the dataset of each sample, and the sample's number within that
-dataset. `greedy` and `permuted` have one each."""
+"""The interface of a blend in Megatron's sense: the dataset of each sample, and the sample's number
+within that dataset. `greedy` and `permuted` implement it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from megablend.errors import PlanError
 
 
 class ExactBlend(ABC):
-    """A blend whose samples are computed in order, as many at a time as the caller has memory for:
-    the dataset of each, and the sample's number within that dataset."""
+    """A blend whose samples are computed in order, as many at a time as the caller has memory
+    for."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         """Total number of samples."""
         self.step = 0
-        """The next sample to compute."""
+        """Number of the next sample to compute."""
 
     def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
-        """Compute the next n samples: the dataset of each,
-        and the sample's number within that dataset.
+        """Compute the next n samples.
 
         Args:
-            datasets: int16 [n], filled.
-            samples: int64 [n], filled.
+            datasets: int16 [n], filled with the dataset of each sample.
+            samples: int64 [n], filled with the sample's number within that dataset.
             threads: number of threads; the result does not depend on it.
 
         Raises: PlanError if fewer than n samples are left.
@@ -40,7 +39,8 @@ class ExactBlend(ABC):
         self._compute_next(datasets, samples, threads)
 
     def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
-        """The next `count` samples in new arrays; otherwise like `fill`."""
+        """Compute the next `count` samples as `fill` does, and return them in new arrays: int16
+        [count], int64 [count]."""
         datasets = np.empty(count, np.int16)
         samples = np.empty(count, np.int64)
         self.fill(datasets, samples, threads=threads)

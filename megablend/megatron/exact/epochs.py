@@ -1,8 +1,8 @@
-"""The number of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's
+"""The numbers of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's
 arithmetic with its rounding.
 
-Throughout, a sample is `length` + `extra` tokens, where extra is add_extra_token_to_sequence (0 or
-1), and begins `length` tokens after the previous one.
+Throughout, a sample has `length` + `extra` tokens, where `extra` is add_extra_token_to_sequence (0
+or 1), and begins `length` tokens after the previous one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import numpy as np
 
 from megablend.errors import PlanError
 
-_THRESHOLD = 0.80  # a final epoch that gives less than this fraction of an epoch's samples is shuffled separately
+_THRESHOLD = 0.80
+"""A final epoch of which less than this fraction of its samples is used is shuffled separately."""
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
-    """The number of epochs of `tokens` tokens that contain `samples` samples; 1 for None.
+    """Return the number of epochs of `tokens` tokens that contain `samples` samples; 1 if `samples`
+    is None.
 
     Raises: PlanError if tokens are needed and an epoch has none.
 
@@ -32,37 +34,40 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Samples in `epochs` epochs of `tokens` tokens; negative if there are no tokens and
-    `length` and `extra` are 1.
+    """Return the number of samples in `epochs` epochs of `tokens` tokens; negative if there are no
+    tokens and `length` and `extra` are 1.
 
-    With `keep_tail` (a last, partial sample is kept) the count is in single precision, as in
-    Megatron: above 2^24 samples it may be too low or too high.
+    With `keep_tail` (a partial last sample is kept), the number is computed in single precision, as
+    in Megatron: above 2^24 samples it may be too low or too high.
 
     Source: helpers.build_sample_idx.
     """
     total = epochs * tokens - extra
     if keep_tail:
         return int(np.ceil(np.float32(total) / np.float32(length)))
-    return total // length if total >= 0 else -(-total // length)  # towards zero, as in C++
+    # Rounded towards zero, as in C++
+    return total // length if total >= 0 else -(-total // length)
 
 
 def samples_before_final_epoch(
     tokens: int, epochs: int, samples: int | None, length: int, extra: int
 ) -> int | None:
-    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None.
+    """Return the number of samples of all epochs but the last if the last one is shuffled
+    separately; None otherwise.
 
     Source: GPTDataset._build_document_sample_shuffle_indices.
     """
     if samples is None or epochs == 1:
         return None
     before = ((epochs - 1) * tokens - extra) // length
-    in_an_epoch = (tokens - extra) // length
-    return before if samples - before < int(_THRESHOLD * in_an_epoch) else None
+    per_epoch = (tokens - extra) // length
+    is_separate = samples - before < int(_THRESHOLD * per_epoch)
+    return before if is_separate else None
 
 
 def sample_dtype(num_documents: int) -> str:
-    """Dtype of the sample index for a document index of `num_documents` entries; document lengths,
-    int32, always fit.
+    """Return the dtype of the sample index for a document index of `num_documents` entries.
+    (Document lengths, which are int32, always fit.)
 
     Source: helpers.build_sample_idx.
     """
@@ -70,7 +75,7 @@ def sample_dtype(num_documents: int) -> str:
 
 
 def shuffle_dtype(samples: int) -> str:
-    """Dtype of the shuffle index of `samples` samples.
+    """Return the dtype of the shuffle index of `samples` samples.
 
     Source: gpt_dataset._build_shuffle_index.
     """

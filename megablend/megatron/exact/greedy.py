@@ -1,8 +1,8 @@
-"""Megatron's own blend: each step takes the dataset that is furthest behind its weight.
+"""Megatron's own blend: each step takes a sample of the dataset that is furthest behind its weight.
 
-Every step depends on all before it. Threads can still share the steps: where a part of them begins,
-the counts of the datasets are almost certain, and so they are guessed, and checked as soon as the
-part before is done (`Greedy._compute_next`).
+Every step depends on all steps before it. Threads can still share the steps: the counts of the
+datasets at the beginning of a part are almost certain, so they are guessed, and checked as soon as
+the part before is done (`Greedy._compute_next`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.request.request import MAX_DATASETS
 
 MAX_SCANNED = 32
-"""Up to this number of datasets it is faster to scan all of them."""
+"""Number of datasets up to which it is faster to scan all of them at each step."""
 LEAD = 4096
-"""How many steps before its part a thread begins from a guessed state; 8 * groups if that is
+"""Steps before its part at which a thread begins, from a guessed state; or 8 * groups if that is
 more."""
 _EXACT = 2.0**52
-"""Below this, counts that differ by one give errors that differ."""
+"""Below this number, counts that differ by one have errors that differ."""
 _State = tuple[Float64s, Int64s]
-"""The state of a blend, in the form that the kernels use. For each group: how many samples the
-member has whose turn it is, and the number of that member; those before it have one more."""
+"""The state of a blend, in the form that the kernels use: for each group, the number of samples of
+the member whose turn it is, and the number of that member; members before it have one sample
+more."""
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
-    """Make a blend of `size` samples by weight: each step takes the dataset
-    that is furthest behind its weight.
+    """Make a blend of `size` samples by weight: each step takes a sample of the dataset that is
+    furthest behind its weight.
 
     Args:
-        weights: one per dataset; Megatron normalises them to a sum of 1.
+        weights: the weight of each dataset; Megatron normalises them to a sum of 1.
 
     Raises: PlanError if there are no datasets or too many.
 
@@ -64,16 +65,16 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 
 
 class Greedy(ExactBlend):
-    """A blend that takes the dataset with the greatest error, with or without caps.
+    """A blend whose steps take the dataset with the greatest error, with or without caps.
 
-    Datasets of one weight and cap are a group: they take turns, in order. Where datasets are
+    Datasets with the same weight and cap are a group: they take turns, in order. If datasets are
     scanned one by one, each is a group of its own.
     """
 
     min_part = 1 << 17
-    """Fewest steps of a thread's part: many more than its guess costs."""
+    """Steps of a thread's part, at least: many more than its guess costs."""
     max_part = 1 << 21
-    """Most steps of a thread's part: few enough to compute again where the guess was wrong."""
+    """Steps of a thread's part, at most: few enough to compute again if the guess was wrong."""
 
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MAX_DATASETS:
@@ -81,18 +82,19 @@ class Greedy(ExactBlend):
                 f"found a blend of {len(weights):,} datasets; expected 1 to {MAX_DATASETS:,}"
             )
         super().__init__(size)
-        # Not if a weight is negative, NaN or too large: then errors may fall while a dataset waits,
-        # and the faster kernel would miss a winner.
-        ordered = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
-        self._by_scan = not ordered or len(weights) <= MAX_SCANNED
-        # Whether a guessed state soon becomes the true one: the datasets together get one sample a
-        # step, which is what weights that sum to 1 ask for, so that none drifts from its share.
-        self._converges = ordered and abs(float(weights.sum()) - 1) < 1e-6
+        # Whether errors only grow while a dataset waits. If a weight is negative, NaN or too large,
+        # they may fall, and the faster kernel would miss a winner.
+        errors_grow = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
+        self._by_scan = not errors_grow or len(weights) <= MAX_SCANNED
+        # Whether a guessed state soon becomes the true one: all datasets together get one sample a
+        # step, and if weights sum to 1, none drifts from its share
+        self._converges = errors_grow and abs(float(weights.sum()) - 1) < 1e-6
         if self._by_scan:
             self._make_groups(_without_nan(weights), caps, np.arange(len(weights)))
         else:
             _, groups = np.unique(np.stack([weights, caps]), axis=1, return_inverse=True)
-            self._make_groups(weights + 0.0, caps, groups)  # -0.0 becomes 0.0
+            # Adding 0.0 makes -0.0 to 0.0
+            self._make_groups(weights + 0.0, caps, groups)
 
     def _make_groups(self, weights: Float64s, caps: Float64s, groups: Int64s) -> None:
         """Sort datasets by group, in their original order within each group."""
@@ -104,8 +106,8 @@ class Greedy(ExactBlend):
         self._state: _State = np.zeros(len(leaders)), np.zeros(len(leaders), np.int64)
 
     def _compute_next(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """Each thread but the first begins its part from a guess, which is checked, so that the
-        result is always exact."""
+        """See ExactBlend. Each thread but the first begins its part from a guessed state, which is
+        checked, so that the result is always exact."""
         size = len(datasets)
         parts = max(1, min(threads, size // self.min_part)) if self._converges else 1
         if parts == 1:
@@ -121,8 +123,8 @@ class Greedy(ExactBlend):
     def _compute_parts(
         self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s
     ) -> None:
-        """Compute the next steps in `parts` parts at the same time, from guesses, and again those
-        whose guess was wrong."""
+        """Compute the next steps in `parts` parts at the same time from guessed states; parts whose
+        guess was wrong are computed again."""
         edges = [len(datasets) * part // parts for part in range(parts + 1)]
         spans = list(pairwise(edges))
 
@@ -135,19 +137,20 @@ class Greedy(ExactBlend):
         guesses = pool.map(lambda edge: self._guess_state(self.step + edge), edges[1:-1])
         starts = [self._state, *guesses]
         ends = list(pool.map(compute, starts, spans))
-        # self._state is what each part had to begin from: the true end of the part before it
+        # self._state is the state that a part had to begin from: the true end of the part before
         for start, span, end in zip(starts, spans, ends, strict=True):
             is_right = all(map(np.array_equal, start, self._state))
             self._state = end if is_right else compute(self._state, span)
         self.step += len(datasets)
 
     def _guess_state(self, step: int) -> _State:
-        """The probable state at `step`: the blend, run from an estimate some steps earlier.
+        """Return the probable state at `step`: the blend is run from an estimate some steps
+        earlier.
 
         A dataset's count stays near weight * steps, but which datasets are already rounded up
-        depends on all that was before. The estimate rounds up those with the largest remainders,
-        as many as there were steps. It is off for some; but the blend takes whoever is furthest
-        behind, and so each of these is set right by its next turns.
+        depends on all earlier steps. The estimate rounds up those with the largest remainders, as
+        many as there were steps. It is wrong for some datasets; but since each step takes the
+        dataset that is furthest behind, their next turns correct it.
         """
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         first = step - lead
@@ -155,17 +158,17 @@ class Greedy(ExactBlend):
         counts = np.floor(exact)
         group_sizes = np.diff(self._firsts)
 
-        # `largest` [num_groups]: groups by remainder. The steps that are left after rounding down
-        # go to their members in this order, one each; in a group, to the first ones.
-        largest = np.argsort(counts - exact, kind="stable")
-        members = group_sizes[largest]
+        # Groups by descending remainder. The steps that are left after rounding down go to their
+        # members in this order, one each; in a group, to the first ones.
+        by_remainder = np.argsort(counts - exact, kind="stable")
+        members = group_sizes[by_remainder]
         members_before = np.cumsum(members) - members
         steps_left = first - int(counts @ group_sizes)
         turns = np.empty(len(group_sizes), np.int64)
-        turns[largest] = np.clip(steps_left - members_before, 0, members)
+        turns[by_remainder] = np.clip(steps_left - members_before, 0, members)
 
-        # The kernel's form: the first member has its turn again with one more, and a count at its
-        # cap is infinite.
+        # As the kernel has it: if all members had their turn, the first one is next, with a count
+        # higher by one; a count that has reached its cap is infinite
         is_done = turns == group_sizes
         counts[is_done] += 1
         turns[is_done] = 0
@@ -175,7 +178,7 @@ class Greedy(ExactBlend):
         return state
 
     def _run_kernel(self, state: _State, step: int, datasets: Int16s, samples: Int64s) -> None:
-        """Compute the steps from `step` on; `state` advances."""
+        """Compute the steps from `step` on, and update `state`."""
         counts, turns = state
         if self._by_scan:
             fill_by_scan(self._weights, self._caps, counts, step, datasets, samples)
@@ -194,7 +197,7 @@ class Greedy(ExactBlend):
 
 
 def _without_nan(weights: Float64s) -> Float64s:
-    """Weights without NaN that give Megatron's result: a NaN never wins, except as the first
+    """Replace NaN by weights that give Megatron's result: a NaN never wins, except as the first
     weight, which then always wins."""
     if np.isnan(weights[0]):
         return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)

@@ -1,5 +1,6 @@
-"""A blend of given counts, fully shuffled by one keyed permutation: exact at the end, random before
-it; after n samples a dataset with share p is off by about sqrt(n * p * (1 - p))."""
+"""A blend of given counts, shuffled by one keyed permutation: its counts are exact at the end, and
+random before it. After n samples, the count of a dataset with share p is off by about
+sqrt(n * p * (1 - p))."""
 
 from __future__ import annotations
 
@@ -20,21 +21,21 @@ from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.request.request import MAX_DATASETS
 
 SMALL = 1 << 16
-"""Up to this many samples are shuffled exactly, as an array; a Feistel network needs more."""
+"""Number of samples up to which they are shuffled as an array, since a Feistel network shuffles few
+samples badly."""
 BLOCK = 1 << 14
-"""Samples processed at a time, so that their positions stay in the CPU cache."""
+"""Samples that are processed at a time, so that their positions stay in the CPU cache."""
 _TABLE_BITS = 14
-"""Bits of the table of datasets by position, which stays in the CPU cache too."""
+"""Logarithm of the size of the table of datasets by position, which stays in the CPU cache, too."""
 
 
 def largest_remainder_blend(
     weights: Sequence[int | float | Fraction], size: int, seed: int
 ) -> Permuted:
-    """Make a shuffled blend of `size` samples: floor and largest remainder
-    of size * weight, exact, ties by order.
+    """Make a shuffled blend of `size` samples. The count of each dataset is size * weight, rounded
+    by largest remainder, exactly; of equal remainders the first is rounded up.
 
-    Raises: PlanError if weights are negative, not finite or all zero, or if there are too
-        many.
+    Raises: PlanError if weights are negative, not finite or all zero, or if there are too many.
     """
     for dataset, weight in enumerate(weights):
         if not np.isfinite(float(weight)):
@@ -43,7 +44,7 @@ def largest_remainder_blend(
 
 
 class Permuted(ExactBlend):
-    """counts[d] samples of each dataset d, in the order that `seed` chooses."""
+    """A blend of counts[d] samples of each dataset d, in an order that `seed` determines."""
 
     def __init__(self, counts: Sequence[int], seed: int) -> None:
         super().__init__(sum(counts))
@@ -51,9 +52,9 @@ class Permuted(ExactBlend):
             raise PlanError(
                 f"found a blend of {len(counts):,} datasets; expected at most {MAX_DATASETS:,}"
             )
-        # The samples lie dataset by dataset at positions, where the permutation picks them
+        # The permutation gives each sample a position; the positions of a dataset are consecutive
         self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
-        # Every 2^_shift-th position has its dataset in a table: what `find_owner` begins from
+        # The dataset of every 2^_shift-th position, from which `find_owner` searches on
         self._shift = max(0, self.size.bit_length() - _TABLE_BITS)
         tabled = np.arange(0, self.size, 1 << self._shift)
         self._table = (np.searchsorted(self._starts, tabled, side="right") - 1).astype(np.int32)
@@ -72,7 +73,7 @@ class Permuted(ExactBlend):
         self.step += len(datasets)
 
     def _compute(self, datasets: Int16s, samples: Int64s, start: int, stop: int) -> None:
-        """Fill [start, stop) of the arrays, whose first sample is `step`."""
+        """Fill entries [start, stop) of the arrays; entry 0 is sample `step`."""
         for first in range(start, stop, BLOCK):
             block = slice(first, min(first + BLOCK, stop))
             positions = self._permute(self.step + block.start, self.step + block.stop)
@@ -81,7 +82,7 @@ class Permuted(ExactBlend):
             )
 
     def _permute(self, start: int, stop: int) -> Int64s:
-        """The positions of samples [start, stop)."""
+        """Return the positions of samples [start, stop): int64."""
         if len(self._shuffled):
             return self._shuffled[start:stop]
         positions = np.empty(stop - start, np.int64)

@@ -1,10 +1,11 @@
-"""The sample index: where each sample begins in the shuffled documents.
+"""The sample index: the position in the shuffled documents at which each sample begins. It has one
+row for each sample, and one for the end.
 
-Processes that share only files build one in parts:
+Processes that share only files build it in parts (`count_run`, `cut_run`):
 
-1. Each process counts the tokens of its run of documents and sends the sums to all ranks.
-2. Each process then knows the tokens before its run, and therefore which rows begin in it, and
-   computes those rows.
+1. Each process counts the tokens of its run of documents, and sends the sums to all ranks.
+2. Each process then knows the tokens before its run, and so which rows begin in it, and computes
+   those rows.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 BLOCK = 1 << 18
-"""Documents that each of several threads processes at a time: 1 MiB of lengths stays in its CPU
+"""Documents that each of several threads processes at a time: their lengths, 1 MiB, stay in its CPU
 cache."""
 ROWS = 1 << 21
-"""Rows that a thread computes at a time; approximate with several threads."""
+"""Rows that a thread computes at a time, approximately if there are several threads."""
 SHORT = 12
-"""Mean documents per sample from which on a kernel that assumes many documents per sample is
-faster."""
+"""Mean number of documents per sample from which on the kernel for short documents is faster."""
 FAR = 1 << 20
 """Bytes of lengths that fit in a core's own caches."""
-_FEW = 1 / 64
-"""The largest fraction of documents that may be too long for a byte."""
+_MAX_LONG_SHARE = 1 / 64
+"""Largest share of documents that are too long for a byte with which a copy of lengths as bytes is
+made."""
 _NUM_EXAMINED = 4096
+"""Number of documents by which this share is estimated."""
 _NONE_LONG = 1 << 31
+"""Limit of lengths that no document reaches, for lengths that are not a copy as bytes."""
 
 
 def sample_rows(
@@ -55,16 +58,17 @@ def sample_rows(
     Args:
         lengths: int32 [num_lengths], tokens of every document; at least one.
         documents: int32 [n], the document index: each in [0, num_lengths).
-        length: tokens from one sample's start to the next one's, 1 or more.
+        length: tokens from the start of a sample to that of the next, 1 or more.
         samples: number of samples, as computed by `num_samples`.
-        dtype: int32 or int64, of the rows.
+        dtype: dtype of the rows, int32 or int64.
         extra: add_extra_token_to_sequence, 0 or 1.
-        keep_tail: whether samples may end (or, because the count is rounded, begin) after the
+        keep_tail: whether samples may end (or, because their number is rounded, begin) after the
             documents.
         threads: number of threads.
 
     Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows
-        at most: position in the document index, tokens of that document before the sample.
+        at most. A row has a position in the document index, and the number of tokens of that
+        document before the sample.
 
     Raises: PlanError if the documents contain fewer samples, or if they end with an empty one
         at which Megatron fails.
@@ -74,8 +78,8 @@ def sample_rows(
     """
     yield np.zeros((1, 2), dtype)
     sample = 1
-    cutting = _serial if threads == 1 else partial(_parallel, threads=threads)
-    for rows in cutting(lengths, documents, length, samples, extra, dtype):
+    cut_rows = _cut_serially if threads == 1 else partial(_cut_in_parallel, threads=threads)
+    for rows in cut_rows(lengths, documents, length, samples, extra, dtype):
         sample += len(rows)
         yield rows
     if sample <= samples:
@@ -91,25 +95,22 @@ def sample_rows(
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
-    """The first sample, at least 1, whose row is not within the first `tokens` tokens;
-    samples + 1 if all are.
-
-    The row of sample k is known once k * length + extra tokens were counted.
-    """
+    """Return the first sample, at least 1, whose row cannot be computed from the first `tokens`
+    tokens, since that of sample k requires k * length + extra tokens; samples + 1 if all can be."""
     return min(max(1, (tokens - extra) // length + 1), samples + 1)
 
 
 def end_row(
     last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool
 ) -> tuple[int, int]:
-    """The row of samples [sample, samples], which are after the documents.
+    """Return the row of samples `sample` to `samples`, which all begin or end after the documents.
 
     Args:
         last: tokens of the last document.
         documents: number of documents.
 
-    Raises: PlanError if no sample may be there (without `keep_tail`), or if Megatron fails at
-        that row.
+    Raises: PlanError without `keep_tail`, since the documents then must contain all samples; or if
+        Megatron fails at that row.
     """
     if not keep_tail:
         raise PlanError(
@@ -123,58 +124,60 @@ def end_row(
     return documents - 1, last - extra
 
 
-def no_such(documents: Int32s, lengths: Int32s) -> PlanError:
-    """The error for a document index that refers to documents without a length."""
+def missing_length_error(documents: Int32s, lengths: Int32s) -> PlanError:
+    """Make the error about a document index that refers to documents without a length."""
     return PlanError(
         f"the document index refers to documents {documents.min()} to {documents.max()}, but lengths are given for "
         f"{len(lengths)}; rebuild it for these documents"
     )
 
 
-def _serial(
+def _cut_serially(
     lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike
 ) -> Iterator[npt.NDArray[Any]]:
-    """The rows of samples that end within the documents, ROWS at a time."""
+    """Yield the rows of samples that end within the documents, ROWS at a time."""
     sample = 1
     document = 0
     tokens = 0
-    cutting = _cutting(lengths, documents, samples)
+    cut_kernel = _choose_kernel(lengths, documents, samples)
     while sample <= samples and document < len(documents):
         rows = np.empty((min(ROWS, samples + 1 - sample), 2), dtype)
-        left = documents[document:]
-        filled, passed, tokens = cutting(
-            lengths, left, document, tokens, length, extra, sample, rows
+        rest = documents[document:]
+        filled, num_passed, tokens = cut_kernel(
+            lengths, rest, document, tokens, length, extra, sample, rows
         )
-        if passed < 0:
-            raise no_such(documents, lengths)
+        if num_passed < 0:
+            raise missing_length_error(documents, lengths)
         sample += filled
-        document += passed
+        document += num_passed
         yield rows[:filled]
 
 
-def _cutting(
+def _choose_kernel(
     lengths: Int32s, documents: Int32s, samples: int
 ) -> Callable[..., tuple[int, int, int]]:
-    """The fastest kernel for this number of samples and documents; its signature is that of
-    `cut`."""
+    """Return the fastest kernel for these numbers of samples and documents; its signature is that
+    of `cut`."""
     if len(documents) < SHORT * samples:
         return cut
-    far = lengths.nbytes > FAR
-    if far and 2 * len(documents) >= len(lengths):  # entries of the copy are read often enough
-        seen = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
-        if np.count_nonzero(seen >= LONG) < _FEW * len(seen):
-            short = np.empty(len(lengths), np.uint8)
-            narrow_to_uint8(lengths, short)
-            return partial(cut_short_documents, short, LONG, far)
-    return partial(cut_short_documents, lengths, _NONE_LONG, far)
+    is_far = lengths.nbytes > FAR
+    # A copy as bytes pays if its entries are read often enough, and few of them are too long
+    if is_far and 2 * len(documents) >= len(lengths):
+        examined = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
+        if np.count_nonzero(examined >= LONG) < _MAX_LONG_SHARE * len(examined):
+            as_bytes = np.empty(len(lengths), np.uint8)
+            narrow_to_uint8(lengths, as_bytes)
+            return partial(cut_short_documents, as_bytes, LONG, is_far)
+    return partial(cut_short_documents, lengths, _NONE_LONG, is_far)
 
 
 def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
-    """Split documents whose lengths are already in document-index order."""
+    """Split documents whose lengths are already in the order of the document index; the signature
+    is that of `cut`."""
     return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 
-def _parallel(
+def _cut_in_parallel(
     lengths: Int32s,
     documents: Int32s,
     length: int,
@@ -183,56 +186,59 @@ def _parallel(
     dtype: npt.DTypeLike,
     threads: int,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Like `_serial`, a wave of document blocks at a time:
-    lengths are gathered, summed, then split."""
+    """Yield the rows of samples that end within the documents. A wave of document blocks, one for
+    each thread, is processed at a time: their lengths are gathered and summed, then split."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
-    places = np.arange(block, dtype=np.int32)
-    cutting = cut if len(documents) < SHORT * samples else _cut_gathered
+    # Gathered lengths of a block are in its order: entry i is that of its document i
+    identity = np.arange(block, dtype=np.int32)
+    cut_kernel = cut if len(documents) < SHORT * samples else _cut_gathered
     sample = 1
     tokens = 0
     with ThreadPoolExecutor(threads) as pool:
         for wave in range(0, len(documents), threads * block):
             firsts = range(wave, min(wave + threads * block, len(documents)), block)
-            taken = [documents[first : first + block] for first in firsts]
-            gathered = [space[: len(own)] for space, own in zip(scratch, taken, strict=False)]
-            sums = list(pool.map(gather_lengths, repeat(lengths), taken, gathered))
+            blocks = [documents[first : first + block] for first in firsts]
+            gathered = [memory[: len(each)] for memory, each in zip(scratch, blocks, strict=False)]
+            sums = list(pool.map(gather_lengths, repeat(lengths), blocks, gathered))
             if min(sums) < 0:
-                raise no_such(documents, lengths)
-            starts = list(accumulate(sums, initial=tokens))
-            bounds = [reached(start, length, samples, extra) for start in starts]
-            rows = np.empty((bounds[-1] - sample, 2), dtype)
-            pieces = [rows[low - sample : high - sample] for low, high in pairwise(bounds)]
-            orders = [places[: len(own)] for own in taken]
+                raise missing_length_error(documents, lengths)
+            # By block: tokens before it, and the first sample whose row begins in it
+            tokens_before = list(accumulate(sums, initial=tokens))
+            first_samples = [reached(before, length, samples, extra) for before in tokens_before]
+            rows = np.empty((first_samples[-1] - sample, 2), dtype)
+            parts = [rows[low - sample : high - sample] for low, high in pairwise(first_samples)]
+            orders = [identity[: len(each)] for each in blocks]
+            # In the order of the kernel's parameters
             list(
                 pool.map(
-                    cutting,
+                    cut_kernel,
                     gathered,
                     orders,
                     firsts,
-                    starts,
+                    tokens_before,
                     repeat(length),
                     repeat(extra),
-                    bounds,
-                    pieces,
+                    first_samples,
+                    parts,
                 )
             )
             yield rows
-            tokens = starts[-1]
-            sample = bounds[-1]
+            tokens = tokens_before[-1]
+            sample = first_samples[-1]
 
 
 def count_run(
     lengths: Int32s, documents: Int32s, *, block: int = BLOCK
 ) -> tuple[Int32s, list[int]]:
-    """The lengths of a run of the document index, and the tokens of each block of it.
+    """Gather the lengths of a run of the document index, and count the tokens of each block of it.
 
     Args:
         lengths: int32 [num_lengths], tokens of every document; at least one.
         documents: int32 [n], the run.
-        block: documents of a block.
+        block: number of documents of a block; the last one may have fewer.
 
-    Returns: int32 [n], for `cut_run`; and the sums of the blocks, the last of which may be shorter.
+    Returns: the lengths, int32 [n], and the tokens of each block, for `cut_run`.
     Raises: PlanError if the run refers to a document without a length.
     """
     gathered = np.empty(len(documents), np.int32)
@@ -241,7 +247,7 @@ def count_run(
         part = slice(first, first + block)
         sums.append(gather_lengths(lengths, documents[part], gathered[part]))
         if sums[-1] < 0:
-            raise no_such(documents, lengths)
+            raise missing_length_error(documents, lengths)
     return gathered, sums
 
 
@@ -258,36 +264,43 @@ def cut_run(
     block: int = BLOCK,
     max_rows: int = ROWS,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The rows of the samples that begin in a run,
-    except the row of sample 0 and those after all documents (`end_row`).
+    """Compute the rows of the samples that begin in a run, except the row of sample 0, and those of
+    samples after all documents (`end_row`).
 
     Args:
-        gathered, sums: the results of `count_run` for the run.
+        gathered, sums: what `count_run` returned for the run.
         first: position of the run in the document index.
         start: tokens before the run.
         length, samples, extra: as in sample_rows.
         dtype: dtype of the rows, int32 or int64.
         block: as in `count_run`.
-        max_rows: how many rows are yielded at a time.
+        max_rows: number of rows that are yielded at a time, at most.
 
     Yields: a sample number, and the rows [n, 2] from that sample on.
     """
-    places = np.arange(min(block, len(gathered)), dtype=np.int32)
+    identity = np.arange(min(block, len(gathered)), dtype=np.int32)
     for number, tokens in enumerate(sums):
         begin = number * block
-        counted = gathered[begin : begin + block]
+        block_lengths = gathered[begin : begin + block]
         sample = reached(start, length, samples, extra)
         stop = reached(start + tokens, length, samples, extra)
-        passed = 0
-        before = start
+        document = 0
+        tokens_before = start
         while sample < stop:
             rows = np.empty((min(stop - sample, max_rows), 2), dtype)
-            left = places[passed : len(counted)]
-            filled, more, before = cut(
-                counted, left, first + begin + passed, before, length, extra, sample, rows
+            rest = identity[document : len(block_lengths)]
+            filled, num_passed, tokens_before = cut(
+                block_lengths,
+                rest,
+                first + begin + document,
+                tokens_before,
+                length,
+                extra,
+                sample,
+                rows,
             )
             assert filled == len(rows)
             yield sample, rows
             sample += filled
-            passed += more
+            document += num_passed
         start += tokens

@@ -1,5 +1,5 @@
-"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles with it:
-the document index and the shuffle index."""
+"""A faster numpy.random.RandomState.shuffle; and the arrays that Megatron shuffles with it, the
+document index and the shuffle index."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from megablend.kernels.exact import numpy_shuffle as kernels
 from megablend.megatron.exact.epochs import shuffle_dtype
 
 LARGE = 1 << 32
-"""Above this number of entries numpy draws 64-bit random words."""
+"""Number of entries above which numpy draws random words of 64 bits."""
 
 
 class Generator:
-    """The generator of numpy.random.RandomState(seed), used only for shuffles.
-
-    Creating a RandomState, reading and setting its state takes 0.2 ms,
-    about as long as shuffling a small dataset.
-    """
+    """The random generator of numpy.random.RandomState(seed), for shuffles only. (Creating a
+    RandomState, and reading and setting its state, takes 0.2 ms, as long as shuffling a small
+    dataset.)"""
 
     def __init__(self, seed: int) -> None:
         key, self.position = _seeded(seed)
@@ -29,11 +27,10 @@ class Generator:
         """uint32 [624], the Mersenne Twister state."""
 
     def shuffle(self, array: npt.NDArray[Any]) -> None:
-        """Shuffle `array` in place and advance the generator exactly as RandomState.shuffle does.
+        """Shuffle `array` in place, and advance the generator, exactly as RandomState.shuffle does.
 
         Args:
-            array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy
-                itself.
+            array: [n]; fast for int32, uint32 and int64, others are shuffled by numpy itself.
         """
         if _fits(array) and len(array) <= LARGE:
             entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
@@ -65,21 +62,22 @@ def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def document_index(
     documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
-    """The documents of all epochs, shuffled together;
-    the last epoch is shuffled separately on request.
+    """Make the document index: the documents of all epochs, shuffled together, or with the last
+    epoch shuffled by itself.
 
     Args:
         documents: integers [n], the documents of a split.
-        num_epochs: 1 or more.
-        generator: advanced as Megatron advances it.
-        separate_final_epoch: whether to shuffle the last epoch by itself.
+        num_epochs: number of epochs, 1 or more.
+        generator: advanced as Megatron advances its own.
+        separate_final_epoch: whether the last epoch is shuffled by itself.
 
     Returns: int32 [num_epochs * n].
 
     Source: gpt_dataset._build_document_index.
     """
     index = np.empty((num_epochs, len(documents)), np.int32)
-    index[:] = documents  # in every epoch
+    # The same in every epoch
+    index[:] = documents
     if separate_final_epoch and num_epochs > 1:
         generator.shuffle(index[:-1].reshape(-1))
         generator.shuffle(index[-1])
@@ -89,16 +87,17 @@ def document_index(
 
 
 def shuffle_index(first_samples: int, num_samples: int, generator: Generator) -> npt.NDArray[Any]:
-    """Samples [0, first_samples), shuffled, then [first_samples, num_samples), shuffled.
+    """Make the shuffle index: samples [0, first_samples), shuffled, then samples [first_samples,
+    num_samples), shuffled.
 
     Args:
-        first_samples: all samples, unless the final epoch is separate.
-        num_samples: number of samples of the sample index.
-        generator: advanced as Megatron advances it.
+        first_samples: number of samples before a separate final epoch; num_samples if there is
+        none. num_samples: number of samples of the sample index. generator: advanced as Megatron
+        advances its own.
 
-    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. If single precision counted
-    fewer samples than precede a separate final epoch, Megatron's index, and therefore this one, has
-    first_samples entries.
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. If `num_samples`, which may be
+        computed in single precision, is less than `first_samples`, the index has `first_samples`
+        entries, as Megatron's has.
 
     Source: gpt_dataset._build_shuffle_index.
     """

@@ -1,4 +1,4 @@
-"""The three indices of small datasets, those of many computed by one kernel call."""
+"""The three indices of small datasets, computed for many datasets by one kernel call."""
 
 from __future__ import annotations
 
@@ -13,58 +13,73 @@ from megablend.megatron.exact.samples import FAR, SHORT, end_row
 from megablend.megatron.exact.shuffle import Generator
 
 MAX_DOCUMENTS = 1 << 20
-"""The most documents per epoch."""
+"""Documents of an epoch of a small dataset, at most."""
 _NEAR = FAR // 4
-"""So many documents' lengths fit in a core's own caches."""
+"""Number of documents whose lengths fit in a core's own caches."""
 
 
 class SmallDataset(NamedTuple):
-    """A dataset, and where its indices are in memory, in units of 4 bytes."""
+    """A dataset, and the places of its indices in the memory of all, counted in units of 4
+    bytes."""
 
     lengths: Int32s
     """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to
     MAX_DOCUMENTS."""
     begin: int
+    """Number of its first document."""
     num_entries: int
-    """Entries of the document index: epochs * n."""
+    """Number of entries of the document index: epochs * n."""
     num_samples: int
     samples_before_final: int | None
-    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None.
-    At most num_samples."""
+    """Number of samples of all epochs but the last if the last one is shuffled separately, at most
+    num_samples; None otherwise."""
     keep_tail: bool
     """Whether samples may end after the documents."""
     documents: int
-    """Where its document index begins: int32 [num_entries]."""
+    """Place of its document index: int32 [num_entries]."""
     rows: int
-    """Where its sample index begins: int32 [num_samples + 1, 2]."""
+    """Place of its sample index: int32 [num_samples + 1, 2]."""
     samples: int
-    """Where its shuffle index begins: uint32 [num_samples]."""
+    """Place of its shuffle index: uint32 [num_samples]."""
 
     def numbers(self) -> tuple[int, ...]:
-        """A row of `numbers`, as `fill_datasets` takes them."""
-        assert self.lengths.flags.c_contiguous  # they are read by their address
+        """Return the row of `numbers` that `fill_datasets` takes for this dataset."""
+        # The kernel reads them by their address
+        assert self.lengths.flags.c_contiguous
         assert self.lengths.dtype == np.int32
-        together = self.num_entries
-        first = self.num_samples
+        # Entries, and samples, that are shuffled together, before a separate final epoch
+        first_entries = self.num_entries
+        first_samples = self.num_samples
         if self.samples_before_final is not None:
-            together -= len(self.lengths)
-            first = self.samples_before_final
-        lengths = (self.lengths.ctypes.data, len(self.lengths), self.begin)
-        return (*lengths, self.num_entries, together, self.num_samples, first, *self[-3:])
+            first_entries -= len(self.lengths)
+            first_samples = self.samples_before_final
+        return (
+            self.lengths.ctypes.data,
+            len(self.lengths),
+            self.begin,
+            self.num_entries,
+            first_entries,
+            self.num_samples,
+            first_samples,
+            self.documents,
+            self.rows,
+            self.samples,
+        )
 
 
 def fill_small_datasets(
     datasets: Sequence[SmallDataset], memory: Int32s, *, seed: int, length: int, extra: int
 ) -> None:
-    """Compute for each dataset what document_index,
-    sample_rows and shuffle_index return when they are called one after another.
+    """Compute for each dataset what document_index, sample_rows and shuffle_index return if they
+    are called one after another with one generator.
 
     Args:
-        length: tokens from one sample's start to the next one's.
+        memory: int32 [m], in which the indices of all datasets are; filled.
+        seed: seed of each dataset's generator.
+        length: tokens from the start of a sample to that of the next.
         extra: add_extra_token_to_sequence, 0 or 1.
-        memory: int32 [m], which contains the indices of all datasets, filled.
 
-    Raises: PlanError as sample_rows does.
+    Raises: PlanError, as sample_rows does.
     """
     generator = Generator(seed)
     numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
@@ -72,13 +87,15 @@ def fill_small_datasets(
     fill_datasets(
         numbers, generator.key, generator.position, length, extra, SHORT, _NEAR, memory, filled
     )
-    for i in np.flatnonzero(filled <= numbers[:, 5]).tolist():
+    # A sample index has a row more than samples
+    num_samples = numbers[:, 5]
+    for i in np.flatnonzero(filled <= num_samples).tolist():
         _fill_end(datasets[i], int(filled[i]), extra, memory)
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows of the samples that are after the documents.
-    Raises: PlanError as sample_rows does."""
+    """Fill the rows from number `filled` on, of samples that begin or end after the documents.
+    Raises: PlanError, as sample_rows does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
     rows[filled:] = end_row(

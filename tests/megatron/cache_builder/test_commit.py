@@ -242,7 +242,7 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
 def test_a_full_batch_is_committed_before_the_build_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "_MIN_BATCH", 2 * SHUFFLED.nbytes)
+    monkeypatch.setattr(commit, "_MIN_BATCH_BYTES", 2 * SHUFFLED.nbytes)
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
         for number, artefact in enumerate(artefacts(3)):
