@@ -5,9 +5,9 @@ hit no rank waits for another.
     all ranks  exchange whether that worked: if it did for all, nothing else is done
     else       the ranks that see one cache folder build it together; then each opens its datasets and reports it
 
-What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it
-looks for. Modules that need numba, pyarrow or pydantic are imported where they are used: importing
-this one takes a script no time.
+The results are Megatron's own objects, made by Megatron's own code, which finds every file that it
+looks for. Modules that need numba, pyarrow or pydantic are imported where they are used, so that
+importing this one takes a script no time.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     """A replacement of BlendedMegatronDatasetBuilder, with the same arguments.
 
     Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other
-    classes, mock data, a config without a cache folder, settings that are not known, and versions
-    of megatron-core that build something else go by Megatron itself, with a warning.
+    classes, mock data, a config without a cache folder, unknown settings, and versions of
+    megatron-core that build something else are left to Megatron's own builder, with a warning.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
         sizes: samples of train, valid and test.
-        is_built_on_rank: whether this rank holds datasets; no rank is special.
+        is_built_on_rank: returns whether this rank holds datasets; rank 0 need not.
         config: GPTDatasetConfig or MegablendDatasetConfig.
     """
 
@@ -90,8 +90,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
-        """Train, valid and test; None if a split has no data, or this rank holds no datasets.
-        Called on all ranks.
+        """Return the datasets of train, valid and test; None if a split has no data, or this rank
+        holds no datasets. All ranks call it.
 
         Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
             LaunchError.
@@ -100,13 +100,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return self._leave_to_megatron(reason)
         from megablend.megatron.plugin.probe import known_misfit
 
-        own: Any = MegablendDatasetBuilder
+        builder: Any = MegablendDatasetBuilder
         if assumes_whole_cache(self.config):
-            reason = known_misfit(own)
+            reason = known_misfit(builder)
             return self._open() if reason is None else self._leave_to_megatron(reason)
         job = this_job()
         try:
-            reason = known_misfit(own)
+            reason = known_misfit(builder)
         except BaseException as error:
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:
@@ -115,29 +115,29 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 "expected, and tiny datasets built both ways are equal",
                 installed_version(),
             )
-        found = None if reason else self._open_whole()
+        datasets = None if reason else self._open_whole()
         settings = list_settings(self.cls, self.config, self.sizes)
-        answers = job.world.allgather((reason, found is not None, digest_settings(settings)))
+        answers = job.world.allgather((reason, datasets is not None, digest_settings(settings)))
         compare_settings(job.world, settings, [digest for _, _, digest in answers])
         if reasons := [each for each, _, _ in answers if each]:
             return self._leave_to_megatron(reasons[0])
         if all(is_open for _, is_open, _ in answers):
-            assert found is not None
-            return found
+            assert datasets is not None
+            return datasets
         with job.members(range(job.size)) as world, closing_helper():
             try:
-                before = self._look_at_pairs()
+                pairs_before = self._look_at_pairs()
                 self._build_together(job, world)
-                found = self._open(self._read_marker())
-                for prefix, pair in before.items():
+                datasets = self._open(self._read_marker())
+                for prefix, pair in pairs_before.items():
                     check_pair(prefix, pair)
                 world.finish()
             except BaseException as error:
                 world.abort(error)
-        return found
+        return datasets
 
     def _not_ours(self) -> str | None:
-        """Why megablend does not build these datasets."""
+        """Return why megablend does not build these datasets; None if it does."""
         if self._is_our_class:
             return None
         if self.cls is not GPTDataset:
@@ -151,8 +151,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return None
 
     def _leave_to_megatron(self, reason: str) -> list[Any]:
-        """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we
-        build."""
+        """Build with Megatron's own builder; all ranks call it. Raises: ConfigError for a class
+        that only megablend builds."""
         if self._is_our_class:
             raise ConfigError(
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
@@ -168,29 +168,28 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         )
 
     def _open_whole(self) -> list[Any] | None:
-        """The datasets, if the cache is marked complete and is; otherwise building finds out what
-        is wrong with it."""
+        """Open the datasets; None if the cache is not marked complete, or cannot be opened: the
+        build finds out what is wrong with it."""
         try:
             marker = self._read_marker()
             if marker is not None or not self._has_marker:
                 return self._open(marker)
         except Exception:
-            # Of Megatron's too: all ranks meet again where it is repaired or reported
+            # Megatron's errors, too: a rank that raised here would miss the exchange in `build`;
+            # the build that follows repairs or reports the fault
             pass
         return None
 
     def _read_marker(self) -> Marker | None:
-        """The marker of a complete cache; None if there is none, or if this rank needs none."""
+        """Read the marker of a complete cache; None if there is none, or if this rank needs
+        none."""
         from megablend.megatron.cache_builder.completion_marker import read_marker
 
         return read_marker(self._request()) if self._has_marker else None
 
     def _open(self, marker: Marker | None = None) -> list[Any]:
-        """The datasets of this rank, from a complete cache; with its marker, those of a blend are
-        opened on first use.
-
-        Nothing here waits for another rank.
-        """
+        """Open the datasets of this rank from a complete cache; if its marker is given, those of a
+        blend are opened on first use. Waits for no other rank."""
         if not self.is_built_on_rank():
             return [None, None, None]
         if self._in_pages:
@@ -201,10 +200,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(super().build())
 
     def _look_at_pairs(self) -> dict[str, PairState]:
-        """The files of the pairs that this rank will open."""
+        """Return the state of the files of each pair that this rank will open, by prefix."""
         if not self._has_marker:
             return {}
-        if self._is_our_class:  # the request has addresses, too, which need an index
+        if self._is_our_class:  # the request contains addresses, too, which may not be indexed yet
             return look_at_pairs(pairs_of(self.config))
         return look_at_pairs(
             {part.prefix for layout in layouts(self._request()) for part in layout.parts}
@@ -219,9 +218,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         with job.members(ranks) as group:
             launch = Subgroup(group, world)
             self._fill(launch)
-            launch.barrier()  # no rank opens what another still writes
+            launch.barrier()  # no rank opens files that another still writes
 
     def _fill(self, launch: Communicator) -> None:
+        """Build what the cache lacks; all ranks of the launch call it."""
         cache = cache_of(self.config)
         if self._in_pages:
             from megablend.megatron.plugin.pages import build_pages
@@ -243,7 +243,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         prepare_cache(self._request(), launch=launch, storage=storage)
 
     def _request(self) -> CacheRequest:
-        """What the cache should contain: for URIs, under names that include their index."""
+        """Return the request for these datasets; its addresses include their index snapshots."""
         if not self._is_our_class:
             return request_of(self.config, self.sizes)
         from megablend.megatron.cache_builder.document_tables import table_path
@@ -251,22 +251,23 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         config = self.config
         cache = cache_of(self.config)
         names = {word: self._named(word) for word in data_path_entries(config)}
-        tables = {
-            name: table_path(cache, address)
-            for name in names.values()
-            if (address := parse_address(name)).index
-        }
-        named = copy.copy(config)
-        named.blend = _renamed(config.blend, names)
-        named.blend_per_split = config.blend_per_split and [
-            _renamed(blend, names) for blend in config.blend_per_split
+        renamed = copy.copy(config)
+        renamed.blend = _rename_prefixes(config.blend, names)
+        renamed.blend_per_split = config.blend_per_split and [
+            _rename_prefixes(blend, names) for blend in config.blend_per_split
         ]
-        request = request_of(named, self.sizes)
-        lengths_at = {name: str(path) for name, path in tables.items()}
+        request = request_of(renamed, self.sizes)
+        addresses = {name: parse_address(name) for name in names.values()}
+        lengths_at = {
+            name: str(table_path(cache, address))
+            for name, address in addresses.items()
+            if address.index
+        }
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
 
     def _named(self, word: str) -> str:
-        """A prefix or an address in the form that descriptions contain."""
+        """Return the name of a prefix or an address in descriptions: an address with its index
+        snapshot."""
         if parse_address(word).format == PAIR:
             return word
         from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -275,6 +276,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @property
     def _has_marker(self) -> bool:
+        """Whether this rank opens a cache that has a completion marker once it is built."""
         return self.is_built_on_rank() and not self._in_pages
 
     @property
@@ -284,16 +286,17 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @cached_property
     def _in_pages(self) -> bool:
+        """Whether samples come from megablend's own plan."""
         return uses_own_plan(self.config) and self._is_our_class
 
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """As Megatron does it, on all ranks at once;
-        those that a marker knows are opened when they are used.
+        """Build the datasets as Megatron's method does, but on all ranks at once; if the marker
+        lists them all, they are opened on first use.
 
-        The first is opened at once: what is wrong with the config,
-        and what Megatron warns of, shows now.
+        Those of the first prefix are opened at once, so that errors in the config and Megatron's
+        warnings appear now.
         """
         build = self._build_megatron_dataset_splits
         first = build(prefixes[0], split, sizes_per_dataset[0])
@@ -315,42 +318,43 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         split: Any,
         sizes_per_dataset: list[list[int | None]],
     ) -> list[list[Any]] | None:
-        """Datasets that are opened on first use, by prefix;
-        None if the marker does not know them all.
+        """Make datasets that are opened on first use, a list per prefix; None if the marker does
+        not list them all.
 
         Args:
-            first: of the first prefix, opened: ours must be identified as they are.
+            first: the datasets of the first prefix, opened; None is returned if their identifiers
+                are not those that a deferred dataset would have.
         """
         if self._marker is None or any(
             each is not None and identifiers(each) != each.unique_identifiers for each in first
         ):
             return None
-        made = []
+        datasets = []
         for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
             path = self._path(prefix)
-            own: list[Any] = []
+            of_prefix: list[Any] = []
             opener = PrefixOpener(self.cls, self.config, path, split, self._marker.pairs.get(path))
             for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
                 samples = self._marker.num_samples.get((path, number, size))
                 if first[number] is None:
-                    own.append(None)
-                elif samples is None:
+                    of_prefix.append(None)
+                    continue
+                if samples is None:
                     return None
-                else:
-                    known = {
-                        "dataset_path": path,
-                        "num_samples": size,
-                        "index_split": kind,
-                        "config": self.config,
-                    }
-                    own.append(
-                        defer(self.cls, partial(opener.dataset, kind, size), samples, **known)
-                    )
-            made.append(own)
-        return made
+                known = {
+                    "dataset_path": path,
+                    "num_samples": size,
+                    "index_split": kind,
+                    "config": self.config,
+                }
+                of_prefix.append(
+                    defer(self.cls, partial(opener.dataset, kind, size), samples, **known)
+                )
+            datasets.append(of_prefix)
+        return datasets
 
     def _path(self, prefix: str) -> str:
-        """A prefix or an address in the form that datasets contain."""
+        """Return a prefix or an address as the `dataset_path` of datasets."""
         return self._named(prefix) if self._is_our_class else prefix
 
     def _build_megatron_dataset_splits(
@@ -375,6 +379,6 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return cls(*args)
 
 
-def _renamed(blend: Any, names: Mapping[str, str]) -> Any:
-    """A blend with its prefixes renamed; None for None."""
+def _rename_prefixes(blend: Any, names: Mapping[str, str]) -> Any:
+    """Return a blend with its prefixes renamed; None for None."""
     return None if blend is None else ([names[word] for word in blend[0]], blend[1])

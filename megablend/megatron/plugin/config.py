@@ -21,14 +21,19 @@ def uses_own_plan(config: GPTDatasetConfig) -> bool:
     return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
 
 
-_DECISIVE = (
-    *("sequence_length", "random_seed", "split", "multiple_validation_sets", "full_validation"),
-    *(
-        "mid_level_dataset_surplus",
-        "drop_last_partial_validation_sequence",
-        "add_extra_token_to_sequence",
-    ),
-    *("order", "run", "lanes", "shuffle_window"),
+_SAMPLE_SETTINGS = (
+    "sequence_length",
+    "random_seed",
+    "split",
+    "multiple_validation_sets",
+    "full_validation",
+    "mid_level_dataset_surplus",
+    "drop_last_partial_validation_sequence",
+    "add_extra_token_to_sequence",
+    "order",
+    "run",
+    "lanes",
+    "shuffle_window",
 )
 """Settings that decide which tokens a sample has, apart from the blends."""
 
@@ -36,18 +41,24 @@ _DECISIVE = (
 def list_settings(
     cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]
 ) -> dict[str, Any]:
-    """The settings that have to be the same on all ranks, so that they read the same samples.
-    Of data paths only the last part counts, since nodes may have their data in other folders."""
-    blends = {"blend": [config.blend], "blend_per_split": config.blend_per_split or ()}
-    named = {
-        name: [
-            each and {"prefixes": [word.rpartition("/")[2] for word in each[0]], "weights": each[1]}
-            for each in listed
-        ]
-        for name, listed in blends.items()
+    """Return the settings that have to be the same on all ranks, so that they read the same
+    samples. Of data paths they contain the last part only, since nodes may have their data in
+    different folders."""
+    return {
+        "class": cls.__name__,
+        "sizes": list(sizes),
+        **{name: getattr(config, name, None) for name in _SAMPLE_SETTINGS},
+        "blend": [_without_folders(config.blend)],
+        "blend_per_split": [_without_folders(blend) for blend in config.blend_per_split or ()],
     }
-    settings = {name: getattr(config, name, None) for name in _DECISIVE}
-    return {"class": cls.__name__, "sizes": list(sizes), **settings, **named}
+
+
+def _without_folders(blend: Any) -> Any:
+    """Return a blend's weights and the last parts of its prefixes; None for None."""
+    return blend and {
+        "prefixes": [word.rpartition("/")[2] for word in blend[0]],
+        "weights": blend[1],
+    }
 
 
 @dataclass(kw_only=True)

@@ -1,5 +1,5 @@
-"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs:
-the same samples for the same documents."""
+"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same
+documents."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
-    """A GPTDataset whose documents and index arrays are read through a bounded
-    number of descriptors.
+    """A GPTDataset whose documents and index arrays are read through a bounded number of
+    descriptors.
 
-    Made by MegablendDatasetBuilder, which builds what this class only opens. What makes a sample's
-    dict of its tokens is the installed GPTDataset's own; samples of pairs whose masks are the same
-    for all are made of them here, many at once.
+    MegablendDatasetBuilder makes it, and builds the files that this class opens. The installed
+    GPTDataset makes a sample's dict from its tokens; only for samples of pairs, if all have the
+    same masks, the dicts are made here, many at once.
     """
 
     _plain: bool | None = None
-    """Whether samples are made here; None before the first."""
+    """Whether `_read_plain` makes the samples' dicts; None until the first sample decides it."""
 
     document_index: Any
     sample_index: Any
@@ -70,36 +70,37 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return len(self._arrays[1]) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """GPTDataset's dict. Raises: IndexError, and as Documents.get does."""
-        found = _read_plain([(self, [idx])])
-        return self._first(idx) if found is None else found[0]
+        """Return GPTDataset's dict of a sample. Raises: IndexError, and as Documents.get does."""
+        plain = _read_plain([(self, [idx])])
+        return self._read_as_megatron(idx) if plain is None else plain[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """The dicts of several samples, which torch's DataLoader asks for by batch. Raises as
+        """Return the dicts of the samples of a batch; torch's DataLoader calls it. Raises as
         `__getitem__` does."""
-        found = _read_plain([(self, indices)])
-        return [self[idx] for idx in indices] if found is None else found
+        plain = _read_plain([(self, indices)])
+        return [self[idx] for idx in indices] if plain is None else plain
 
-    def _first(self, idx: int | None) -> dict[str, Any]:
-        """The installed GPTDataset's dict; the first one is compared with what would be made
-        here."""
+    def _read_as_megatron(self, idx: int | None) -> dict[str, Any]:
+        """Return the installed GPTDataset's dict; the first one decides, by comparison, whether
+        `_read_plain` makes the following ones."""
         try:
-            found: dict[str, Any] = super().__getitem__(idx)
+            expected: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
             remedy = (
                 f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds "
                 "it again"
             )
-            # Which is for those who have a config of megablend
+            # The usual remedy presumes a config of megablend
             problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
         if self._plain is None and idx is not None:
             self._plain = self._may_be_plain()
-            own = _read_plain([(self, [idx])])
-            self._plain = own is not None and _are_same(own[0], found)
-        return found
+            plain = _read_plain([(self, [idx])])
+            self._plain = plain is not None and _are_same(plain[0], expected)
+        return expected
 
     def _may_be_plain(self) -> bool:
+        """Whether `_read_plain` can make the dicts of datasets of this class and config."""
         from megablend.megatron.plugin.documents import PairDocuments
 
         return (
@@ -112,8 +113,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:
-        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False if
-        `_read_plain` is None."""
+        """Read the tokens of samples into `out` [n, sequence_length + 1], of the documents' dtype;
+        return False if the kernel cannot read them."""
         from megablend.kernels.gpt_samples import read_samples
 
         numbers = np.asarray(indices)
@@ -138,7 +139,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     @cached_property
     def _layout(self) -> Array:
-        """Where entries are in the files; see read_samples."""
+        """The layout of the files, as read_samples takes it."""
         documents = self.dataset
         _, sample_index, shuffle_index = self._arrays
         widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
@@ -147,11 +148,10 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Arrays that are opened when they are first read;
-        Megatron would map three for each dataset.
+        """Return arrays that are opened when they are first read; Megatron would map three for each
+        dataset.
 
-        If Megatron's are deferred (`defer_npy_index_mmap`),
-        these are None until the first sample is read.
+        With `defer_npy_index_mmap` they are None until the first sample is read, as Megatron's are.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
         paths = [
@@ -171,41 +171,42 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         """As GPTDataset does it, on arrays of a bounded number of descriptors."""
         if self.shuffle_index is None:
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
-        found: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
-        return found
+        result: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
+        return result
 
 
 class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
-    """Megatron's blend, which reads the samples of a dataset together.
-    It has the same name, since its cache files contain it."""
+    """Megatron's blend, but a batch's samples of one dataset are read together. The class has the
+    same name, since the names of its cache files contain it."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""
+        """Return the dicts of several samples, as `__getitem__` returns them. Raises as it does."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
         numbers = np.asarray(self.dataset_index)[indices]  # entries of a map one by one take longer
         samples = np.asarray(self.dataset_sample_index)[indices].tolist()
-        places: dict[int, list[int]] = {}
-        for place, number in enumerate(numbers.tolist()):
-            places.setdefault(number, []).append(place)
+        positions: dict[int, list[int]] = {}  # in the batch, by number of the dataset
+        for position, number in enumerate(numbers.tolist()):
+            positions.setdefault(number, []).append(position)
         parts = [
-            (self.datasets[number], [samples[k] for k in found]) for number, found in places.items()
+            (self.datasets[number], [samples[position] for position in of_dataset])
+            for number, of_dataset in positions.items()
         ]
-        read = _read_plain(parts) or [
+        dicts = _read_plain(parts) or [
             each for dataset, wanted in parts for each in dataset.__getitems__(wanted)
         ]
-        by_place = dict(zip(chain.from_iterable(places.values()), read, strict=True))
-        return [{"dataset_id": number, **by_place[place]} for place, number in enumerate(numbers)]
+        by_position = dict(zip(chain.from_iterable(positions.values()), dicts, strict=True))
+        return [{"dataset_id": number, **by_position[k]} for k, number in enumerate(numbers)]
 
 
 def _read_plain(
     parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]],
 ) -> list[dict[str, Any]] | None:
-    """Samples that are full, of datasets of one config: the tokens of each dataset are read by one
-    call of a kernel.
+    """Return the dicts of full samples of datasets of one config; one call of a kernel reads the
+    tokens of each dataset.
 
-    None if the slower way has to find out what they are, or the error. The position ids and the
-    attention mask are one object for all samples of a dataset, as those of GPTDataset are.
+    Return None if GPTDataset's own, slower way has to return the samples, or to raise the error.
+    All samples of a dataset share their position ids and attention mask, as GPTDataset's do.
     """
     first = parts[0][0]
     if not all(
@@ -226,7 +227,7 @@ def _read_plain(
         begin = end
     tokens = raw[:, :-1].astype(np.int64)
     labels = raw[:, 1:].astype(np.int64)
-    # Expanding one mask takes longer
+    # Faster than expanding one mask
     masks = [dataset.cached_loss_mask.clone() for dataset in owners]
     pad = first._pad_token_id
     if np.count_nonzero(raw == pad):
@@ -284,7 +285,7 @@ def make_dataset_storage(config: Any) -> Storage:
 
 
 def idx_folder(config: Any) -> Path:
-    """Where the config's copies of `.idx` files are."""
+    """Return the folder of the config's copies of `.idx` files."""
     return copies_folder(cache_of(config), getattr(config, "object_storage_cache_path", None))
 
 
@@ -295,7 +296,7 @@ def data_path_entries(config: Any) -> list[str]:
 
 
 def pairs_of(config: Any) -> tuple[str, ...]:
-    """The prefixes of `.bin/.idx` pairs among them."""
+    """All prefixes of `.bin/.idx` pairs of a config's blends, each once."""
     return _pairs(tuple(data_path_entries(config)))
 
 

@@ -1,10 +1,9 @@
 """Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a
 second on every rank.
 
-Until then an object knows what a blend and a training script ask of all datasets: path, split,
-identifiers and length. With the first sample, or any other attribute, or one that is set,
-Megatron's own constructor opens the files, and the object becomes one of its class, as if it had
-never been another.
+Until then an object has what a blend and a training script ask of all datasets: path, split,
+identifiers and length. When a sample or any other attribute is read, or an attribute is set,
+Megatron's own constructor opens the files, and the object becomes an ordinary one of its class.
 """
 
 from __future__ import annotations
@@ -22,40 +21,44 @@ from torch.utils.data import Dataset
 from megablend.megatron.pair_files import PairState, check_pair
 
 Open = Callable[[], Any]
-"""Makes the dataset with its own constructor."""
+"""Function that makes the dataset with its own constructor."""
 
-_opening = threading.RLock()
-_shared = np.zeros(0, np.int32)
+_open_lock = threading.RLock()
+_shared_numbers = np.zeros(0, np.int32)
 
 
-def defer(cls: type[Any], opened: Open, samples: int, **known: Any) -> Any:
-    """An object of a subclass of `cls` that becomes one of `cls` when it is first used.
+def defer(cls: type[Any], make: Open, samples: int, **known: Any) -> Any:
+    """Return an object of a subclass of `cls` that becomes one of `cls` when it is first used.
 
     Args:
-        opened: called once, then; picklable.
+        make: called once, on first use; picklable.
         samples: how many the dataset has.
         known: dataset_path, num_samples, index_split, config: attributes that the constructor would
             set.
     """
-    return _restore(cls, {"_opened": opened, "_samples": samples, **known})
+    return _restore(cls, {"_opened": make, "_samples": samples, **known})
 
 
 @cache
 def _deferred(cls: type[Any]) -> type[Any]:
-    members = {
+    """Make the subclass of `cls` of datasets that are not opened yet."""
+    members: dict[str, Any] = {
         "__len__": _length,
         "__getitem__": _sample,
         "__getattr__": _attribute,
+        "__setattr__": _set_attribute,
+        "__delattr__": _delete_attribute,
         "__reduce_ex__": _reduce,
+        "unique_identifiers": property(identifiers),
+        "__module__": cls.__module__,
     }
-    members |= {"__setattr__": _set_attribute, "__delattr__": _delete_attribute}
-    members |= {"unique_identifiers": property(identifiers), "__module__": cls.__module__}  # type: ignore[dict-item]
     deferred = type(cls.__name__, (cls,), members)
     deferred.__qualname__ = cls.__qualname__
     return deferred
 
 
 def _restore(cls: type[Any], known: dict[str, Any]) -> Any:
+    """Make a dataset that is not opened yet from its attributes, as `_reduce` pickles them."""
     key: Any = cls
     deferred: Any = _deferred(key)
     dataset = deferred.__new__(deferred)
@@ -64,12 +67,13 @@ def _restore(cls: type[Any], known: dict[str, Any]) -> Any:
 
 
 def identifiers(dataset: Any) -> OrderedDict[str, Any]:
-    """The identifiers, as the constructor makes them. Source: MegatronDataset.__init__."""
-    own = [("class", type(dataset).__name__), ("dataset_path", dataset.dataset_path)]
-    own += [("num_samples", dataset.num_samples), ("index_split", dataset.index_split.name)]
+    """Return the identifiers that the constructor makes. Source: MegatronDataset.__init__."""
     return OrderedDict(
         [
-            *own,
+            ("class", type(dataset).__name__),
+            ("dataset_path", dataset.dataset_path),
+            ("num_samples", dataset.num_samples),
+            ("index_split", dataset.index_split.name),
             *((name, getattr(dataset.config, name)) for name in dataset._key_config_attributes()),
         ]
     )
@@ -79,9 +83,10 @@ class PrefixOpener:
     """Opens the datasets of one prefix, which share its documents. Picklable.
 
     Args:
-        cls: of the datasets.
+        cls: class of the datasets.
         split: the split matrix.
-        files: of the pair when the cache was compared with it; None if it is no pair.
+        files: state of the pair's files when the cache was compared with them; None if the prefix
+            is not a pair.
     """
 
     def __init__(
@@ -98,15 +103,15 @@ class PrefixOpener:
         return PrefixOpener, (self._cls, self._config, self._path, self._split, self._files)
 
     def dataset(self, kind: Any, num_samples: int | None) -> Any:
-        """The dataset of a split. Source:
+        """Open the dataset of a split. Source:
         BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
 
-        Raises: MissingFileError, ChangedFileError if its pair is another one by now.
+        Raises: MissingFileError; ChangedFileError if the pair's files have changed.
         """
         if self._documents is None:
             self._check()
             documents = self._cls.build_low_level_dataset(self._path, self._config)
-            self._check()  # these are what it has opened
+            self._check()  # again: the files may have changed just before they were opened
             self._documents = documents
         count = float(self._cls.numel_low_level_dataset(self._documents))
         begin, end = (round(edge * count) for edge in self._split[kind.value])
@@ -120,18 +125,18 @@ class PrefixOpener:
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:
-    """Read-only 0, 1, ..., of which `end` or more;
-    one array for all datasets, whose `indices` are parts of it."""
-    global _shared
-    if len(_shared) < end:
-        _shared = np.arange(end, dtype=np.int32)
-        _shared.flags.writeable = False
-    return _shared
+    """Return 0, 1, ..., at least `end` numbers, read-only: one array, of which the `indices` of all
+    datasets are slices."""
+    global _shared_numbers
+    if len(_shared_numbers) < end:
+        _shared_numbers = np.arange(end, dtype=np.int32)
+        _shared_numbers.flags.writeable = False
+    return _shared_numbers
 
 
 def _length(dataset: Any) -> int:
     samples = dataset.__dict__.get("_samples")
-    # Where another thread has just opened it, its class is Megatron's
+    # None if another thread has just opened it: its class is Megatron's now
     return len(dataset) if samples is None else int(samples)
 
 
@@ -140,8 +145,8 @@ def _sample(dataset: Any, idx: Any) -> Any:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    """Attributes that are not known before opening; `copy` and `pickle` look for special methods,
-    which are the class's."""
+    """Open the dataset for an attribute that it does not have yet. Special methods, which `copy`
+    and `pickle` look for, do not open it: they are the class's."""
     if name.startswith("__") or "_opened" not in dataset.__dict__:
         if name in dataset.__dict__:  # another thread has opened it in the meantime
             return dataset.__dict__[name]
@@ -158,8 +163,9 @@ def _delete_attribute(dataset: Any, name: str) -> None:
 
 
 def _reduce(dataset: Any, protocol: Any) -> Any:
-    """Without the opened dataset: a spawned worker opens what it uses."""
-    with _opening:
+    """Pickle the attributes of a dataset that is not opened yet: a spawned worker opens those that
+    it uses."""
+    with _open_lock:
         known = dict(dataset.__dict__)
     if "_opened" not in known:
         return Dataset.__reduce_ex__(dataset, protocol)
@@ -168,12 +174,12 @@ def _reduce(dataset: Any, protocol: Any) -> Any:
 
 
 def _open(dataset: Any) -> Any:
-    """Open it, if no other thread has."""
-    with _opening:
-        if opened := dataset.__dict__.get("_opened"):
-            found = opened()
+    """Open a dataset in place, unless another thread has; return it."""
+    with _open_lock:
+        if make := dataset.__dict__.get("_opened"):
+            opened = make()
             # Before the class changes: other threads use the dataset unlocked
-            dataset.__dict__.update(found.__dict__)
-            object.__setattr__(dataset, "__class__", type(found))
+            dataset.__dict__.update(opened.__dict__)
+            object.__setattr__(dataset, "__class__", type(opened))
             del dataset.__dict__["_opened"], dataset.__dict__["_samples"]
     return dataset

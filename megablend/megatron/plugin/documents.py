@@ -1,5 +1,5 @@
-"""Low-level datasets: what GPTDataset reads from an IndexedDataset,
-and what other code looks up in one."""
+"""Low-level datasets: documents with the interface of Megatron's IndexedDataset, which GPTDataset
+and other code read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from megablend.storage.base import Storage
 
 
 class SequenceIndex:
-    """Lengths, places and documents of sequences. Only lengths are read before they are asked for.
+    """Lengths, positions and documents of sequences. Positions and documents are read on first use.
 
     Args:
         sequence_lengths: int32 [num_sequences], tokens.
-        dtype: of a token.
-        read_pointers: int64 [num_sequences], bytes from the start of the data to each sequence.
-        read_documents: int64 [num_documents + 1], the first sequence of each document, and the
-            number of sequences.
+        dtype: dtype of the tokens.
+        read_pointers: returns int64 [num_sequences], the bytes from the start of the data to each
+            sequence.
+        read_documents: returns int64 [num_documents + 1], the first sequence of each document, and
+            the number of sequences.
 
     Source: megatron.core.datasets.indexed_dataset._IndexReader.
     """
@@ -76,7 +77,7 @@ class SequenceIndex:
         return len(self.sequence_lengths)
 
     def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, None]:
-        """Place, length and mode of a sequence. Raises: IndexError."""
+        """Return position, length and mode of a sequence. Raises: IndexError."""
         return self.sequence_pointers[idx], self.sequence_lengths[idx], None
 
 
@@ -92,13 +93,13 @@ class Documents(ABC):
 
     @abstractmethod
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """Tokens [offset, offset + length) of a document; to its end if no length is given.
+        """Return tokens [offset, offset + length) of a document; to its end if no length is given.
         Raises: IndexError."""
 
     @property
     @abstractmethod
     def index(self) -> SequenceIndex:
-        """Where sequences and documents begin."""
+        """Lengths and positions of the sequences, and the first sequence of each document."""
 
     @property
     def document_indices(self) -> Array:
@@ -118,7 +119,7 @@ class Documents(ABC):
         return len(self.sequence_lengths)
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Array | list[Array]:
-        """The tokens of a document, or of each of several.
+        """Return the tokens of a document, or a list of those of each document of a slice.
 
         Raises: IndexError; ValueError for a slice with a step; TypeError.
         """
@@ -129,7 +130,7 @@ class Documents(ABC):
                     f"{self.path_prefix}: found a slice with step {step}; expected consecutive "
                     "documents"
                 )
-            # Megatron splits what it has read at once, and nothing splits into one empty part
+            # Megatron reads a slice at once and splits it; numpy splits nothing into one empty part
             return [self.get(i) for i in range(start, stop)] or [np.zeros(0, self.index.dtype)]
         if isinstance(idx, int | np.integer):
             return self.get(int(idx))
@@ -138,7 +139,8 @@ class Documents(ABC):
         )
 
     def _number(self, idx: int) -> int:
-        """A document's number, counted from the end if it is negative. Raises: IndexError."""
+        """Return a document's number; if it is negative, counted from the end. Raises:
+        IndexError."""
         count = len(self)
         if not -count <= idx < count:
             raise IndexError(
@@ -150,8 +152,8 @@ class Documents(ABC):
 class PairDocuments(Documents):
     """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
 
-    Lengths are the catalog's; a document's place in the `.bin` is read
-    from the `.idx` when it is asked for.
+    Lengths come from the catalog; a document's position in the `.bin` is read from the `.idx` with
+    the document.
     """
 
     def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
@@ -169,16 +171,14 @@ class PairDocuments(Documents):
         """See Documents.get.
 
         Raises: IndexError; MissingFileError; CorruptFileError if the pair's files end early;
-            ChangedFileError if they are others.
+            ChangedFileError if their lengths are not those that the cache was built from.
         """
         if not self._checked:
             self._check()
         width = self.dtype.itemsize
         number = self._number(idx)
-        place = self.pointers_start + 8 * number
-        pointer = int.from_bytes(
-            self.storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True
-        )
+        entry = self.storage.read(f"{self.path_prefix}.idx", self.pointers_start + 8 * number, 8)
+        pointer = int.from_bytes(entry, "little", signed=True)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
         data = self.storage.read(
             f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width
@@ -187,12 +187,12 @@ class PairDocuments(Documents):
 
     @property
     def pointers_start(self) -> int:
-        """Where the sequences' places are in the `.idx`, in bytes."""
+        """Offset in the `.idx` of the sequences' positions, in bytes."""
         return HEADER_BYTES + 4 * len(self)
 
     @cached_property
     def files(self) -> tuple[str, str]:
-        """The `.idx` and the `.bin`, checked. Raises as `get` does."""
+        """Paths of the `.idx` and the `.bin`, which have been checked. Raises as `get` does."""
         if not self._checked:
             self._check()
         return f"{self.path_prefix}.idx", f"{self.path_prefix}.bin"
@@ -209,7 +209,7 @@ class PairDocuments(Documents):
 
     @cached_property
     def _idx_arrays(self) -> tuple[Array, Array]:
-        """Pointers and document boundaries. Raises as `get` does."""
+        """Positions of sequences and document boundaries, int64. Raises as `get` does."""
         self._check()
         path = f"{self.path_prefix}.idx"
         # The file that was checked, whatever the path refers to now
@@ -225,10 +225,10 @@ class PairDocuments(Documents):
         return pointers.view("<i8"), rest[: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:
-        """On first use, when its file is opened anyway, check that the `.idx` is the one whose
-        lengths are in the catalog.
+        """Check that the `.idx` is the one whose lengths are in the catalog; called on first use,
+        when the file is opened anyway.
 
-        One that was copied or touched is read through, once a process.
+        If it was copied or touched, its lengths are read and compared, once per process.
         """
         path = f"{self.path_prefix}.idx"
         self.storage.stat(f"{self.path_prefix}.bin")
@@ -247,13 +247,14 @@ class PairDocuments(Documents):
 
 
 class TableDocuments(Documents):
-    """Documents of Parquet or Arrow files, found through the index and their table; decoded pages
-    are kept in a window."""
+    """Documents of Parquet or Arrow files, found by means of the index snapshot and the table of
+    their lengths; the blocks read last are kept, up to `memory` bytes."""
 
     def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)
         self.path_prefix = str(address)
-        self._made_of = (cache, address, memory, storage)
+        self._arguments = (cache, address, memory, storage)
+        self._has_eod = address.append_eod is not None
         self._window = BlockCache(store, memory)
         self._snapshot = store.snapshot
         self._table = table_path(cache, address)
@@ -267,14 +268,14 @@ class TableDocuments(Documents):
         parts = []
         block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
-            known = 0 <= block < self._snapshot.num_blocks
-            tokens = self._window.get([block])[0].tokens if known else np.zeros(0, np.int32)
-            inside = start - self._count_before(block) if known else -1
-            if not 0 <= inside <= max(0, len(tokens) - 1):
+            exists = 0 <= block < self._snapshot.num_blocks
+            tokens = self._window.get([block])[0].tokens if exists else np.zeros(0, np.int32)
+            first = start - self._count_before(block) if exists else -1
+            if not 0 <= first <= max(0, len(tokens) - 1):
                 raise CacheError(
                     f"{self._table}: damaged: document {number:,} has more tokens than its files; remove it and build again"
                 )
-            part = tokens[inside : inside + count]
+            part = tokens[first : first + count]
             parts.append(part)
             start += len(part)
             count -= len(part)
@@ -283,8 +284,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index: as if all tokens lay back to back in one `.bin`,
-        each row a sequence and a document."""
+        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence
+        and a document."""
         dtype = np.result_type(*self._snapshot.files.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
@@ -297,7 +298,7 @@ class TableDocuments(Documents):
         )
 
     def _position(self, idx: int) -> int:
-        """Tokens before a document, over all files."""
+        """Return the number of tokens before a document, over all files."""
         snapshot = self._snapshot
         block = int(
             snapshot.find_blocks("rows_before", range(snapshot.num_blocks), np.array([idx]))[0]
@@ -311,17 +312,16 @@ class TableDocuments(Documents):
         return position
 
     def _count_before(self, block: int) -> int:
-        """Tokens before a block, end-of-document tokens included. Raises: CacheError."""
-        eod = self._made_of[1].append_eod is not None
-        return int(self._snapshot.count_tokens_before([block], has_eod=eod)[0])
+        """Return the number of tokens before a block, end-of-document tokens included. Raises:
+        CacheError."""
+        return int(self._snapshot.count_tokens_before([block], has_eod=self._has_eod)[0])
 
     @cached_property
     def _tokens_before(self) -> Array:
-        """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
+        """Tokens before each block, int64 [num_blocks + 1], end-of-document tokens included; not
+        verified."""
         tokens: Array = self._snapshot.tokens_before
-        return (
-            tokens if self._made_of[1].append_eod is None else tokens + self._snapshot.ends_before
-        )
+        return tokens + self._snapshot.ends_before if self._has_eod else tokens
 
     def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
-        return TableDocuments, self._made_of
+        return TableDocuments, self._arguments

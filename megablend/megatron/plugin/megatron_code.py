@@ -21,14 +21,14 @@ BUILDER_METHODS = (
     "_build_megatron_dataset_splits",
     "_build_megatron_datasets_parallel",
 )
-"""What MegablendDatasetBuilder replaces of Megatron's builder, or calls with its arguments."""
+"""Methods of Megatron's builder that MegablendDatasetBuilder overrides, or calls."""
 DATASET_METHODS = (
     "__len__",
     "build_low_level_dataset",
     "_build_document_sample_shuffle_indices",
     "_query_document_sample_shuffle_indices",
 )
-"""The same of MegablendGPTDataset, and GPTDataset."""
+"""Methods of GPTDataset that MegablendGPTDataset overrides, or calls."""
 _OPENING_MODULES = (
     "blended_megatron_dataset_builder",
     "blended_dataset",
@@ -47,10 +47,10 @@ _COLLECTIVES = {
 """Names of torch.distributed's functions that wait for other ranks."""
 
 
-def compare_methods(ours: type[Any], theirs: type[Any], replaced: tuple[str, ...]) -> str | None:
-    """How the methods that our subclass replaces differ from those of Megatron's class, or which
-    one that it adds is there already."""
-    for name in replaced:
+def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:
+    """Return how the methods that our subclass overrides differ from those of Megatron's class, or
+    which method that it adds Megatron's class has, too; None if neither."""
+    for name in overridden:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"
         expected = _parameters(getattr(ours, name))
@@ -58,15 +58,15 @@ def compare_methods(ours: type[Any], theirs: type[Any], replaced: tuple[str, ...
         if found != expected:
             return f"{theirs.__name__}.{name} takes ({', '.join(found)}); expected ({', '.join(expected)})"
     for name in vars(ours):
-        added = name not in replaced and not name.startswith("__") and not name.startswith("_abc")
-        if added and hasattr(theirs, name):
+        is_added = name not in overridden and not name.startswith(("__", "_abc"))
+        if is_added and hasattr(theirs, name):
             return f"{theirs.__name__} has a {name} of its own"
     return None
 
 
 def find_waiting_function() -> str | None:
-    """A function of the modules that open datasets that waits for other ranks, besides those that
-    the builder replaces."""
+    """Return the name of a function that waits for other ranks in the modules that open datasets,
+    and that the builder does not override; None if there is none."""
     for module in _OPENING_MODULES:
         for name, code in _list_functions(sys.modules[f"megatron.core.datasets.{module}"]):
             if _used_names(code) & _COLLECTIVES and name not in BUILDER_METHODS:
@@ -75,7 +75,8 @@ def find_waiting_function() -> str | None:
 
 
 def find_missing_setting() -> str | None:
-    """A setting that a cache depends on, and that Megatron's config does not have."""
+    """Return the name of a setting that a cache depends on but Megatron's config lacks; None if
+    there is none."""
     found = {field.name for field in fields(GPTDatasetConfig)}
     for name in DatasetConfig.__annotations__:
         if name not in found and not has_default(name):
@@ -97,6 +98,6 @@ def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:
 
 
 def _used_names(code: CodeType) -> set[str]:
-    """What a function and the functions in it look up by name."""
+    """Return the names that a function, and the functions in it, look up."""
     inner = [_used_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

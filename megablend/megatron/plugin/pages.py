@@ -1,5 +1,5 @@
-"""Page and row order: megablend's own plan, returned as GPTDataset's dict. No arrays are built;
-each sample is computed."""
+"""Orders other than Megatron's: samples of megablend's own plan, as GPTDataset's dicts. No arrays
+are built: which tokens a sample has is computed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PageOrderDataset(MegablendGPTDataset):
     """A split of a run as a GPTDataset: its masks, labels and padding are the installed
     GPTDataset's own.
 
-    Index i is the i-th sample that is trained on: Megatron counts by itself, so ranges that the run
-    skips are left out here.
+    Index i is the i-th sample that is trained on: samples that the run skips have no index, since
+    Megatron counts samples itself.
     """
 
     def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
@@ -44,24 +44,27 @@ class PageOrderDataset(MegablendGPTDataset):
             run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config
         )
         self._batch: dict[int, Sample] = {}
-        """Samples that were read together and are being asked for, by their index."""
+        """Samples that `__getitems__` has read together and is about to return, by index."""
 
     def __len__(self) -> int:
         run: Dataset = self.dataset
         return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """GPTDataset's dict, with `dataset_id` if several sources are blended."""
-        found: dict[str, Any] = super().__getitem__(idx)
+        """Return GPTDataset's dict of a sample, with `dataset_id` if several sources are blended.
+
+        Raises: IndexError; DataError.
+        """
+        members: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
-            return found
-        return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **found}
+            return members
+        return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **members}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """The dicts of several samples, whose blocks are read together.
-        Raises as `__getitem__` does."""
+        """Return the dicts of several samples, whose blocks are read together. Raises as
+        `__getitem__` does."""
         wanted = [int(idx) for idx in indices if idx is not None]
-        with suppress(DataError, IndexError):  # one by one, the sample that it is of is named
+        with suppress(DataError, IndexError):  # raised below, where it names its sample
             self._batch = dict(
                 zip(
                     wanted, self.dataset.samples([self._sample(idx) for idx in wanted]), strict=True
@@ -73,13 +76,14 @@ class PageOrderDataset(MegablendGPTDataset):
             self._batch = {}
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """Tokens of a sample. Documents have no numbers in this order."""
+        """Return the tokens of a sample, without the numbers of its documents, which have none in
+        these orders."""
         sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
     def _sample(self, idx: int) -> int:
-        """The number of the idx-th sample that is not skipped."""
+        """Return the number of the idx-th sample that is not skipped."""
         run: Dataset = self.dataset
         return run.skips.position(int(idx))
 
@@ -90,7 +94,7 @@ class PageOrderDataset(MegablendGPTDataset):
 def build_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator
 ) -> None:
-    """Index the data and commit the run's order. Called by all ranks of the launch. Raises: as
+    """Index the data and commit the run's order; all ranks of the launch call it. Raises: as
     megablend.build does."""
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
@@ -98,26 +102,28 @@ def build_pages(
 def open_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
 ) -> list[PageOrderDataset | None]:
-    """The splits that have data. Raises: CacheError if the run was not built, or is to be
-    lengthened; PlanError."""
-    checked = run_config(config, sizes)
+    """Open the datasets of train, valid and test; None for a split without data. Raises: CacheError
+    if the run was not built, or is to be lengthened; PlanError."""
+    settings = run_config(config, sizes)
     storage = make_dataset_storage(config)
-    found: list[PageOrderDataset | None] = []
+    datasets: list[PageOrderDataset | None] = []
     for split, name in enumerate(("train", "valid", "test")):
-        listed = name in checked.sources if checked.listed_by_split else checked.shares[split] > 0
-        if sizes[split] == 0 or not listed:
-            found.append(None)
+        has_data = (
+            name in settings.sources if settings.listed_by_split else settings.shares[split] > 0
+        )
+        if sizes[split] == 0 or not has_data:
+            datasets.append(None)
         else:
-            run = open_run(checked, name, storage=storage)
-            skips = load_skips(checked.cache_store, run.ledger) if name == "train" else None
-            found.append(PageOrderDataset(Dataset(run, skips=skips), Split(split), config))
-    return found
+            run = open_run(settings, name, storage=storage)
+            skips = load_skips(settings.cache_store, run.ledger) if name == "train" else None
+            datasets.append(PageOrderDataset(Dataset(run, skips=skips), Split(split), config))
+    return datasets
 
 
 def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> Config:
-    """The equivalent config of `megablend build`.
+    """Return the equivalent config of `megablend build`.
 
-    Raises: ConfigError for what these orders do not have.
+    Raises: ConfigError for a setting that these orders do not support.
     """
     if setting(config, "multiple_validation_sets"):
         raise ConfigError(
@@ -136,7 +142,7 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         if blend is not None
     }
     cache = str(Path(cache_of(config)) / INDEX_FOLDER)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "cache": cache,
         "run": config.run,
         "sequence_length": config.sequence_length,
@@ -153,12 +159,12 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         "storage": config.storage,
         "add_extra_token_to_sequence": bool(config.add_extra_token_to_sequence),
     }
-    return load_config({name: value for name, value in asked.items() if value is not None})
+    return load_config({name: value for name, value in settings.items() if value is not None})
 
 
 def _with_skips(cache: str, run: str, samples: int) -> int:
-    """How long the run has to be for Megatron to train on `samples` samples:
-    longer by those that it skips.
+    """Return how many samples the run needs for Megatron to train on `samples` samples: those, and
+    the skipped ones between them.
 
     Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """
@@ -167,8 +173,8 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
-    """A source by its place in the blend, so that data may move; without weights, its tokens
-    count."""
+    """Return the config of a source, named by its position in the blend, so that its data may move;
+    without weights, each source counts by its tokens."""
     address = parse_address(word)
     path = (
         make_absolute(address.pattern, str(Path.cwd()))

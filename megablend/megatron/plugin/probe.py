@@ -42,22 +42,23 @@ from megablend.system.atomic_write import replace_file
 
 @cache
 def known_misfit(builder: type[Any]) -> str | None:
-    """Why the plugin does not fit the installed megatron-core, as found before on this node, or
-    else by `find_misfit`; None if it does."""
+    """Return why the plugin does not fit the installed megatron-core; None if it does. The outcome
+    of `find_misfit` on this node is stored and read again."""
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
-        kept: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
-        return kept
+        stored: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
+        return stored
     except (OSError, ValueError, KeyError, TypeError):
-        found = find_misfit(builder)
-    text = json.dumps({"version": installed_version(), "misfit": found}, indent=1)
+        misfit = find_misfit(builder)
+    text = json.dumps({"version": installed_version(), "misfit": misfit}, indent=1)
     with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
         replace_file(path, text.encode())
-    return found
+    return misfit
 
 
 def find_misfit(builder: type[Any]) -> str | None:
-    """What differs from what the plugin needs; None if nothing does. Waits for no other rank.
+    """Return how the installed megatron-core differs from what the plugin needs; None if it does
+    not. Waits for no other rank.
 
     Args:
         builder: MegablendDatasetBuilder.
@@ -74,7 +75,7 @@ def find_misfit(builder: type[Any]) -> str | None:
 
 
 def _digest() -> str:
-    """Digest of everything that the result depends on."""
+    """Return the digest of everything that the outcome depends on."""
     digest = hashlib.blake2b(
         f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16
     )
@@ -84,8 +85,8 @@ def _digest() -> str:
 
 
 def _list_code() -> list[Path]:
-    """Files of Megatron's datasets and their compiled helpers, and of megablend's code for
-    Megatron."""
+    """Return the files of Megatron's datasets and their compiled helpers, and of megablend's code
+    for Megatron."""
     theirs = Path(sys.modules[GPTDataset.__module__].__file__ or "").parent
     ours = Path(__file__).parents[1]
     return sorted([*theirs.glob("*.py"), *theirs.glob("helpers*.so"), *ours.rglob("*.py")])

@@ -43,11 +43,11 @@ _ARRAYS = (
 )
 """Attributes of Megatron's datasets; each class has some of them."""
 _COMPARED_SAMPLES = 3
-"""Samples of each tiny dataset."""
+"""Number of samples of each tiny dataset that are compared."""
 
 
 class _Opened(NamedTuple):
-    """A dataset of Megatron's, and what it was made with."""
+    """A dataset of Megatron's, and the arguments of its constructor."""
 
     dataset: Any
     arguments: tuple[Any, ...]
@@ -55,14 +55,15 @@ class _Opened(NamedTuple):
 
 
 def compare_builds(builder: type[Any]) -> str | None:
-    """Build tiny datasets both ways. What Megatron or we raise meanwhile is a difference, too.
+    """Build tiny datasets both ways and return a difference, which may be an error that either way
+    raises; None if there is none.
 
     Raises: CacheError if the temporary folder cannot be written.
     """
-    own = Path(tempfile.gettempdir())
+    parent = Path(tempfile.gettempdir())
     with (
-        translate_os_errors(own),
-        tempfile.TemporaryDirectory(prefix="megablend-probe-", dir=own) as folder,
+        translate_os_errors(parent),
+        tempfile.TemporaryDirectory(prefix="megablend-probe-", dir=parent) as folder,
         _without_messages(),
     ):
         prefixes = write_pairs(Path(folder))
@@ -74,7 +75,7 @@ def compare_builds(builder: type[Any]) -> str | None:
                 difference = f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
             except (OSError, CacheError, MemoryError):  # of this machine, not of a version
                 raise
-            except Exception as error:  # code that is not known may raise anything
+            except Exception as error:  # an unknown version may raise anything
                 difference = f"{type(error).__name__}: {error}"
             if difference is not None:
                 return f"tiny datasets ({case.__name__}): {difference}"
@@ -84,9 +85,9 @@ def compare_builds(builder: type[Any]) -> str | None:
 def _compare_case(
     builder: type[Any], cache: Path, options: dict[str, Any], sizes: list[int | None]
 ) -> str | None:
-    """How what Megatron makes of a config differs from what we make of it: the files of its cache,
-    the arrays, the samples."""
-    # Without options that this version does not know, and whose default it therefore follows
+    """Return how Megatron's datasets of a config differ from ours, in the files of the cache, the
+    arrays or the samples; None if they do not."""
+    # Leave out options that this version does not have, and behaves as by their defaults
     known = {field.name for field in fields(GPTDatasetConfig)}
     options = {
         name: value for name, value in options.items() if name in known or not has_default(name)
@@ -115,8 +116,8 @@ def _compare_case(
 
 
 def _compare_arrays(opened: Sequence[_Opened], config: Any) -> str | None:
-    """How the arrays of datasets that were opened with our cache differ from those that Megatron
-    builds itself."""
+    """Return how the arrays of datasets that were opened with our cache differ from those that
+    Megatron builds itself; None if they do not."""
     in_memory = copy.copy(config)
     # So that every rank builds, and writes nothing
     in_memory.path_to_cache = None
@@ -130,8 +131,8 @@ def _compare_arrays(opened: Sequence[_Opened], config: Any) -> str | None:
 
 
 def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | None:
-    """How datasets differ from Megatron's: a list of them, of several validation sets a list in
-    it, None for a split without data."""
+    """Return how datasets differ from Megatron's; None if they do not. Both lists have an item for
+    each split: a dataset, a list of validation sets, or None without data."""
     for one, other in zip(ours, theirs, strict=True):
         if other is None:
             continue
@@ -151,16 +152,16 @@ def _compare_dataset(ours: Any, theirs: Any, config: Any) -> str | None:
             _is_same(one[name], other[name]) for name in other
         ):
             return f"sample {k} differs between MegablendGPTDataset and GPTDataset"
-    # Megatron's own methods take apart what our class returns from the query
+    # Megatron's own methods unpack the query's result, which our class has to return in that form
     if isinstance(theirs, GPTDataset) and len(theirs):
-        answer = theirs._query_document_sample_shuffle_indices(0)
-        if len(answer) != len(query_result(config, answer[0], answer[1], [])):
-            return f"GPTDataset's query returns {len(answer)} values"
+        result = theirs._query_document_sample_shuffle_indices(0)
+        if len(result) != len(query_result(config, result[0], result[1], [])):
+            return f"GPTDataset's query returns {len(result)} values"
     return None
 
 
 def _make_config(cls: type[Any], cache: Path, options: dict[str, Any]) -> Any:
-    filled = {
+    defaults = {
         "random_seed": 5,
         "sequence_length": 7,
         "tokenizer": ProbeTokenizer(),
@@ -170,17 +171,17 @@ def _make_config(cls: type[Any], cache: Path, options: dict[str, Any]) -> Any:
         "eod_mask_loss": True,
         "create_attention_mask": False,
     }
-    return cls(**{**filled, **options})
+    return cls(**{**defaults, **options})
 
 
 def _recorder(builder: type[Any], opened: list[_Opened]) -> type[Any]:
-    """The builder, which notes each dataset that it opens."""
+    """Make a subclass of the builder that appends each dataset that it opens to `opened`."""
 
-    def note(cls: Any, is_built_on_rank: Any, synchronize_ranks: Any, *args: Any) -> Any:
+    def record(cls: Any, is_built_on_rank: Any, synchronize_ranks: Any, *args: Any) -> Any:
         opened.append(_Opened(cls(*args), args))
         return opened[-1].dataset
 
-    return type("Recorder", (builder,), {"build_generic_dataset": staticmethod(note)})
+    return type("Recorder", (builder,), {"build_generic_dataset": staticmethod(record)})
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -198,7 +199,7 @@ def _list_names(cache: Path) -> set[str]:
 
 @contextmanager
 def _without_messages() -> Iterator[None]:
-    """Megatron's log messages about tiny datasets would only confuse."""
+    """Suppress Megatron's log messages, which are about tiny datasets and would confuse."""
     logger = logging.getLogger("megatron.core.datasets")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -209,7 +210,7 @@ def _without_messages() -> Iterator[None]:
 
 
 class ProbeTokenizer:
-    """What GPTDataset asks of a tokenizer; no two special tokens are the same."""
+    """The attributes of a tokenizer that GPTDataset reads; its special tokens differ."""
 
     vocab_size = 300
     pad = 299
@@ -223,7 +224,7 @@ class ProbeTokenizer:
 
 
 def write_pairs(folder: Path) -> list[str]:
-    """Write the pairs; returns their prefixes."""
+    """Write the pairs and return their prefixes."""
     return [
         _write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)
     ]
@@ -244,11 +245,8 @@ def _write_pair(prefix: Path, lengths: list[int]) -> str:
 
 def several_epochs(prefixes: list[str]) -> Case:
     """A blend by weights, its last epochs shuffled by themselves."""
-    return {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2", "mid_level_dataset_surplus": 0.5}, [
-        60,
-        9,
-        0,
-    ]
+    blend = {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2"}
+    return {**blend, "mid_level_dataset_surplus": 0.5}, [60, 9, 0]
 
 
 def by_length(prefixes: list[str]) -> Case:
@@ -265,13 +263,10 @@ def alone(prefixes: list[str]) -> Case:
 
 def validation_sets(prefixes: list[str]) -> Case:
     """Several validation sets, each used as a whole."""
-    several = {"multiple_validation_sets": True, "full_validation": True}
-    kept = {"drop_last_partial_validation_sequence": False}
-    return {
-        "blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None],
-        **several,
-        **kept,
-    }, [20, None, 0]
+    sets = {"multiple_validation_sets": True, "full_validation": True}
+    partial = {"drop_last_partial_validation_sequence": False}
+    blends = {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None]}
+    return {**blends, **sets, **partial}, [20, None, 0]
 
 
 CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)

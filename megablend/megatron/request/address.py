@@ -20,19 +20,20 @@ _OPTIONS = ("column", "append_eod", "documents", "index")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Documents as a blend names them."""
+    """The documents of a dataset, as an entry of a blend names them."""
 
     format: str
     """parquet, arrow, or PAIR: the prefix of a `.bin/.idx` pair."""
     pattern: str
-    """A path or a glob; of a pair, its prefix."""
+    """Path or glob of the files; for a pair, its prefix."""
     column: str | None = None
     append_eod: int | None = None
-    """Token put after each document as it is read."""
+    """Token appended to each document as it is read; None to append none."""
     documents: str | None = None
-    """What a document of a flat column is: file, row_group, or the token that ends one."""
+    """What delimits the documents of a flat column: file, row_group, or the id of the token that
+    ends each."""
     index: str | None = None
-    """Digest of the index snapshot that lists the files; only if known."""
+    """Digest of the index snapshot that lists the files; None if it is not known."""
 
     def __str__(self) -> str:
         values = {
@@ -52,28 +53,28 @@ def parse_address(text: str) -> Address:
 
     Raises: ConfigError for an option that does not exist or cannot be read.
     """
-    found = _SCHEME.match(text)
-    if found is None:
+    scheme = _SCHEME.match(text)
+    if scheme is None:
         return Address(format=PAIR, pattern=text)
-    rest = text[found.end() :]
+    rest = text[scheme.end() :]
     pattern, mark, query = rest.rpartition("?")
-    if not mark or "=" not in query:  # a question mark of the pattern
+    if not mark or "=" not in query:  # a question mark, if any, is part of the pattern
         pattern = rest
         query = ""
-    options = _options(text, query)
+    options = _parse_options(text, query)
     return Address(
-        format=found[1],
+        format=scheme[1],
         pattern=make_absolute(pattern, str(Path.cwd())),
         column=options.get("column"),
-        append_eod=_token(text, options.get("append_eod")),
-        documents=_documents(text, options.get("documents")),
+        append_eod=_parse_token(text, options.get("append_eod")),
+        documents=_parse_documents(text, options.get("documents")),
         index=options.get("index"),
     )
 
 
 def check_pair(word: str) -> None:
-    """Raises: ConfigError for an address that is not the prefix of a pair; as parse_address
-    does."""
+    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; as
+    parse_address does."""
     kind = parse_address(word).format
     if kind != PAIR:
         raise ConfigError(
@@ -88,7 +89,7 @@ def is_in_object_store(word: str) -> bool:
     return "://" in word and find_scheme(parse_address(word).pattern) in OBJECT_SCHEMES
 
 
-def _options(text: str, query: str) -> Mapping[str, str]:
+def _parse_options(text: str, query: str) -> Mapping[str, str]:
     try:
         check_signature(text)
     except ValueError as error:
@@ -109,7 +110,7 @@ def _options(text: str, query: str) -> Mapping[str, str]:
     return options
 
 
-def _token(text: str, value: str | None) -> int | None:
+def _parse_token(text: str, value: str | None) -> int | None:
     if value is None:
         return None
     if not _is_token(value):
@@ -117,7 +118,7 @@ def _token(text: str, value: str | None) -> int | None:
     return int(value)
 
 
-def _documents(text: str, value: str | None) -> str | None:
+def _parse_documents(text: str, value: str | None) -> str | None:
     if value in (None, "file", "row_group"):
         return value
     if not _is_token(value):

@@ -12,7 +12,7 @@ from megablend.megatron.request.tokenizer import identifiers_of
 
 
 class DatasetConfig(Protocol):
-    """The settings of a GPTDatasetConfig that are used."""
+    """The settings of a GPTDatasetConfig that a cache depends on."""
 
     random_seed: int
     sequence_length: int
@@ -32,7 +32,7 @@ class DatasetConfig(Protocol):
 def request_of(
     config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY
 ) -> CacheRequest:
-    """The request that a config and sizes describe.
+    """Return the request that a config and sizes describe.
 
     Raises: ConfigError if Megatron would refuse it or use mock data.
     """
@@ -42,21 +42,15 @@ def request_of(
         )
     if len(sizes) != len(SPLITS):
         raise ConfigError(f"{len(sizes)} sizes given; expected three, for train, valid and test")
-    per_split = (
-        config.blend_per_split
-        if config.blend_per_split is not None and any(config.blend_per_split)
-        else None
-    )
+    per_split = config.blend_per_split or ()
     return CacheRequest(
         path_to_cache=config.path_to_cache or "",
         random_seed=config.random_seed,
         sequence_length=config.sequence_length,
         tokenizer=identifiers_of(config.tokenizer),
         sizes=tuple(None if size is None else int(size) for size in sizes),
-        blend=None if config.blend is None else _blend(config.blend),
-        blend_per_split=None
-        if per_split is None
-        else tuple(None if each is None else _blend(each) for each in per_split),
+        blend=_make_blend(config.blend),
+        blend_per_split=tuple(map(_make_blend, per_split)) if any(per_split) else None,
         split=config.split,
         multiple_validation_sets=bool(setting(config, "multiple_validation_sets")),
         full_validation=bool(setting(config, "full_validation")),
@@ -67,7 +61,9 @@ def request_of(
     )
 
 
-def _blend(blend: tuple[Sequence[str], Sequence[float] | None]) -> Blend:
+def _make_blend(blend: tuple[Sequence[str], Sequence[float] | None] | None) -> Blend | None:
+    if blend is None:
+        return None
     prefixes, weights = blend
     return Blend(
         prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights))

@@ -18,7 +18,7 @@ BLEND_CLASSES = {GREEDY: "BlendedDataset", LARGEST_REMAINDER: "MegablendLargestR
 
 
 def shared_members(request: CacheRequest, split: int) -> str:
-    """The end of the descriptions of all datasets of a split."""
+    """Return the members that end the descriptions of all datasets of a split."""
     return _members(
         {
             "index_split": SPLITS[split],
@@ -32,19 +32,19 @@ def shared_members(request: CacheRequest, split: int) -> str:
 
 
 def dataset_description(request: CacheRequest, part: DatasetPart, shared: str) -> str:
-    """The description.txt of a dataset; ASCII.
+    """Return the description.txt of a dataset; ASCII.
 
     Args:
-        shared: shared_members of its split: most of the text, written once for thousands of
-            datasets.
+        shared: what shared_members returns for its split: most of the text, formatted once for
+            thousands of datasets.
     """
-    # by hand, for json.dumps takes ten times as long where it indents
-    asked = "null" if part.num_samples is None else part.num_samples
+    # Formatted by hand: json.dumps takes ten times as long if it indents
+    num_samples = "null" if part.num_samples is None else part.num_samples
     return _object(
         [
             f'    "class": {json.dumps(request.dataset_class)}',
             f'    "dataset_path": {json.dumps(part.prefix)}',
-            f'    "num_samples": {asked}',
+            f'    "num_samples": {num_samples}',
             shared,
         ]
     )
@@ -57,19 +57,22 @@ def blend_description(
     weights: Sequence[float] | Sequence[int],
     size: int | None,
 ) -> str:
-    """The description.txt of a blend: the descriptions of its datasets,
-    its weights and its size; ASCII."""
-    # No text in JSON holds a line break as such
-    inner = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
-    listed = f'    "datasets": [\n{8 * " "}{inner}\n    ]'
-    rest = {"split": SPLITS[split], "weights": list(weights), "size": size}
+    """Return the description.txt of a blend: the descriptions of its datasets, its weights and its
+    size; ASCII."""
+    # Each line break is one between members: JSON escapes those in strings
+    indented = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
     return _object(
-        [_members({"class": BLEND_CLASSES[request.interleaving]}), listed, _members(rest)]
+        [
+            _members({"class": BLEND_CLASSES[request.interleaving]}),
+            f'    "datasets": [\n{8 * " "}{indented}\n    ]',
+            _members({"split": SPLITS[split], "weights": list(weights), "size": size}),
+        ]
     )
 
 
 def base_name(text: str, class_name: str, split: int) -> str:
-    """How the names of an artefact's files begin: <md5 of the description>-<class>-<split>."""
+    """Return the beginning of the names of an artefact's files:
+    <md5 of the description>-<class>-<split>."""
     digest = hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
     return f"{digest}-{class_name}-{SPLITS[split]}"
 

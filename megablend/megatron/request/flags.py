@@ -20,23 +20,23 @@ from megablend.system.limited_json import parse_json
 from megablend.system.safe_open import get_file_size
 
 _LEGACY_SPLIT = "969, 30, 1"
-"""What Megatron takes where --data-path comes without --split; its spaces are hashed."""
+"""Megatron's split if --data-path is given without --split. Its spaces count: it is hashed."""
 _SIZE_FLAGS = (
-    *(
-        "train_samples",
-        "train_iters",
-        "global_batch_size",
-        "rampup_batch_size",
-        "eval_interval",
-        "eval_iters",
-    ),
-    *("full_validation", "valid_samples", "test_samples"),
+    "train_samples",
+    "train_iters",
+    "global_batch_size",
+    "rampup_batch_size",
+    "eval_interval",
+    "eval_iters",
+    "full_validation",
+    "valid_samples",
+    "test_samples",
 )
-"""What `count_samples` takes."""
+"""Keyword arguments of `count_samples`, named as the flags' attributes."""
 
 
 def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
-    """The blend that a list of words means.
+    """Return the blend that words describe: prefixes, or a weight before each prefix.
 
     Args:
         place: flag or file that holds the words, for messages.
@@ -44,16 +44,16 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
     Raises: ConfigError if weights and prefixes do not alternate.
     """
     words = [word.strip() for word in words]
-    numbers = [_is_number(word) for word in words]
+    are_numbers = [_is_number(word) for word in words]
     try:
-        if not any(numbers):
+        if not any(are_numbers):
             return Blend(prefixes=tuple(words))
-        if numbers == [True, False] * (len(words) // 2):
+        if are_numbers == [True, False] * (len(words) // 2):
             return Blend(prefixes=tuple(words[1::2]), weights=tuple(map(float, words[::2])))
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     wrong = next(
-        (i for i, is_number in enumerate(numbers) if is_number != (i % 2 == 0)), len(words)
+        (i for i, is_number in enumerate(are_numbers) if is_number != (i % 2 == 0)), len(words)
     )
     found = repr(words[wrong]) if wrong < len(words) else "the end"
     raise ConfigError(
@@ -63,12 +63,12 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
 
 
 def read_words(path: str) -> list[str]:
-    """The words of a file (--data-args-path). Raises: ConfigError if it cannot be read."""
+    """Read the words of a file (--data-args-path). Raises: ConfigError if it cannot be read."""
     return _read(path).split()
 
 
 def read_blends(path: str) -> tuple[Blend | None, ...]:
-    """Blends by split, out of a JSON file with the keys train, valid and test
+    """Read the blend of each split from a JSON file with the keys train, valid and test
     (--per-split-data-args-path).
 
     Each is a list of words, a string of words, or null. Raises: ConfigError.
@@ -125,19 +125,19 @@ def count_samples(
     valid_samples: int | None = None,
     test_samples: int | None = None,
 ) -> tuple[int | None, ...]:
-    """How many samples training will ask for from each split,
-    by flags named as Megatron names them, and by sizes given directly.
+    """Return how many samples training requests of each split, from the values of Megatron's flags
+    and the sizes that are given directly.
 
-    Steps of batch-size ramps and phases are not reckoned with:
-    if these decide, the numbers are given directly.
+    The steps of batch-size ramps and of phases are not modelled: a size that depends on them has to
+    be given directly.
 
     Args:
         used: numbers of the splits that have data.
-        rampup_batch_size: size, increment and samples of a ramp of the batch.
+        rampup_batch_size: initial batch size, increment, and samples of the ramp.
 
     Returns: 0 for splits that are not in `used`, None for a valid split of one epoch.
 
-    Raises: ConfigError if a flag is missing that the size of a used split follows from, or two
+    Raises: ConfigError if a flag that the size of a used split depends on is missing, or two flags
         contradict.
     Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters.
     """
@@ -148,14 +148,14 @@ def count_samples(
     if full_validation and valid_samples is not None:
         raise ConfigError("--full-validation takes whole epochs; leave out --valid-samples")
 
-    def batch(split: str) -> int:
+    def batch_size(split: str) -> int:
         if not global_batch_size:
             raise ConfigError(
                 f"{split}: its size needs --global-batch-size; or set it directly with --{split}-samples"
             )
         return global_batch_size
 
-    def iterations(split: str) -> int:
+    def num_iterations(split: str) -> int:
         if train_iters:
             return train_iters
         if not train_samples:
@@ -163,35 +163,40 @@ def count_samples(
         elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
             problem = "cannot be derived with --rampup-batch-size;"
         else:
-            return train_samples // batch(split)
+            return train_samples // batch_size(split)
         raise ConfigError(f"{split}: its size {problem} set it directly with --{split}-samples")
 
-    def valid() -> int | None:
+    def train_size() -> int:
+        return train_samples or num_iterations("train") * batch_size("train")
+
+    def valid_size() -> int | None:
         if full_validation or valid_samples is not None:
             return valid_samples
         if not eval_interval:
             raise ConfigError(
                 "valid: its size needs --eval-interval; or set it directly with --valid-samples"
             )
-        return (iterations("valid") // eval_interval + 1) * eval_iters * batch("valid")
+        num_evaluations = num_iterations("valid") // eval_interval + 1
+        return num_evaluations * eval_iters * batch_size("valid")
 
-    def test() -> int:
-        return eval_iters * batch("test") if test_samples is None else test_samples
+    def test_size() -> int:
+        return eval_iters * batch_size("test") if test_samples is None else test_samples
 
-    makers = (lambda: train_samples or iterations("train") * batch("train"), valid, test)
-    return tuple(make() if split in used else 0 for split, make in enumerate(makers))
+    # Called for used splits only: the flags of others may be missing
+    size_of = (train_size, valid_size, test_size)
+    return tuple(size_of[split]() if split in used else 0 for split in range(len(SPLITS)))
 
 
 def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any]) -> CacheRequest:
-    """The request that Megatron makes from flags.
+    """Return the request that Megatron's training script would make from its flags.
 
     Args:
-        flags: by the names of their attributes, words as tuples; all that
-            `megablend megatron-cache` takes.
-        tokenizer_flags: what --tokenizer-type is built with.
+        flags: values of all flags of `megablend megatron-cache`, by the names of their attributes;
+            lists of words are tuples.
+        tokenizer_flags: as build_identifiers takes them.
 
     Raises: ConfigError if flags are missing or contradict, or name a file that cannot be read;
-        MissingFileError if the size of a split is not known, and a local pair is not there either.
+        MissingFileError, instead of the error for a missing size, if a local pair does not exist.
     """
     blend, blend_per_split = _blends(flags)
     split = flags["split"]
@@ -199,13 +204,10 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         split = _LEGACY_SPLIT
     if blend is not None and split is None:
         raise ConfigError("--data-args-path needs --split, such as 969,30,1")
-    used = [
-        number
-        for number, part in enumerate(
-            blend_per_split or () if blend is None or split is None else split_matrix(split)
-        )
-        if part is not None
-    ]
+    parts: Sequence[object] = blend_per_split or ()
+    if blend is not None and split is not None:
+        parts = split_matrix(split)
+    used = [number for number, part in enumerate(parts) if part is not None]
     try:
         sizes = count_samples(used, **{name: flags[name] for name in _SIZE_FLAGS})
     except ConfigError:
@@ -228,9 +230,10 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
 
 
 def _check_files(blends: Sequence[Blend | None]) -> None:
-    """Look for the local pairs of blends, before other flags are asked for in vain.
-    Raises: MissingFileError; ConfigError for an address of another kind."""
-    for prefix in (prefix for blend in blends if blend for prefix in blend.prefixes):
+    """Check that the local pairs of blends exist: a wrong path is to be reported before a missing
+    flag. Raises: MissingFileError; ConfigError for an address of another kind."""
+    prefixes = [prefix for blend in blends if blend is not None for prefix in blend.prefixes]
+    for prefix in prefixes:
         check_pair(prefix)
         for path in (f"{prefix}.bin", f"{prefix}.idx"):
             if not find_scheme(path) and get_file_size(path) is None:
@@ -238,7 +241,7 @@ def _check_files(blends: Sequence[Blend | None]) -> None:
 
 
 def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None, ...] | None]:
-    """The blend of all splits, or those of each."""
+    """Return the blend of all splits, and the blends by split; one of the two is None."""
     split_words = {split: flags[f"{split}_data_path"] for split in SPLITS}
     given = {
         "--data-path": bool(flags["data_path"]),
@@ -261,10 +264,12 @@ def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None,
     )
 
 
-def _identifiers(given: str | None, tokenizer_flags: Mapping[str, Any]) -> dict[str, Any]:
-    if (given is None) == (tokenizer_flags["tokenizer_type"] is None):
+def _identifiers(identifiers: str | None, tokenizer_flags: Mapping[str, Any]) -> dict[str, Any]:
+    if (identifiers is None) == (tokenizer_flags["tokenizer_type"] is None):
         raise ConfigError(
             "tokenizer: expected either --tokenizer-identifiers (such as an earlier run's description.txt) or --tokenizer-type "
             "and its flags, the same as in training: Megatron names its cache by the tokenizer"
         )
-    return build_identifiers(tokenizer_flags) if given is None else read_identifiers(given)
+    if identifiers is None:
+        return build_identifiers(tokenizer_flags)
+    return read_identifiers(identifiers)

@@ -1,5 +1,5 @@
-"""Which datasets each split consists of, and how many samples
-of each Megatron's builder asks for. Reads no file.
+"""Which datasets each split consists of, and how many samples of each Megatron's builder requests.
+Reads no file.
 
     one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one prefix: with weights, too)
     prefixes with weights      ceil(size * w) of each, built with the surplus on top; the blend is their sum
@@ -24,13 +24,13 @@ from megablend.errors import ConfigError
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
 
 Matrix = list[tuple[float, float] | None]
-"""For each split the part of the sequences it takes, from and to; None where it takes none."""
+"""The fraction of the sequences that each split takes, [begin, end); None if it takes none."""
 _WHOLE = (0.0, 1.0)
 
 
 def split_matrix(split: str) -> Matrix:
-    """The matrix that Megatron makes from a split string such as "969,30,1";
-    it goes into descriptions, down to the type of its zeros.
+    """Return the matrix that Megatron makes from a split string such as "969,30,1". Descriptions
+    contain it, so that the type of its zeros counts, too: the first is an int.
 
     Raises: ConfigError if it has more than three parts, no part above 0, or a part that Megatron
         would misread.
@@ -57,7 +57,7 @@ def split_matrix(split: str) -> Matrix:
 
 
 def normalized(weights: list[float] | list[int]) -> list[float]:
-    """Weights that sum to 1, rounded in the order that Megatron uses. Source:
+    """Return the weights divided by their sum, rounded as Megatron's are. Source:
     megatron.core.datasets.utils.normalize."""
     array = np.array(weights, np.float64)
     result: list[float] = (array / np.sum(array)).tolist()
@@ -65,7 +65,7 @@ def normalized(weights: list[float] | list[int]) -> list[float]:
 
 
 def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, int]:
-    """First sequence and end of a split's part of a file.
+    """Return the first sequence of a split's part of a file, and the one after its last.
 
     Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
     """
@@ -75,14 +75,14 @@ def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPart:
-    """A dataset: one prefix's part in one split."""
+    """A dataset: the part of one prefix that is in one split."""
 
     prefix: str
     split: int
     span: tuple[float, float]
-    """The fraction of its sequences, [begin, end), as in the split matrix."""
+    """The fraction of the prefix's sequences, [begin, end), as in the split matrix."""
     num_samples: int | None
-    """The least number to build; None for those of one epoch."""
+    """Minimum number of samples to build; None for those of one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,9 @@ class SplitLayout:
     parts: tuple[DatasetPart, ...]
     blended: bool
     weights: tuple[float, ...] | None = None
-    """Normalised once; None where the datasets' lengths count."""
+    """Divided by their sum, once; None if the datasets' lengths are the weights."""
     targets: tuple[int, ...] | None = None
-    """With weights: the samples that the blend means to take of each dataset, before the
-    surplus."""
+    """With weights: how many samples the blend needs of each dataset, before the surplus."""
     size: int | None = None
     """The split's size as requested."""
 
@@ -107,15 +106,15 @@ class SplitLayout:
 
 
 def matrix_of(request: CacheRequest) -> Matrix | None:
-    """The split matrix of the request's description: none with blends by split."""
+    """Return the split matrix in the request's descriptions; None with blends by split."""
     return None if request.split is None else split_matrix(request.split)
 
 
 def layouts(request: CacheRequest) -> list[SplitLayout]:
-    """The splits that have data, in order.
+    """Return the layouts of the splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read, or a weight that is used and gives
-        no share above 0.
+    Raises: ConfigError for a split string that cannot be read, or a weight that is used and whose
+        share is not above 0.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -130,28 +129,29 @@ def _split_layout(
     request: CacheRequest, split: int, span: tuple[float, float], blend: Blend
 ) -> SplitLayout:
     size = request.sizes[split]
-    per_split = request.blend_per_split is not None
-    alone = len(blend.prefixes) == 1 and (per_split or blend.weights is None)
-    apart = per_split and request.multiple_validation_sets and SPLITS[split] == "valid"
+    is_per_split = request.blend_per_split is not None
+    is_single = len(blend.prefixes) == 1 and (is_per_split or blend.weights is None)
+    are_sets = is_per_split and request.multiple_validation_sets and SPLITS[split] == "valid"
+    is_blended = not (is_single or are_sets)
     targets = weights = None
-    asked: list[int | None]
-    if alone or apart:
-        asked = [size] * len(blend.prefixes)
+    counts: list[int | None]
+    if not is_blended:
+        counts = [size] * len(blend.prefixes)
     elif blend.weights is None:
-        asked = [None] * len(blend.prefixes)
+        counts = [None] * len(blend.prefixes)
     else:
         assert size is not None  # refused by CacheRequest
         weights = _shares(blend.prefixes, blend.weights)
         targets = tuple(math.ceil(size * weight) for weight in weights)
-        asked = [math.ceil(target * (1 + request.mid_level_dataset_surplus)) for target in targets]
+        counts = [math.ceil(target * (1 + request.mid_level_dataset_surplus)) for target in targets]
     parts = tuple(
         DatasetPart(prefix=prefix, split=split, span=span, num_samples=num_samples)
-        for prefix, num_samples in zip(blend.prefixes, asked, strict=True)
+        for prefix, num_samples in zip(blend.prefixes, counts, strict=True)
     )
     return SplitLayout(
         split=split,
         parts=parts,
-        blended=not (alone or apart),
+        blended=is_blended,
         weights=weights,
         targets=targets,
         size=size,
@@ -159,8 +159,8 @@ def _split_layout(
 
 
 def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
-    """Weights that sum to 1. Raises: ConfigError if a share is not above 0, on which Megatron
-    fails without a message."""
+    """Return the weights divided by their sum. Raises: ConfigError if one of these shares is not
+    above 0, on which Megatron fails without a message."""
     with np.errstate(all="ignore"):
         shares = normalized(list(weights))
     if all(share > 0 for share in shares):  # also where all weights are negative

@@ -14,7 +14,7 @@ from megablend.storage.registry import explain_scheme, find_storage
 
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
-"""A blend keeps its datasets' numbers in 16 bits."""
+"""Maximum number of datasets of a blend, which stores their numbers in 16 bits."""
 GREEDY = "greedy"
 LARGEST_REMAINDER = "largest-remainder"
 
@@ -25,8 +25,8 @@ class Blend:
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None = None
-    """As given, not normalised; without them the datasets' lengths count. Checked where they are
-    used (layouts)."""
+    """As given, not normalised; None if the datasets' lengths are the weights. `layouts` checks
+    those that are used."""
 
     def __post_init__(self) -> None:
         if not self.prefixes:
@@ -59,7 +59,7 @@ class CacheRequest:
     sizes: tuple[int | None, ...]
     """Samples of train, valid and test; None for one epoch."""
     blend: Blend | None = None
-    """Divided by `split`; or else `blend_per_split`."""
+    """The blend of all splits, divided by `split`; None if `blend_per_split` is given instead."""
     blend_per_split: tuple[Blend | None, ...] | None = None
     split: str | None = None
     multiple_validation_sets: bool = False
@@ -72,11 +72,11 @@ class CacheRequest:
     dataset_class: str = "GPTDataset"
     """Name of the datasets' class in descriptions and file names."""
     lengths_at: Mapping[str, str] = field(default_factory=dict)
-    """For prefixes that are no `.bin/.idx` pairs: their documents' lengths, int32 in a `.npy`
-    file."""
+    """For each prefix that is not a `.bin/.idx` pair, the `.npy` file of its documents' lengths,
+    int32."""
     interleaving: str = GREEDY
-    """Megatron's own, or LARGEST_REMAINDER: a blend that is not Megatron's, under a class name of
-    its own."""
+    """GREEDY, which is Megatron's, or LARGEST_REMAINDER, whose blends have a class name of their
+    own."""
 
     def __post_init__(self) -> None:
         if not self.path_to_cache:
@@ -112,8 +112,8 @@ class CacheRequest:
         self._check_sizes()
 
     def list_settings(self) -> dict[str, Any]:
-        """All fields but the paths of the cache and of what it contains, which differ on nodes with
-        folders of their own."""
+        """Return all fields by name, except paths, which differ between nodes with folders of their
+        own."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -121,7 +121,7 @@ class CacheRequest:
         }
 
     def blend_of(self, split: int) -> Blend | None:
-        """The blend that serves a split, by its number."""
+        """Return the blend of a split, which is given by its number; None if it has no data."""
         return self.blend if self.blend_per_split is None else self.blend_per_split[split]
 
     def _check_sizes(self) -> None:
@@ -137,9 +137,9 @@ class CacheRequest:
                     "give a number"
                 )
         valid = None if self.blend_per_split is None else self.blend_per_split[1]
-        # One has a number
-        several = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
-        if several and self.full_validation and self.sizes[1] is not None:
+        # A single validation set may have a number of samples
+        has_sets = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
+        if has_sets and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
                 f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"
             )

@@ -20,28 +20,30 @@ from megablend.system.limited_json import parse_json
 
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
-    """The identifiers of a tokenizer object, as they are after json.dumps and json.loads.
+    """Return the identifiers of a tokenizer object, as json.loads reads them back from JSON.
     Raises: ConfigError if it has none."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
+        identifiers: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
         raise ConfigError(
             f"the tokenizer {type(tokenizer).__name__} has no unique_identifiers that JSON can hold ({error}); "
             "Megatron names its cache by them"
         ) from None
-    return found
+    return identifiers
 
 
-def read_identifiers(given: str) -> dict[str, Any]:
-    """Identifiers from inline JSON, from a JSON file,
-    or from the description.txt of a dataset or of a blend.
+def read_identifiers(text_or_path: str) -> dict[str, Any]:
+    """Read identifiers from inline JSON, from a JSON file, or from the description.txt of a dataset
+    or of a blend.
 
     Raises: ConfigError if there are none.
     """
-    inline = given.lstrip().startswith("{")
-    place = "the tokenizer's identifiers" if inline else given
+    is_inline = text_or_path.lstrip().startswith("{")
+    place = "the tokenizer's identifiers" if is_inline else text_or_path
     try:
-        found = parse_json(given if inline else Path(given).read_text(encoding="utf-8"))
+        found = parse_json(
+            text_or_path if is_inline else Path(text_or_path).read_text(encoding="utf-8")
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{place}: expected JSON, or a JSON file such as an earlier run's description.txt "
@@ -59,28 +61,28 @@ def read_identifiers(given: str) -> dict[str, Any]:
 
 
 def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The identifiers of the tokenizer that the installed megatron-core builds
-    from Megatron's flags.
+    """Return the identifiers of the tokenizer that the installed megatron-core builds from
+    Megatron's flags.
 
     Args:
-        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples;
-            the same as in training.
+        flags: values of all of Megatron's tokenizer flags, by the names of their attributes; lists
+            of words are tuples. The same as in training.
 
     Raises: ConfigError if megatron-core is not installed, or cannot build it.
     """
-    given = "give --tokenizer-identifiers, such as an earlier run's description.txt"
+    remedy = "give --tokenizer-identifiers, such as an earlier run's description.txt"
     if flags.get("legacy_tokenizer"):
         raise ConfigError(
-            f"--legacy-tokenizer: megatron-core does not build such tokenizers (the training script does); {given}"
+            f"--legacy-tokenizer: megatron-core does not build such tokenizers (the training script does); {remedy}"
         )
     try:
         with warnings.catch_warnings():
-            # Of the GPU libraries that megatron-core misses, as it is imported
+            # Importing megatron-core warns of GPU libraries that are missing
             warnings.simplefilter("ignore")
             from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
     except ImportError as error:
         raise ConfigError(
-            f"--tokenizer-type needs megatron-core ({error}); install it, or {given}"
+            f"--tokenizer-type needs megatron-core ({error}); install it, or {remedy}"
         ) from None
     try:
         tokenizer = build_tokenizer(
@@ -89,12 +91,12 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # the tokenizer's library may raise anything
         raise ConfigError(
             f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it ({type(error).__name__}: "
-            f"{error}); check its flags, or {given}"
+            f"{error}); check its flags, or {remedy}"
         ) from error
     return identifiers_of(tokenizer)
 
 
 def _as_argparse(value: Any) -> Any:
-    """Words as argparse gives them, a list, or None if there are none:
-    identifiers hold how they print."""
+    """Return a tuple of words as argparse would, a list, or None if it is empty: identifiers
+    contain the printed form."""
     return (list(value) or None) if isinstance(value, tuple) else value

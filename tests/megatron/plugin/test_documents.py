@@ -387,7 +387,7 @@ def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(
     tmp_path: Path, kind: str, number: int
 ) -> None:
     found: Any = open_documents(tmp_path, kind)
-    cache, address = found._made_of[:2]
+    cache, address = found._arguments[:2]
     path = table_path(cache, address)
     damage_lengths(path, 1_000_000, number)
     documents = TableDocuments(cache, address, memory=2000, storage=STORAGE)
@@ -413,7 +413,7 @@ def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(
 
 def test_a_damaged_table_is_built_again(tmp_path: Path) -> None:
     found: Any = open_documents(tmp_path, "parquet")
-    cache, address = found._made_of[:2]
+    cache, address = found._arguments[:2]
     path = table_path(cache, address)
     whole = path.read_bytes()
     for damage in (
@@ -428,7 +428,7 @@ def test_a_damaged_table_is_built_again(tmp_path: Path) -> None:
 
 def test_a_table_without_a_checksum_is_removed_as_its_message_says(tmp_path: Path) -> None:
     found: Any = open_documents(tmp_path, "parquet")
-    cache, address = found._made_of[:2]
+    cache, address = found._arguments[:2]
     path = table_path(cache, address)
     (pin,) = path.parent.glob("*.json")
     record = json.loads(pin.read_text())
