@@ -1,5 +1,5 @@
-"""The interface between file formats and the rest:
-a file becomes a table of blocks; blocks become tokens.
+"""The interface between file formats and the rest of megablend: a file becomes a table of blocks, and
+blocks become tokens.
 
 A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null
 value: null elements, and the slots of null rows, are not tokens. A *block* is the smallest unit of
@@ -72,19 +72,22 @@ blocks."""
 
 Array = npt.NDArray[Any]
 Stops = Callable[[], Int64s]
+"""Returns for each of some blocks the byte at which the next block, or the file's end, begins:
+int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
-    """What the index stores about a file. Deterministic: the same bytes for the same file, options
-    and megablend version."""
+    """What the index stores about a file. It is the same, byte for byte, for the same file, options
+    and version of megablend."""
 
     rows: int
-    """Documents, empty and null ones included."""
+    """Number of documents, empty and null ones included."""
     tokens: int
+    """Number of tokens."""
     token_dtype: str
-    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too
-    for `.bin`); of numbers in extra columns bool, float16, float32 or float64, too."""
+    """numpy name of the decoded tokens' dtype: int32, int64, uint16 or uint32, for `.bin` also
+    uint8, int8 or int16; for numbers in extra columns also bool, float16, float32 or float64."""
     chunks: Array
     """CHUNK_DTYPE [num_chunks]."""
     blocks: Array
@@ -103,13 +106,13 @@ class FileIndex:
     note: str | None = None
     """A warning about a harmless defect of the file; not stored."""
     token_range: tuple[int, int] | None = None
-    """The smallest and the largest token by the file's own statistics, possibly of some row groups
-    only; None if there are none."""
+    """The smallest and the largest token according to the file's own statistics, which may cover
+    only some row groups; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedFile:
-    """The part of a FileIndex that a reader needs (what the index passes back to the format)."""
+    """The part of a FileIndex that a format needs to open the file again."""
 
     size: int
     """Bytes of the data file when it was indexed."""
@@ -131,7 +134,7 @@ class DecodedBlock:
     """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents
     are pieces without tokens."""
     extra: tuple[Array, ...] = ()
-    """For each requested extra column a number per token, [num_tokens]; read-only."""
+    """For each requested extra column, a number per token, [num_tokens]; read-only."""
 
 
 NO_OFFSETS = np.zeros(1, np.int64)
@@ -140,12 +143,13 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Knows which bytes the blocks of one indexed file need, and decodes them.
-    Thread-safe, also after a fork.
+    """Tells which bytes the blocks of one indexed file need, and decodes them. It can be shared by
+    threads, and used after a fork. `formats.fetch` calls its methods in turn.
 
-    Arguments: blocks, PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes
-    `chunks`), in any order, repeats allowed; and chunks, CHUNK_DTYPE [m], the file's chunk table.
-    `formats.fetch` calls these methods in turn.
+    Args of all methods:
+        blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table, in any order, repeats
+            allowed; their `chunk` is an index into `chunks`.
+        chunks: CHUNK_DTYPE [m], the file's chunk table.
     """
 
     def byte_ranges(
@@ -156,14 +160,14 @@ class BlockReader(Protocol):
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """The ranges to fetch next. Reads nothing itself; fetched bytes may determine which further
-        ranges are needed.
+        """Return the ranges to fetch next. Reads nothing itself; fetched bytes may determine which
+        further ranges are needed.
 
         Args:
             fetched: the bytes of all ranges requested before, in the same order.
-            tokens: for `decode`; otherwise for `find_pieces`.
+            tokens: whether `decode` will be called; otherwise `find_pieces` will.
 
-        Returns: an empty sequence when everything is there.
+        Returns: an empty sequence when nothing more is needed.
         Raises: CorruptFileError if a range is not in the file, or fetched bytes are inconsistent.
         """
         ...
@@ -183,10 +187,11 @@ class BlockReader(Protocol):
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find the offsets of documents' pieces in blocks,
-        without decoding tokens if the format allows it.
+        """Find the offsets of documents' pieces in blocks, without decoding tokens if the format
+        allows it.
 
-        Returns: `offsets` of each DecodedBlock; the data bytes that had to be read.
+        Returns: for each block, the `offsets` that its DecodedBlock would have; and the number of
+            data bytes that had to be read.
         Raises: as `decode` does.
         """
         ...
@@ -199,31 +204,31 @@ class Format(Protocol):
     suffixes: Sequence[str]
     """File name endings by which a path is recognised, e.g. (".parquet",)."""
     documents_known: bool
-    """Whether documents are always counted exactly, even if not requested, because it costs
+    """Whether `index` always counts documents exactly, even if not requested, because it costs
     nothing."""
     reader_block_bytes: int
     """Approximate memory that a reader uses per block of its file."""
     kernel_modules: Sequence[str]
-    """Modules below `megablend.kernels` whose compiled kernels decoding needs: `open` loads them in
-    the background."""
+    """Modules below `megablend.kernels` whose compiled kernels decoding needs; they are loaded in
+    the background when a file is opened."""
     has_row_groups: bool
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool
-    """Whether `index` reads where a file continues before it can read on: over a network, more
-    files are indexed at a time."""
+    """Whether each read of `index` depends on the one before, so that over a network more files are
+    indexed at a time."""
 
     def files(self, path: str) -> Sequence[str]:
-        """All files that belong to `path`, data file first: ["x.bin", "x.idx"] for the prefix "x";
-        [path] elsewhere."""
+        """Return all files that belong to `path`, the data file first: ["x.bin", "x.idx"] for the
+        prefix "x" of a Megatron pair; [path] in other formats."""
         ...
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """What to do about one of `files` that does not exist, for the message;
-        None if there is nothing to add."""
+        """Return the remedy for a missing one of `files`, which is added to the message; None if
+        there is nothing to add."""
         ...
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the content of a file is of this format; called only if several formats share the
+        """Whether the content of a file has this format; called only if several formats share the
         suffix of its name.
 
         Raises: MissingFileError; as Storage.read does.
@@ -232,15 +237,15 @@ class Format(Protocol):
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """Check the config's `format_options`. Raises: ValueError, which names the option, what was
-        found and expected."""
+        found, and what was expected."""
         ...
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Why a file's content cannot be what it would be read as, and what to do;
-        None if nothing contradicts.
+        """Return why a file's content cannot be what it would be read as, and the remedy; None if
+        nothing contradicts it.
 
-        New files for which there is a reason are refused;
-        of those that a cache has, it is a warning.
+        A new file with a contradiction is refused; for a file that the cache has already, the
+        contradiction is a warning.
 
         Raises: as Storage.read does.
         """
@@ -251,8 +256,8 @@ class Format(Protocol):
 
         Args:
             path: as in `files`.
-            read: how to read it; its options have passed `check_options`. Rows, ends and flags must
-                be exact with `count_documents`, even if that requires a scan of the data.
+            read: how to read it; its options have passed `check_options`. With `count_documents`,
+                rows, ends and flags must be exact, even if that requires a scan of the data.
 
         Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent);
             UnsupportedFileError (encrypted, codec); ConfigError (no such column, or not of
@@ -263,29 +268,30 @@ class Format(Protocol):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """Return a reader of an indexed file after checking size and structure.
-        Raises MissingFileError, ChangedFileError."""
+        """Return a reader of an indexed file, after checking its size and its structure.
+        Raises: MissingFileError, ChangedFileError."""
         ...
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
-        """What readers of blocks will ask for, as far as the index alone tells: for storages that
-        fetch ahead, which open no file for that. Without dictionaries.
+        """Return the ranges that readers of blocks will request, without dictionaries, as far as
+        the index alone tells: storages that fetch ahead do not open files for that.
 
         Args:
-            blocks: PLACED_BLOCK_DTYPE [n], of one file.
-            stops: finds where the block after each begins, or the file ends: int64 [n].
+            blocks: PLACED_BLOCK_DTYPE [n], blocks of one file.
+            stops: returns the byte at which the block after each, or the file's end, begins:
+                int64 [n].
 
-        Returns: ranges with `owners`, their places in `blocks`.
+        Returns: ranges whose `owners` are indices into `blocks`.
         """
         ...
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """A warning about bytes of an indexed file that no block contains;
-        None if that is expected.
+        """Return a warning about bytes of an indexed file that no block contains; None if there are
+        none, or if they are expected.
 
         Args:
-            blocks: BLOCK_DTYPE [num_blocks], of the entire file.
-            size: bytes of the data file.
+            blocks: BLOCK_DTYPE [num_blocks], all blocks of the file.
+            size: size of the data file in bytes.
         """
         ...
 
@@ -300,11 +306,11 @@ class BaseFormat:
     requests_in_turn: bool = False
 
     def files(self, path: str) -> Sequence[str]:
-        """The file itself."""
+        """Return the file itself."""
         return [path]
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """Nothing to add."""
+        """Return None: there is nothing to add."""
         return None
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -320,23 +326,23 @@ class BaseFormat:
             )
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """No contradiction."""
+        """Return None: nothing is checked."""
         return None
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
-        """The stored bytes of the blocks."""
+        """Return the stored bytes of the blocks."""
         sizes = blocks["stored_bytes"].astype(np.int64)
         offsets = np.ascontiguousarray(blocks["offset"])
         return [FileRanges(self.files(path)[0], offsets, sizes, np.arange(len(blocks)))]
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """No warning."""
+        """Return None: nothing is checked."""
         return None
 
 
 class DivisibleFormat(Format, Protocol):
-    """A format that can index a file in parts, in several processes, each the chunks that begin in
-    its range of bytes."""
+    """A format that can index a file in parts, in several processes: a part consists of the chunks
+    that begin in a range of bytes."""
 
     def index_part(
         self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
@@ -345,16 +351,16 @@ class DivisibleFormat(Format, Protocol):
 
         Args and raises: as in `index`.
 
-        Returns: the index of these chunks; rows, tokens and scanned_bytes count only these,
-            `first_token` counts from the part's start; `first_row` is the file's.
+        Returns: the index of these chunks: rows, tokens and scanned_bytes are those of the part,
+            `first_token` counts from the part's start, `first_row` from the file's.
             `index.build.file_tasks.join` joins the parts.
         """
         ...
 
 
 class GroupDigestFormat(Format, Protocol):
-    """A format whose readers read parts of a large description, for which `build` stores digests
-    (`index.read.idx_digests`)."""
+    """A format whose readers read only parts of a large description of the file; `build` stores
+    digests of these parts (`index.read.idx_digests`)."""
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
         """Whether the file's description is large enough for digests of its groups."""
@@ -363,7 +369,7 @@ class GroupDigestFormat(Format, Protocol):
     def make_group_digests(
         self, path: str, file: OpenedFile, *, storage: Storage
     ) -> npt.NDArray[np.uint64]:
-        """The digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
+        """Compute the digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
 
         Raises: ChangedFileError if the description is not the one that was indexed; as Storage.read
             does.
@@ -382,8 +388,8 @@ def has_group_digests(kind: Format) -> TypeGuard[GroupDigestFormat]:
 
 
 def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
-    """The size of a file in bytes. Raises: ChangedFileError if it had another one when it was
-    indexed; as Storage.stat does."""
+    """Return the size of a file in bytes. Raises: ChangedFileError if it had another size when it
+    was indexed; as Storage.stat does."""
     size = storage.stat(path).size
     if size != file.size:
         raise ChangedFileError(

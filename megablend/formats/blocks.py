@@ -1,4 +1,5 @@
-"""Block tables: for formats without column chunks, and as passed to readers."""
+"""Block and chunk tables: those of files without column chunks, joined tables, sizes, and the form in
+which readers take blocks."""
 
 from __future__ import annotations
 
@@ -10,38 +11,38 @@ import numpy.typing as npt
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array
 
 _TOKEN_BYTES = 4
-"""Of nearly all tokens; where they have 8, the memory is at most twice as much."""
+"""Bytes of a token for estimates of memory: if tokens have 8, twice as much is needed."""
 
 
 def single_chunk() -> Array:
-    """CHUNK_DTYPE [1]: the whole file as one chunk."""
+    """Make the chunk table of a file without chunks, CHUNK_DTYPE [1]: the whole file is one."""
     chunks = np.zeros(1, CHUNK_DTYPE)
     chunks["dictionary_offset"] = -1
     return chunks
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Concatenate tables with these columns. Joins bytes,
-    since numpy's own concatenation processes each column."""
+    """Concatenate tables with these columns. Joins bytes, since numpy would concatenate column by
+    column, which is slower."""
     return np.frombuffer(
         bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
     )
 
 
 def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:
-    """The least memory of blocks while they are decoded, in bytes: int64 [n], of tokens or of
-    pages, whichever are larger.
+    """Estimate the memory of each block while it is decoded, in bytes, int64 [n]: that of its tokens
+    or of its decompressed page, whichever is larger.
 
-    A page of numbers of dictionary entries may be a thousandth of its tokens.
+    A page of indices into a dictionary may have a thousandth of the bytes of its tokens.
     """
-    found: npt.NDArray[np.int64] = np.maximum(
+    sizes: npt.NDArray[np.int64] = np.maximum(
         blocks["decoded_bytes"].astype(np.int64), blocks["tokens"] * _TOKEN_BYTES
     )
-    return found
+    return sizes
 
 
 def place_blocks(blocks: Array) -> Array:
-    """Convert a file's entire block table, BLOCK_DTYPE [n], to what readers take:
+    """Convert a file's entire block table, BLOCK_DTYPE [n], to the form that readers take:
     PLACED_BLOCK_DTYPE [n]."""
     placed = np.empty(len(blocks), PLACED_BLOCK_DTYPE)
     for name in blocks.dtype.names or ():

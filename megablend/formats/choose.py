@@ -21,9 +21,9 @@ OTHER_NAMES = (
 
 
 UINT64_REMEDY = "write it as int64 or uint32"
-"""Torch does not compute with uint64."""
+"""Remedy for a column of uint64, with which torch does not compute."""
 NESTED_REMEDY = "write one list per row"
-"""For lists of lists of integers."""
+"""Remedy for a column of lists of lists of integers."""
 
 
 def choose_column(
@@ -34,35 +34,36 @@ def choose_column(
     *,
     numbers: bool = False,
 ) -> str:
-    """The dotted path of a file's token column.
+    """Choose the token column of a file, and return its dotted path.
+
+    If the config names none, it is the only column of lists of integers; or, of several, the one
+    with the most certain of TOKEN_NAMES, unless a column with such a name cannot contain tokens. A
+    column of single integers is chosen only if it has one of these names and the file has no other
+    column, since beside a column of text it may hold numbers of tokens.
 
     Args:
-        column: its name in the config. None selects, of the columns that are lists of integers, the
-            only one, or the one with the most certain of TOKEN_NAMES (and no other one if a column
-            of such a name cannot contain tokens); a column of single integers only if it has one of
-            these names and the file has no other column, since next to text the same name may count
-            tokens.
+        column: its name in the config, or None.
         problems: dotted path of each column and struct member -> None if it may contain tokens,
-            else why it cannot.
-        lists: those of them that are lists.
-        numbers: numbers of any kind are accepted, not only integers.
+            otherwise the reason why it cannot.
+        lists: dotted paths of those that are lists.
+        numbers: whether numbers of any kind are accepted, not only integers.
 
-    Raises: ConfigError if there is no such column, none or several to choose from, or it cannot
-        contain tokens.
+    Raises: ConfigError if there is no such column, if there are none or several to choose from, or
+        if the column cannot contain tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
     known = ", ".join(fit) or "none"
     kind = "numbers" if numbers else "integers"
     if column is None:
-        found = _surest([name for name in fit if name in lists])
+        found = _choose_list([name for name in fit if name in lists])
         if found is None and len(problems) == 1:
-            found = _named(fit)
-        if (found is None or _last(found) not in TOKEN_NAMES) and (unfit := _unfit(problems)):
-            hint = (
-                f"; if the tokens are in {found!r}, set `column: {found}` for this source"
-                if found
-                else ""
-            )
+            found = _find_named(fit)
+        has_token_name = found is not None and _last_part(found) in TOKEN_NAMES
+        unfit = _find_unfit(problems)
+        if not has_token_name and unfit is not None:
+            hint = ""
+            if found:
+                hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source"
             raise ConfigError(
                 f"{path}: column {unfit!r}, whose name suggests that it contains the tokens, {problems[unfit]}{hint}"
             )
@@ -72,49 +73,53 @@ def choose_column(
     if column not in problems:
         hint = did_you_mean(column, fit or list(problems), before="; ")
         raise ConfigError(f"{path}: no column {column!r}{hint or ';'} columns of {kind}: {known}")
-    if problem := problems[column]:
+    problem = problems[column]
+    if problem:
         raise ConfigError(f"{path}: column {column!r} {problem}; columns of {kind}: {known}")
     return column
 
 
-def _surest(lists: list[str]) -> str | None:
-    """The token column among several list columns,
-    by its name or because there is no other candidate."""
-    possible = [name for name in lists if not _is_other(name)]
-    return _named(possible) or (possible[0] if len(possible) == 1 else None)
+def _choose_list(lists: list[str]) -> str | None:
+    """Choose the token column among columns of lists, by its name or because there is no other
+    candidate; None if it is not certain."""
+    candidates = [name for name in lists if not _is_other(name)]
+    named = _find_named(candidates)
+    if named is not None:
+        return named
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _named(columns: list[str]) -> str | None:
-    """The column whose name most likely means tokens; None if several columns have that name."""
+def _find_named(columns: list[str]) -> str | None:
+    """Find the column with the most certain of TOKEN_NAMES; None if several have that name."""
     for name in TOKEN_NAMES:
-        found = [column for column in columns if _last(column) == name]
+        found = [column for column in columns if _last_part(column) == name]
         if found:
             return found[0] if len(found) == 1 else None
     return None
 
 
-def _last(column: str) -> str:
+def _last_part(column: str) -> str:
     return column.rpartition(".")[2].lower()
 
 
-def _unfit(problems: Mapping[str, str | None]) -> str | None:
-    """The column with the most certain name that cannot contain tokens; no other is selected
-    then."""
+def _find_unfit(problems: Mapping[str, str | None]) -> str | None:
+    """Among columns that cannot contain tokens, find the one with the most certain of
+    TOKEN_NAMES."""
     unfit = [
         name
         for name, problem in problems.items()
-        if problem is not None and _last(name) in TOKEN_NAMES
+        if problem is not None and _last_part(name) in TOKEN_NAMES
     ]
-    return min(unfit, key=lambda name: TOKEN_NAMES.index(_last(name)), default=None)
+    return min(unfit, key=lambda name: TOKEN_NAMES.index(_last_part(name)), default=None)
 
 
 def _is_other(column: str) -> bool:
-    return _last(column) in OTHER_NAMES or _last(column).endswith("mask")
+    return _last_part(column) in OTHER_NAMES or _last_part(column).endswith("mask")
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """The first list that would be of integers if it were written
-    in another way; "" if there is none."""
+    """Describe the first list that would be of integers if it were written in another way; "" if
+    there is none."""
     for name, problem in problems.items():
         if (
             name in lists
@@ -127,20 +132,21 @@ def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | No
 
 
 def _why_none(fit: list[str], lists: Collection[str], problems: Mapping[str, str | None]) -> str:
+    """Describe why no column was chosen, and the remedy."""
     nearly = _describe_nearly_fit(lists, problems)
     if not fit:
         if nearly:
             return f"no column contains the tokens as megablend reads them; {nearly}"
         return "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first"
-    listed = [name for name in fit if name in lists]
+    fit_lists = [name for name in fit if name in lists]
     single = [name for name in fit if name not in lists]
-    seen = [
-        f"lists of integers: {', '.join(listed)}" if listed else "",
+    candidates = [
+        f"lists of integers: {', '.join(fit_lists)}" if fit_lists else "",
         f"single integers, which may be counts or ids: {', '.join(single)}" if single else "",
     ]
-    first = (listed or single)[0]
+    first = (fit_lists or single)[0]
     return (
-        f"cannot tell which column contains the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set "
+        f"cannot tell which column contains the tokens ({'; '.join(filter(None, candidates))}); if it is {first!r}, set "
         f"`column: {first}` for this source (in a Megatron data path: `?column={first}`)"
         f"{f'; {nearly}' if nearly else ''}"
     )

@@ -1,5 +1,5 @@
-"""Many decoded blocks as arrays of token addresses;
-single DecodedBlock objects are created only on access."""
+"""Many decoded blocks as arrays of the addresses of their tokens; single DecodedBlock objects are
+created only when they are accessed."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ DTYPES = tuple(
 )
 """Types of tokens, and of numbers in extra columns."""
 KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
+"""The index of each dtype in DTYPES."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBlocks(Sequence[DecodedBlock]):
-    """Several decoded blocks; as kernels see them, and as a sequence."""
+    """Several decoded blocks: the arrays that kernels need, and a sequence of DecodedBlock."""
 
     owners: list[Any]
-    """For each block the owner of its tokens' memory, an Arrow buffer or an array; or the
+    """For each block, the owner of its tokens' memory, an Arrow buffer or an array; or the
     DecodedBlock itself."""
     kinds: npt.NDArray[np.int8]
-    """int8 [n], indices of their dtypes in DTYPES."""
+    """int8 [n], index in DTYPES of each block's dtype."""
     sizes: Int64s
-    """int64 [n], number of tokens."""
+    """int64 [n], number of tokens of each block."""
     addresses: Int64s
-    """int64 [n], of their tokens."""
+    """int64 [n], address in memory of each block's tokens."""
     offsets: list[Int64s] | None
     """The `offsets` of each block; None if they were not requested."""
     extra: tuple[DecodedBlocks, ...] = ()
-    """The bits of each extra column's numbers, as if they were tokens."""
+    """For each extra column, its numbers as blocks whose tokens are integers with the same bits."""
 
     @staticmethod
     def of(blocks: Sequence[DecodedBlock]) -> DecodedBlocks:
-        """The same blocks with contiguous arrays."""
+        """Convert a sequence of blocks, whose arrays must be contiguous."""
         if isinstance(blocks, DecodedBlocks):
             return blocks
         columns = zip(*(block.extra for block in blocks), strict=True)
@@ -57,7 +58,10 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             [block.offsets for block in blocks],
             tuple(
                 DecodedBlocks.of(
-                    [DecodedBlock(each.view(f"i{each.itemsize}"), NO_OFFSETS) for each in column]
+                    [
+                        DecodedBlock(numbers.view(f"i{numbers.itemsize}"), NO_OFFSETS)
+                        for numbers in column
+                    ]
                 )
                 for column in columns
             ),
@@ -65,7 +69,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
     @staticmethod
     def joined(parts: Sequence[DecodedBlocks]) -> DecodedBlocks:
-        """All parts' blocks, one part after the other."""
+        """Concatenate the blocks of all parts."""
         if len(parts) == 1:
             return parts[0]
         with_offsets = all(part.offsets is not None for part in parts)
@@ -78,23 +82,23 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             kinds,
             sizes,
             addresses,
-            [each for part in parts for each in part.offsets or ()] if with_offsets else None,
+            [offsets for part in parts for offsets in part.offsets or ()] if with_offsets else None,
             tuple(
                 DecodedBlocks.joined(column)
                 for column in zip(*(part.extra for part in parts), strict=True)
             ),
         )
 
-    def taken(self, places: Int64s) -> DecodedBlocks:
-        """Select blocks by index, `places` int64 [m]; repeats allowed."""
-        listed = places.tolist()
+    def taken(self, indices: Int64s) -> DecodedBlocks:
+        """Select blocks by their indices, int64 [m]; repeats allowed."""
+        listed = indices.tolist()
         return DecodedBlocks(
             [self.owners[i] for i in listed],
-            self.kinds[places],
-            self.sizes[places],
-            self.addresses[places],
+            self.kinds[indices],
+            self.sizes[indices],
+            self.addresses[indices],
             None if self.offsets is None else [self.offsets[i] for i in listed],
-            tuple(column.taken(places) for column in self.extra),
+            tuple(column.taken(indices) for column in self.extra),
         )
 
     def without_offsets(self) -> DecodedBlocks:
@@ -116,12 +120,10 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             return owner
         dtype = DTYPES[self.kinds[i]]
         size = int(self.sizes[i])
-        held = pa.py_buffer(owner)
-        tokens: Array = (
-            np.frombuffer(held, dtype, size, int(self.addresses[i]) - held.address)
-            if size
-            else np.empty(0, dtype)
-        )
+        tokens: Array = np.empty(0, dtype)
+        if size:
+            memory = pa.py_buffer(owner)
+            tokens = np.frombuffer(memory, dtype, size, int(self.addresses[i]) - memory.address)
         tokens.setflags(write=False)
         return DecodedBlock(tokens, NO_OFFSETS if self.offsets is None else self.offsets[i])
 
@@ -130,11 +132,11 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """The memory address of an array's first item."""
+    """Return the memory address of an array's first item."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def addresses_of(buffers: Iterable[pa.Buffer]) -> Int64s:
-    """The memory addresses of Arrow buffers: int64 [n]."""
+    """Return the memory addresses of Arrow buffers: int64 [n]."""
     return np.array([buffer.address for buffer in buffers], np.int64)

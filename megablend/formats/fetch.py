@@ -1,5 +1,5 @@
-"""Fetching the bytes of blocks of any format;
-nearby ranges are read together, as their storage prefers."""
+"""Fetching the bytes of blocks of any format; nearby ranges are read together, as far as their
+storage prefers that."""
 
 from __future__ import annotations
 
@@ -26,73 +26,72 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[FetchedRanges], None]
+"""Checks fetched ranges, and raises a DataError if they are damaged."""
 _POOLED_BYTES = 1 << 20
-"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed:
-malloc returns it to the system, and what it takes from there for every batch is slow on first
-access. A call to the pool lets another thread run, and of many smaller requests, freed by other
-threads, the pool keeps more than a small `memory` allows."""
+"""Requests of this size or more take their memory from Arrow's pool, which keeps freed memory: malloc
+returns it to the system, and new memory for every batch is slow on first access. Smaller requests do
+not, since a call to the pool lets another thread run, and since the pool keeps more of many small
+buffers that other threads free than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
-"""The same where a caller waits for all that it reads, so that one thread requests memory, and
-frees it."""
+"""The same limit for requests that a caller waits for: only one thread allocates and frees them."""
 BATCH_BYTES = 32 << 20
-"""Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs
-beyond its result."""
+"""Decoded size of the blocks that are fetched together if a caller waits for them: the memory that a
+call needs beyond its result."""
 
 
 def _allocate(size: int) -> Bytes:
-    """Memory for a request."""
-    return (
-        np.empty(size, np.uint8)
-        if size < _POOLED_BYTES
-        else np.frombuffer(allocate_buffer(size), np.uint8)
-    )
+    """Allocate memory for a request."""
+    if size < _POOLED_BYTES:
+        return np.empty(size, np.uint8)
+    return np.frombuffer(allocate_buffer(size), np.uint8)
 
 
 def _allocate_for_caller(size: int) -> Bytes:
-    """Memory for a request that a caller waits for."""
-    return (
-        _allocate(size)
-        if size < _POOLED_BYTES_OF_CALLER
-        else np.frombuffer(allocate_buffer(size), np.uint8)
-    )
+    """Allocate memory for a request that a caller waits for."""
+    if size < _POOLED_BYTES_OF_CALLER:
+        return np.empty(size, np.uint8)
+    return np.frombuffer(allocate_buffer(size), np.uint8)
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     """Request ranges of a file from the storage; see Storage.fetch."""
     merged = _merge(ranges, storage.limits(ranges.path))
-    read = [storage.fetch(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
-    return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
+    requests = _requests(ranges, merged)
+    futures = [storage.fetch(ranges.path, *request, _allocate) for request in requests]
+    return gather_futures(futures, lambda parts: _place_ranges(ranges, merged, parts))
 
 
 def fetch_now(
     ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate
 ) -> FetchedRanges:
-    """Read ranges of a file before returning. Raises as Storage.read does."""
+    """Read ranges of a file before returning. Raises: as Storage.read does."""
     merged = _merge(ranges, storage.limits(ranges.path))
-    read = [
-        storage.read_ranges(ranges.path, *places, allocate) for places in _requests(ranges, merged)
-    ]
-    return _place_ranges(ranges, merged, read)
+    requests = _requests(ranges, merged)
+    parts = [storage.read_ranges(ranges.path, *request, allocate) for request in requests]
+    return _place_ranges(ranges, merged, parts)
 
 
 def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64s]]:
-    """The calls of the storage that fetch ranges: offsets and sizes, int64 [n], of each."""
+    """Return the requests to the storage that fetch ranges: the offsets and sizes, int64 [n] each,
+    of each request."""
     return _requests(ranges, _merge(ranges, storage.limits(ranges.path)))
 
 
 def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
-    """The ranges that are read together."""
+    """Join ranges into runs that are read together."""
     offsets = ranges.offsets
     sizes = ranges.sizes
-    least = limits.separate_bytes
-    if ranges.owners is not None and least is not None and len(sizes) and sizes.min() >= least:
+    min_bytes = limits.separate_bytes
+    has_owners = ranges.owners is not None and len(sizes)
+    # Blocks keep their bytes: large ranges are read apart, so that none need be copied
+    if has_owners and min_bytes is not None and sizes.min() >= min_bytes:
         return MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
     return merge_ranges(offsets, sizes, limits)
 
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
-    """Offsets and sizes of the runs of each request:
-    one for all, or for each run if blocks keep their bytes."""
+    """Return the offsets and sizes of the runs of each request: one request for all runs, or one
+    for each run if blocks keep their bytes."""
     starts = merged.starts
     sizes = merged.stops - merged.starts
     if ranges.owners is None:
@@ -100,29 +99,30 @@ def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, In
     return [(starts[i : i + 1], sizes[i : i + 1]) for i in range(len(starts))]
 
 
-@dataclass(slots=True, eq=False)  # frozen, each would take twice as long to make
+# Not frozen, since it would take twice as long to make; only `fetched` changes
+@dataclass(slots=True, eq=False)
 class FileRead:
-    """Blocks of one file, and their bytes fetched so far. Only `fetched` changes."""
+    """Blocks of one file, and the bytes that were fetched for them so far."""
 
     reader: BlockReader
     blocks: Array
     """PLACED_BLOCK_DTYPE [n]."""
     chunks: Array
-    """CHUNK_DTYPE [m], the file's."""
+    """CHUNK_DTYPE [m], chunk table of the file."""
     tokens: bool = True
-    """Whether tokens will be decoded; otherwise only their documents are needed."""
+    """Whether tokens will be decoded; otherwise only documents are needed."""
     check: Check | None = None
-    """Called with all that was fetched."""
+    """Called with all fetched ranges."""
     retry_storage: Storage | None = None
-    """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would
-    be the same."""
+    """Fetches bytes that turn out to be damaged once more; None for files on a local disk, whose
+    bytes would be the same."""
     number: int = -1
-    """Of the file in its index; -1 where it is in none."""
+    """Number of the file in its index; -1 if it is in none."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
-        """The ranges to fetch next; empty when everything is there. Raises as
+        """Return the ranges to fetch next; empty when nothing more is needed. Raises: as
         BlockReader.byte_ranges does."""
 
         def find(read: FileRead) -> Sequence[FileRanges]:
@@ -133,7 +133,8 @@ class FileRead:
         return self._use(find)
 
     def add(self, fetched: FetchedRanges) -> None:
-        """Add the ranges that were requested next, once they are checked. Raises: as `check`."""
+        """Check the fetched ranges that `next_ranges` requested, and add them. Raises: as `check`
+        does."""
         if self.check is not None:
             self.check(fetched)
         self.fetched.append(fetched)
@@ -155,11 +156,11 @@ class FileRead:
         )
 
     def _use(self, work: Callable[[FileRead], T]) -> T:
-        """What `work` makes of the bytes; if they turn out to be damaged, of the same bytes
-        fetched once more.
+        """Call `work` with this read; if it finds the bytes damaged, with the same bytes fetched
+        once more.
 
-        What a network or a proxy damages is whole the next time;
-        pages with a CRC, and headers, show it.
+        Bytes that a network or a proxy has damaged are usually whole the next time. Headers, and
+        pages with a CRC, show the damage.
         """
         if self.retry_storage is None:
             return work(self)
@@ -177,8 +178,8 @@ class FileRead:
 
 
 class JointReader(BlockReader, Protocol):
-    """A reader that decodes blocks of several files in one call;
-    a format may have other readers as well."""
+    """A reader that can decode blocks of several files in one call. A format may have other readers
+    as well."""
 
     @property
     def alike(self) -> Hashable:
@@ -186,37 +187,39 @@ class JointReader(BlockReader, Protocol):
         ...
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """The blocks of all reads, one read after the other, as `decode` returns them;
-        None if they have to be decoded one by one.
+        """Decode the blocks of all reads, one read after the other, as `decode` does; None if the
+        reads have to be decoded one by one.
 
         Args:
-            reads: of readers that are alike, and everything that they need.
+            reads: reads whose readers are alike, with all bytes that they need.
 
-        Raises: as `decode` does; which file it names does not matter, since each is then decoded by
-            itself.
+        Raises: as `decode` does. The error may name any file: each read is then decoded by itself,
+            and only that error is reported.
         """
         ...
 
 
 def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
-    """Decode reads whose bytes were fetched, those of consecutive files together if their
-    readers can: fewer calls.
+    """Decode reads whose bytes were fetched; consecutive reads in one call if their readers are
+    alike.
 
-    Returns: the blocks of all reads, in order; how many reads an item is of is not defined.
+    Returns: the blocks of all reads, in order; an item has the blocks of one read or of several.
     Raises: as FileRead.decode does.
     """
-    found = list[DecodedBlocks]()
-    for _, group in groupby(
-        reads, lambda read: (type(read.reader), getattr(read.reader, "alike", id(read)))
-    ):
-        found += _decode_alike(list(group), pieces=pieces)
-    return found
+
+    def key(read: FileRead) -> tuple[type, Hashable]:
+        return type(read.reader), getattr(read.reader, "alike", id(read))
+
+    decoded = list[DecodedBlocks]()
+    for _, group in groupby(reads, key):
+        decoded += _decode_alike(list(group), pieces=pieces)
+    return decoded
 
 
 def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
     """Decode, in one call if possible, the blocks of reads whose readers have the same settings."""
     if len(reads) > 1:
-        # Told, and tried again, file by file
+        # An error is raised again, or not at all, when each read is decoded by itself
         with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
             joint = cast("JointReader", reads[0].reader).decode_jointly(reads, pieces=pieces)
             if joint is not None:
@@ -225,7 +228,7 @@ def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlo
 
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
-    """Fetch everything that reads need, and wait for it. Raises as Storage.read does."""
+    """Fetch all bytes that reads need, and wait for them. Raises: as Storage.read does."""
 
     def begin(ranges: FileRanges) -> FetchedRanges | Future[FetchedRanges]:
         if storage.limits(ranges.path).is_synchronous:
@@ -234,8 +237,8 @@ def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
 
     while needed := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
         fetched = [begin(ranges) for _, ranges in needed]
-        for (read, _), each in zip(needed, fetched, strict=True):
-            read.add(each.result() if isinstance(each, Future) else each)
+        for (read, _), result in zip(needed, fetched, strict=True):
+            read.add(result.result() if isinstance(result, Future) else result)
 
 
 def read_blocks(
@@ -248,14 +251,16 @@ def read_blocks(
     batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
     """Fetch and decode blocks of one file; see BlockReader.decode.
-    Raises also as Storage.read does."""
+    Raises: as BlockReader.decode and Storage.read do."""
     parts = list[DecodedBlocks]()
     order = np.argsort(blocks["offset"], kind="stable")
-    for mine in _batches(blocks, order, batch_bytes):
-        read = FileRead(reader, mine, chunks)
+    for batch in _batches(blocks, order, batch_bytes):
+        read = FileRead(reader, batch, chunks)
         fetch_all([read], storage)
         parts.append(read.decode(pieces=pieces))
-    return DecodedBlocks.joined(parts).taken(np.argsort(order)) if parts else DecodedBlocks.of([])
+    if not parts:
+        return DecodedBlocks.of([])
+    return DecodedBlocks.joined(parts).taken(np.argsort(order))
 
 
 def read_pieces(
@@ -266,23 +271,23 @@ def read_pieces(
     check: Check | None = None,
     retry_storage: Storage | None = None,
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
-    """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
-    found = list[npt.NDArray[np.int64]]()
+    """Fetch blocks of one file, and find the documents in them; see BlockReader.find_pieces."""
+    all_offsets = list[npt.NDArray[np.int64]]()
     scanned_bytes = 0
     order = np.argsort(blocks["offset"], kind="stable")
-    for mine in _batches(blocks, order):
+    for batch in _batches(blocks, order):
         read = FileRead(
-            reader, mine, chunks, tokens=False, check=check, retry_storage=retry_storage
+            reader, batch, chunks, tokens=False, check=check, retry_storage=retry_storage
         )
         fetch_all([read], storage)
         offsets, size = read.find_pieces()
-        found += offsets
+        all_offsets += offsets
         scanned_bytes += size
-    return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
+    return [all_offsets[i] for i in np.argsort(order).tolist()], scanned_bytes
 
 
 def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> Iterator[Array]:
-    """Blocks in an order, in batches that are processed together."""
+    """Yield blocks, sorted by `order`, in batches that are processed together."""
     ordered = blocks[order]
     for part in portions(decoded_sizes(ordered), batch_bytes):
         yield ordered[part]
@@ -291,35 +296,36 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 def _place_ranges(
     ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
 ) -> FetchedRanges:
-    """The positions of ranges in the buffers of their runs."""
-    inside = ranges.offsets - merged.starts[merged.runs]
+    """Locate ranges in the buffers that were read, each with the places in it at which its runs
+    begin."""
+    offsets_in_runs = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
     if ranges.owners is None:
-        data, begins = read[0]
-        return FetchedRanges(ranges, [data], np.zeros(len(runs), np.int64), begins[runs] + inside)
-    begins = np.array([int(places[0]) for _, places in read], np.int64)
-    return _separate(
-        FetchedRanges(ranges, [data for data, _ in read], runs, begins[runs] + inside),
-        ranges.owners,
-    )
+        data, run_begins = read[0]
+        buffer_of = np.zeros(len(runs), np.int64)
+        return FetchedRanges(ranges, [data], buffer_of, run_begins[runs] + offsets_in_runs)
+    buffers = [data for data, _ in read]
+    run_begins = np.array([int(begins[0]) for _, begins in read], np.int64)
+    fetched = FetchedRanges(ranges, buffers, runs, run_begins[runs] + offsets_in_runs)
+    return _separate(fetched, ranges.owners)
 
 
-def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
-    """Copy ranges out of buffers shared by several owners."""
-    if len(found.buffers) == len(owners):
-        return found
-    order = np.lexsort((owners, found.buffer_of))
-    is_other = (found.buffer_of[order[1:]] == found.buffer_of[order[:-1]]) & (
-        owners[order[1:]] != owners[order[:-1]]
-    )
-    is_shared = np.zeros(len(found.buffers), np.bool_)
-    is_shared[found.buffer_of[order[1:][is_other]]] = True
-    copied = is_shared[found.buffer_of]
-    buffers = list(found.buffers)
-    buffer_of = found.buffer_of.copy()
-    begins = found.begins.copy()
+def _separate(fetched: FetchedRanges, owners: Int64s) -> FetchedRanges:
+    """Copy ranges out of buffers that ranges of several owners share, so that a block which is kept
+    does not keep the bytes of others."""
+    if len(fetched.buffers) == len(owners):
+        return fetched
+    order = np.lexsort((owners, fetched.buffer_of))
+    same_buffer = fetched.buffer_of[order[1:]] == fetched.buffer_of[order[:-1]]
+    other_owner = owners[order[1:]] != owners[order[:-1]]
+    is_shared = np.zeros(len(fetched.buffers), np.bool_)
+    is_shared[fetched.buffer_of[order[1:][same_buffer & other_owner]]] = True
+    copied = is_shared[fetched.buffer_of]
+    buffers = list(fetched.buffers)
+    buffer_of = fetched.buffer_of.copy()
+    begins = fetched.begins.copy()
     for i in np.flatnonzero(copied).tolist():
         buffer_of[i] = len(buffers)
         begins[i] = 0
-        buffers.append(found[i].copy())
-    return FetchedRanges(found.ranges, buffers, buffer_of, begins)
+        buffers.append(fetched[i].copy())
+    return FetchedRanges(fetched.ranges, buffers, buffer_of, begins)

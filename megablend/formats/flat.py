@@ -1,5 +1,5 @@
-"""Documents of flat columns, which have one token in each row:
-a file, a row group, or what a separator token ends."""
+"""Documents of flat columns, which have one token in each row: a document is a file, a row group, or
+ends with a separator token."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges, portions
 
 DOCUMENTS = "documents"
-"""The option, and the key of a file's `meta` if its documents were divided."""
+"""Name of the option; and key of a file's `meta` if its rows are not its documents."""
 FILE = "file"
+"""Value of the option: a file is one document."""
 ROW_GROUP = "row_group"
-"""Of Arrow files a record batch."""
+"""Value of the option: a document is a row group of a Parquet file, a record batch of an Arrow
+file."""
 
 
 class ColumnFormat(BaseFormat):
-    """A format with columns, of which a flat one may be divided into documents
-    by the option `documents`.
+    """A format with columns. The option `documents` divides a flat one into documents.
 
-    Formats that derive from it find rows, and pass what `index` and `open` return through `divide`
-    and `read_divided`.
+    Formats that derive from it index and read rows; their `index` and `open` pass the result through
+    `divide` and `read_divided`.
     """
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """Accept `documents`: FILE, ROW_GROUP, or the token that ends documents."""
         super().check_options({name: value for name, value in options.items() if name != DOCUMENTS})
         value = options.get(DOCUMENTS, FILE)
-        if value not in (FILE, ROW_GROUP) and (
-            isinstance(value, bool) or not isinstance(value, int)
-        ):
+        is_token = isinstance(value, int) and not isinstance(value, bool)
+        if value not in (FILE, ROW_GROUP) and not is_token:
             raise ValueError(
                 f"documents: found {value!r}, expected {FILE}, {ROW_GROUP} or {{eod_token: ID}}"
             )
 
     def divide(self, path: str, read: ReadSpec, found: FileIndex, storage: Storage) -> FileIndex:
-        """The index of a file whose documents are those that the config asks for;
-        `found` itself if these are rows.
+        """Convert the index of a file whose documents are rows to the documents that the config
+        requests; `found` itself if it requests none.
 
-        Raises: ConfigError if the column is of lists, or its type cannot hold the token; as reading
-            does.
+        Raises: ConfigError if the column contains lists, or its type cannot hold the separator; as
+            reading does.
         """
         documents = read.option(DOCUMENTS)
         if documents is None:
@@ -77,13 +77,13 @@ class ColumnFormat(BaseFormat):
             firsts = found.chunks["first_token"] if self.has_row_groups else blocks["first_token"]
             starts = np.unique(firsts[(firsts > 0) & (firsts < found.tokens)])
         elif documents != FILE:
-            starts = self._find_ends(path, read, found, int(documents), storage)
+            starts = self._find_starts(path, read, found, int(documents), storage)
             scanned_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
         count_documents(blocks, blocks["first_token"], starts, found.tokens)
         chunks = found.chunks.copy()
-        chunks["first_row"] = np.searchsorted(starts, chunks["first_token"]) + (
-            chunks["first_token"] > 0
-        )
+        # The document that begins at token 0 is not among `starts`
+        has_first_document = chunks["first_token"] > 0
+        chunks["first_row"] = np.searchsorted(starts, chunks["first_token"]) + has_first_document
         return dataclasses.replace(
             found,
             rows=int(blocks["rows"].sum()),
@@ -93,10 +93,11 @@ class ColumnFormat(BaseFormat):
             scanned_bytes=found.scanned_bytes + scanned_bytes,
         )
 
-    def _find_ends(
+    def _find_starts(
         self, path: str, read: ReadSpec, found: FileIndex, token: int, storage: Storage
     ) -> Int64s:
-        """The tokens of a file that follow a separator, in order: int64 [m]. Reads the column."""
+        """Read the column, and return the positions of the tokens that follow a separator, in
+        order: int64 [m]."""
         if token > np.iinfo(found.token_dtype).max:
             raise ConfigError(
                 f"{path}: eod_token {token} does not fit tokens of {found.token_dtype}; correct `documents`"
@@ -107,16 +108,16 @@ class ColumnFormat(BaseFormat):
         )
         reader = self.open(path, read.column, opened, storage=storage)
         placed = place_blocks(found.blocks)
-        starts = [np.zeros(0, np.int64)]
-        for part in portions(
-            found.blocks["tokens"] * np.dtype(found.token_dtype).itemsize, BATCH_BYTES
-        ):
+        parts = [np.zeros(0, np.int64)]
+        block_bytes = found.blocks["tokens"] * np.dtype(found.token_dtype).itemsize
+        for part in portions(block_bytes, BATCH_BYTES):
             blocks = read_blocks(reader, placed[part], found.chunks, storage, pieces=False)
             for first, block in zip(placed["first_token"][part].tolist(), blocks, strict=True):
-                starts.append(first + 1 + np.flatnonzero(block.tokens == token))
-        ends = np.concatenate(starts)
-        kept: Int64s = ends[ends < found.tokens]
-        return kept
+                parts.append(first + 1 + np.flatnonzero(block.tokens == token))
+        starts = np.concatenate(parts)
+        # No document follows a separator at the end of the file
+        in_file: Int64s = starts[starts < found.tokens]
+        return in_file
 
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
@@ -126,30 +127,35 @@ class ColumnFormat(BaseFormat):
 
 
 def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> BlockReader:
-    """A reader of the documents that `ColumnFormat.divide` makes, in place of one of rows;
-    `reader` itself if they are rows."""
+    """Return a reader of the documents that `ColumnFormat.divide` made, around a reader of rows;
+    `reader` itself if documents are rows."""
     documents = meta.get(DOCUMENTS)
     if documents is None:
         return reader
-    return _DividedReader(
-        path, reader, None if documents in (FILE, ROW_GROUP) else Separator(int(documents), True)
-    )
+    separator = None if documents in (FILE, ROW_GROUP) else Separator(int(documents), True)
+    return _DividedReader(path, reader, separator)
 
 
 def is_flat(meta: Mapping[str, Any]) -> bool:
-    """Whether a column is flat (not of lists), from its format's metadata;
-    false for formats without columns."""
+    """Whether a column is flat (not of lists), given the file's `meta`; false for formats without
+    columns."""
     column = meta.get("column")
-    return bool(column["kind"] == "flat" if isinstance(column, dict) else meta.get("max_rep") == 0)
+    if isinstance(column, dict):
+        # Arrow
+        return bool(column["kind"] == "flat")
+    # Parquet
+    return bool(meta.get("max_rep") == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _DividedReader:
-    """Decodes blocks of a flat column; see BlockReader."""
+    """Decodes blocks of a flat column that is divided into documents; see BlockReader."""
 
     path: str
     inner: BlockReader
+    """Decodes the blocks as rows."""
     separator: Separator | None
+    """The token that ends documents; None if they are files or row groups."""
 
     def byte_ranges(
         self,
@@ -159,8 +165,7 @@ class _DividedReader:
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """See BlockReader.byte_ranges; nothing if only documents are needed,
-        and no token ends them."""
+        """See BlockReader.byte_ranges. Nothing is needed to find documents that no token ends."""
         if not tokens and self.separator is None:
             return []
         return self.inner.byte_ranges(_of_rows(blocks), chunks, fetched)
@@ -170,8 +175,8 @@ class _DividedReader:
     ) -> Sequence[DecodedBlock]:
         """See BlockReader.decode."""
         decoded = self.inner.decode(_of_rows(blocks), chunks, fetched, pieces=False)
-        # Rows' offsets, which some formats always return, are not those of documents.
-        tokens = [each.tokens for each in decoded]
+        # Some formats always return offsets: those of rows, which are not used
+        tokens = [block.tokens for block in decoded]
         offsets = self._offsets(blocks, tokens) if pieces else [NO_OFFSETS] * len(tokens)
         return DecodedBlocks.of([DecodedBlock(*each) for each in zip(tokens, offsets, strict=True)])
 
@@ -182,7 +187,8 @@ class _DividedReader:
         if self.separator is None:
             return self._offsets(blocks, [None] * len(blocks)), 0
         decoded = self.decode(blocks, chunks, fetched)
-        return [each.offsets for each in decoded], int(blocks["stored_bytes"].sum(dtype=np.int64))
+        offsets = [block.offsets for block in decoded]
+        return offsets, int(blocks["stored_bytes"].sum(dtype=np.int64))
 
     def _offsets(self, blocks: Array, tokens: Sequence[Array | None]) -> list[Int64s]:
         pairs = zip(blocks, tokens, strict=True)
@@ -190,7 +196,7 @@ class _DividedReader:
 
 
 def _of_rows(blocks: Array) -> Array:
-    """Blocks as the reader of rows takes them, which knows nothing of documents."""
+    """Return blocks as the reader of rows takes them: their documents are unknown."""
     rows: Array = blocks.copy()
     rows["rows"] = -1
     rows["ends"] = -1

@@ -1,7 +1,7 @@
-"""The available formats, megablend's own and those of other packages,
-and detecting the format of a file.
+"""The available formats, megablend's own and those of other packages; and detecting the format of a
+file.
 
-Another package adds one by an entry point of the group `megablend.formats`, whose name is the
+Another package adds a format by an entry point of the group `megablend.formats`, whose name is the
 format's name and whose value is a `Format` object:
 
     [project.entry-points."megablend.formats"]
@@ -35,9 +35,9 @@ TEXT_SUFFIXES = tuple(
     for name in (".jsonl", ".json", ".txt", ".csv", ".tsv")
     for packed in ("", ".gz", ".zst", ".xz")
 )
-"""Suffixes of text, which is no format of tokens."""
+"""Suffixes of files of text, which have no tokens."""
 _HEAD_BYTES = 64
-"""Read once for all formats that share a suffix."""
+"""Bytes of a file that are read ahead, once for all formats that share its suffix."""
 
 
 def find_format(name: str) -> Format | None:
@@ -55,7 +55,8 @@ def find_format(name: str) -> Format | None:
 def get_format(name: str) -> Format:
     """Return the format with a name. Raises: ConfigError if there is none, listing the known names;
     as `find_format` does."""
-    if (found := find_format(name)) is not None:
+    found = find_format(name)
+    if found is not None:
         return found
     known = list_names()
     hint = did_you_mean(name, known, before="; ") or ";"
@@ -70,40 +71,42 @@ def list_names() -> list[str]:
 
 def list_suffixes() -> list[str]:
     """List the file name suffixes by which formats are recognized, each once.
-    Raises: as `find_format`."""
+    Raises: as `find_format` does."""
     return list(
         dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes)
     )
 
 
 def format_of(path: str, storage: Storage) -> Format:
-    """The format of a path or glob pattern: by its suffix and, if formats share that, its content;
-    or as a Megatron prefix.
+    """Detect the format of a path or glob pattern: by its suffix and, if several formats share that,
+    by its content; or as the prefix of a Megatron pair.
 
     Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and
-        `Format.recognizes`.
+        `Format.recognizes` do.
     """
-    found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
-    if len(found) > 1:
-        with contextlib.suppress(DataError):  # a pattern, or a file that does not exist
-            read_ends(storage, path)  # over a network, where indexing begins with these
+    candidates = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
+    if len(candidates) > 1:
+        # Raised for a pattern, or a file that does not exist
+        with contextlib.suppress(DataError):
+            # Indexing begins with the file's ends, too: over a network, they are read only once
+            read_ends(storage, path)
             fetched = PrefetchedStorage(storage)
-            fetched.request(
-                path, np.array([0]), np.array([min(_HEAD_BYTES, storage.stat(path).size)])
-            )
-            found = [each for each in found if each.recognizes(path, fetched)] or found
-    if found:
-        return found[0]
+            head_bytes = min(_HEAD_BYTES, storage.stat(path).size)
+            fetched.request(path, np.array([0]), np.array([head_bytes]))
+            candidates = [
+                each for each in candidates if each.recognizes(path, fetched)
+            ] or candidates
+    if candidates:
+        return candidates[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
     if not missing:
         return MEGATRON
-    pair = (
-        f"; {missing[0]} does not exist, but the other file of the pair does"
-        if len(missing) == 1
-        else ""
-    )
-    if pair and (remedy := MEGATRON.describe_missing_remedy(missing[0])):
-        pair += f": {remedy}"
+    half_a_pair = ""
+    if len(missing) == 1:
+        half_a_pair = f"; {missing[0]} does not exist, but the other file of the pair does"
+        remedy = MEGATRON.describe_missing_remedy(missing[0])
+        if remedy:
+            half_a_pair += f": {remedy}"
     if path.lower().endswith(TEXT_SUFFIXES):
         raise ConfigError(
             f"{path}: contains text, not tokens; for JSON Lines, set `text` to the key that holds the text, and set "
@@ -111,8 +114,8 @@ def format_of(path: str, storage: Storage) -> Format:
             "(docs/parquet.md)"
         )
     raise ConfigError(
-        f"{path}: unknown kind of file{pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a .bin/.idx pair; "
-        f"for files with other names, set `format` to one of {', '.join(list_names())}"
+        f"{path}: unknown kind of file{half_a_pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a "
+        f".bin/.idx pair; for files with other names, set `format` to one of {', '.join(list_names())}"
     )
 
 
@@ -125,7 +128,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> Format:
         loaded: Format = entry.load()
         if loaded.name != entry.name:
             raise ValueError(f"its name is {loaded.name!r}")
-    except Exception as error:  # code of another package may raise anything
+    # Code of another package may raise anything
+    except Exception as error:
         raise ConfigError(
             f"format {entry.name!r}: {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); "
             "fix the package that provides it, or uninstall it if no file has this format"

@@ -1,4 +1,4 @@
-"""Arrow IPC files, one record batch a block."""
+"""Arrow IPC files: each record batch is a block."""
 
 from megablend.formats.arrow.reader import ARROW
 

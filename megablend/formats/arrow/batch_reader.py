@@ -1,7 +1,7 @@
 """Record batches of an Arrow file as blocks.
 
-A batch that consists of little else than the token column's buffers is fetched whole. Of others the
-message is fetched first: it says where the column's buffers are.
+A batch that has little else than the token column's buffers is fetched whole. For others, the message
+is fetched first: it tells where the column's buffers are.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 _WASTE = 16
-"""A batch is fetched whole where no more than 1 / _WASTE of it is of no use."""
+"""A batch is fetched whole if at most 1 / _WASTE of its bytes are not needed."""
 _EMPTY = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowReader:
-    """Decodes record batches of one file. Holds nothing but where they are."""
+    """Decodes record batches of one file."""
 
     path: str
     column: Column
     places: Array
     """PLACE_DTYPE [num_batches], sorted by offset."""
     offsets: Array
-    """int64 [num_batches]: the places' offsets, side by side: a search in a field of a table copies
-    all of it."""
+    """int64 [num_batches]: a contiguous copy of `places["offset"]`, since searching a field of a
+    structured array would copy all of it each time."""
 
     def byte_ranges(
         self,
@@ -47,8 +47,8 @@ class ArrowReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Whole batches and messages; then the column's buffers of the latter.
-        See BlockReader.byte_ranges."""
+        """Return whole batches, and the messages of the others; then the column's buffers of the
+        others. See BlockReader.byte_ranges."""
         places = self._places(blocks)
         is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         if len(fetched) == 0 and len(blocks):
@@ -60,36 +60,36 @@ class ArrowReader:
             ]
         if len(fetched) != 1 or is_whole.all():
             return []
-        found: list[tuple[int, int, int]] = []  # offset, size, block
+        needed: list[tuple[int, int, int]] = []  # offset, size, index of the block
         for i in np.flatnonzero(~is_whole).tolist():
             batch = self._parse(places[i], fetched[0][i])
             body = int(places[i]["offset"]) + int(places[i]["metadata_bytes"])
-            found += [
+            needed += [
                 (body + offset, size, i)
                 for offset, size in needed_ranges(batch, self.column, tokens=tokens)
             ]
-        offsets, sizes, owners = np.array(found, np.int64).reshape(-1, 3).T.copy()
+        offsets, sizes, owners = np.array(needed, np.int64).reshape(-1, 3).T.copy()
         return [FileRanges(self.path, offsets, sizes, owners)]
 
     def decode(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> list[DecodedBlock]:
         """See BlockReader.decode."""
-        found = []
+        decoded_blocks = []
         for block, place, batch, buffers in self._batches(blocks, fetched, tokens=True):
             try:
                 decoded = decode(batch, self.column, buffers)
             except BatchError as error:
                 raise self._corrupt(place, error) from error
             self._check(block, len(decoded.offsets) - 1, len(decoded.tokens))
-            found.append(decoded)
-        return found
+            decoded_blocks.append(decoded)
+        return decoded_blocks
 
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; from validity bitmaps and offsets."""
-        found = []
+        """See BlockReader.find_pieces; only validity bitmaps and list offsets are read."""
+        all_offsets = []
         body_bytes = 0
         for block, place, batch, buffers in self._batches(blocks, fetched, tokens=False):
             try:
@@ -97,18 +97,19 @@ class ArrowReader:
             except BatchError as error:
                 raise self._corrupt(place, error) from error
             self._check(block, len(offsets) - 1, int(offsets[-1]))
-            found.append(offsets)
+            all_offsets.append(offsets)
             body_bytes += buffers.fetched_bytes
-        return found, body_bytes
+        return all_offsets, body_bytes
 
     def _batches(
         self, blocks: Array, fetched: Sequence[FetchedRanges], *, tokens: bool
     ) -> list[tuple[np.void, np.void, Batch, Buffers]]:
-        """For each block: its row, its location, its message and its buffers."""
+        """Return for each block its row of the block table, the place of its batch, its message,
+        and its buffers."""
         places = self._places(blocks)
         is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         parts = _parts_by_block(fetched[1:])
-        found = []
+        batches = []
         for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
             batch = self._parse(place, fetched[0][i])
             body = int(place["offset"]) + int(place["metadata_bytes"])
@@ -116,14 +117,13 @@ class ArrowReader:
                 stored = {0: fetched[0][i][int(place["metadata_bytes"]) :]}
             else:
                 stored = {offset - body: data for offset, data in parts.get(i, {}).items()}
-            found.append(
-                (block, place, batch, Buffers(batch, _Stored(stored, whole=bool(is_whole[i])).load))
-            )
-        return found
+            buffers = Buffers(batch, _Stored(stored, whole=bool(is_whole[i])).load)
+            batches.append((block, place, batch, buffers))
+        return batches
 
     def _places(self, blocks: Array) -> Array:
-        """Where the blocks' batches are: PLACE_DTYPE [n]. Raises: CorruptFileError if none
-        begins."""
+        """Find the places of the blocks' batches: PLACE_DTYPE [n]. Raises: CorruptFileError if no
+        batch begins at the offset of a block."""
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
         known = numbers < len(self.offsets)
@@ -135,7 +135,7 @@ class ArrowReader:
         return self.places[numbers]
 
     def _parse(self, place: np.void, data: Bytes) -> Batch:
-        """The message with which a batch begins."""
+        """Parse the message with which a batch begins."""
         try:
             return parse_batch(
                 data[: int(place["metadata_bytes"])].tobytes(),
@@ -152,8 +152,9 @@ class ArrowReader:
 
     def _check(self, block: np.void, rows: int, tokens: int) -> None:
         """Check that a batch has the rows and tokens that were indexed."""
-        is_other = int(block["rows"]) not in (rows, -1)  # -1: not those of its documents
-        if is_other or tokens != int(block["tokens"]):
+        # -1 if documents are not rows; see `flat`
+        has_other_rows = int(block["rows"]) not in (rows, -1)
+        if has_other_rows or tokens != int(block["tokens"]):
             raise CorruptFileError(
                 self.path,
                 f"record batch has {rows} rows and {tokens} tokens, but had {block['rows']} and {block['tokens']} "
@@ -164,44 +165,47 @@ class ArrowReader:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Parts of a batch's body that were fetched, by their offset in it."""
+    """The parts of a batch's body that were fetched."""
 
     parts: Mapping[int, Bytes]
+    """By their offset in the body."""
     whole: bool
+    """Whether the whole body was fetched, as the part at offset 0."""
 
     def load(self, offset: int, size: int) -> Bytes:
-        """The bytes at a buffer's offset, as Buffers requests them."""
+        """Return the bytes of a buffer, given its offset in the body."""
         if self.whole:
             return self.parts[0][offset : offset + size]
         return self.parts[offset][:size] if size else _EMPTY
 
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-    """See Format.list_ranges: whole batches; of others only where their messages begin, which say
-    where the column is."""
+    """See Format.list_ranges. Batches that are not fetched whole have ranges of 1 byte, at which
+    their messages begin: only these tell where the column is."""
     sizes = stops() - blocks["offset"]
     sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
     return [FileRanges(path, np.ascontiguousarray(blocks["offset"]), sizes, np.arange(len(blocks)))]
 
 
 def _sizes_of(places: Array) -> Int64s:
-    """Bytes of batches: int64 [n]."""
+    """Return the sizes of batches in bytes: int64 [n]."""
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
     return sizes
 
 
 def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
-    """Which batches of `sizes` int64 [n] are fetched whole if their tokens are needed: bool [n]."""
-    found: npt.NDArray[np.bool_] = sizes - blocks["stored_bytes"] <= sizes // _WASTE
-    return found
+    """Whether batches of `sizes` int64 [n], in bytes, are fetched whole if their tokens are needed:
+    bool [n]."""
+    are_whole: npt.NDArray[np.bool_] = sizes - blocks["stored_bytes"] <= sizes // _WASTE
+    return are_whole
 
 
 def _parts_by_block(fetched: Sequence[FetchedRanges]) -> dict[int, dict[int, Bytes]]:
-    """What was fetched of bodies, by block and by offset in the file."""
-    found: dict[int, dict[int, Bytes]] = {}
+    """Return the fetched parts of bodies, by index of the block and by offset in the file."""
+    parts: dict[int, dict[int, Bytes]] = {}
     for each in fetched:
         assert each.ranges.owners is not None
-        places = zip(each.ranges.owners.tolist(), each.ranges.offsets.tolist(), strict=True)
-        for i, (block, offset) in enumerate(places):
-            found.setdefault(block, {})[offset] = each[i]
-    return found
+        ranges = zip(each.ranges.owners.tolist(), each.ranges.offsets.tolist(), strict=True)
+        for i, (block, offset) in enumerate(ranges):
+            parts.setdefault(block, {})[offset] = each[i]
+    return parts

@@ -20,11 +20,12 @@ MAX_BYTES = (1 << 32) - 1
 _NOT_COMPRESSED = b"\xff" * 8
 
 Fetch = Callable[[int, int], Bytes]
-"""(offset in the body of the batch, size) -> uint8 [size]."""
+"""Returns bytes of a batch's body: (offset in the body, size) -> uint8 [size]."""
 
 
 class Buffers:
-    """The buffers of one batch; counts the bytes that are requested."""
+    """The buffers of one batch, each fetched when it is first needed. `fetched_bytes` counts the
+    bytes that were requested."""
 
     def __init__(self, batch: Batch, fetch: Fetch) -> None:
         self._batch = batch
@@ -33,19 +34,17 @@ class Buffers:
         self.fetched_bytes = 0
 
     def size(self, number: int) -> int:
-        """Bytes of a buffer; those of a compressed one are read
-        from its prefix. Raises: BatchError."""
+        """Return the decompressed size of a buffer in bytes; that of a compressed one is read from
+        its prefix. Raises: BatchError."""
         if number in self._read:
             return len(self._read[number])
         stored = int(self._batch.buffers[number]["size"])
-        return (
-            stored
-            if self._batch.codec is None
-            else _decompressed_size(self._load(number, min(stored, 8)), stored)
-        )
+        if self._batch.codec is None:
+            return stored
+        return _decompressed_size(self._load(number, min(stored, 8)), stored)
 
     def read(self, number: int) -> Array:
-        """uint8 [size], read-only. Raises: BatchError."""
+        """Return a buffer's decompressed bytes, uint8 [size], read-only. Raises: BatchError."""
         if number not in self._read:
             data = self._load(number, int(self._batch.buffers[number]["size"]))
             plain = self._batch.codec is None or not len(data)
@@ -58,7 +57,8 @@ class Buffers:
 
 
 def decompress(stored: Bytes, codec: str) -> Array:
-    """Decompress a buffer, stored as its size (int64; -1 if it is not compressed) and its data.
+    """Decompress a buffer, which is stored as its decompressed size (int64; -1 if it is not
+    compressed) and its data.
 
     Returns: uint8 [size], read-only.
 
@@ -67,16 +67,17 @@ def decompress(stored: Bytes, codec: str) -> Array:
     size = _decompressed_size(stored[:8], len(stored))
     if stored[:8].tobytes() == _NOT_COMPRESSED:
         return stored[8:]
-    out = np.empty(size + 1, np.uint8)  # one more byte, to detect a buffer that is longer
+    # One more byte, to detect a buffer that is longer than it states
+    out = np.empty(size + 1, np.uint8)
     try:
-        got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(
-            out
-        )
+        compressed = pa.BufferReader(pa.py_buffer(stored)[8:])
+        num_read = pa.CompressedInputStream(compressed, codec).readinto(out)
     except (pa.ArrowException, OSError) as error:
         raise BatchError(f"cannot be decompressed ({codec}: {error})") from error
-    if got != size:
+    if num_read != size:
+        actual = "more" if num_read > size else num_read
         raise BatchError(
-            f"has a {codec} buffer that states {size} bytes, but decompresses to {'more' if got > size else got}"
+            f"has a {codec} buffer that states {size} bytes, but decompresses to {actual}"
         )
     out.flags.writeable = False
     return out[:size]
@@ -89,7 +90,8 @@ def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
         raise BatchError(
             f"has a compressed buffer of {stored_bytes} bytes, which is too short for its size field"
         )
-    if (prefix := start.tobytes()) == _NOT_COMPRESSED:
+    prefix = start.tobytes()
+    if prefix == _NOT_COMPRESSED:
         return stored_bytes - 8
     size = int.from_bytes(prefix, "little", signed=True)
     if not 0 <= size <= MAX_BYTES:

@@ -1,7 +1,7 @@
-"""Which of a record batch's buffers belong to the token column.
+"""The positions of the token column's nodes and buffers in a record batch.
 
-A record batch lists one node (length, number of nulls) for each field and child field, and their
-buffers, in the order of a walk of the schema that visits parents first.
+A record batch lists one node (length, number of nulls) for each field and child field, and all their
+buffers, in the order of a walk through the schema that visits parents first.
 
 Source: Arrow columnar format, "RecordBatch message", "Buffer listing".
 """
@@ -19,34 +19,37 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.choose import NESTED_REMEDY, UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
-"""Types of numbers that are not tokens, by numpy name."""
+"""By Arrow's name of a type of numbers that are not tokens, numpy's name."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 class _UnknownLayoutError(Exception):
-    """A type whose buffers are not known; its argument is the type."""
+    """Raised for a type whose number of buffers is not known; its argument is the type."""
 
 
 class Level(NamedTuple):
     """A field on the path from the root to the tokens."""
 
     node: int
+    """Number of its node."""
     buffer: int
-    """First buffer (the validity bitmap), if no view column came before."""
+    """Number of its first buffer (the validity bitmap), not counting data buffers of view columns
+    before it."""
     views: int
-    """View columns before it: the batch states how many buffers each of them has."""
+    """Number of view columns before it: only a batch states how many data buffers each of them
+    has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """The token column's position in each record batch."""
+    """The type of the token column, and its position in each record batch."""
 
     levels: tuple[Level, ...]
-    """Structs around the column, the column, and the elements where it is one of lists."""
+    """The structs around the column, the column, and, if it contains lists, their elements."""
     kind: str
-    """flat, list, large_list, fixed_size_list"""
+    """One of flat, list, large_list and fixed_size_list."""
     width: int
-    """Elements a row of a fixed_size_list; 0 elsewhere."""
+    """Elements of each row of a fixed_size_list; 0 for other kinds."""
     token_dtype: str
     num_nodes: int
     """Number of nodes of the whole batch."""
@@ -54,12 +57,12 @@ class Column:
     """Number of buffers of the whole batch, without the data buffers of view columns."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Convert to a JSON object."""
         return {**asdict(self), "levels": [list(level) for level in self.levels]}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Column:
-        """The inverse of to_json."""
+        """Convert from a JSON object that `to_json` made."""
         return cls(**{**value, "levels": tuple(Level(*level) for level in value["levels"])})
 
 
@@ -72,9 +75,13 @@ class _Field(NamedTuple):
 def find_column(
     path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False
 ) -> tuple[str, Column]:
-    """The token column of a schema, by its dotted path; with `numbers`, one of numbers of any kind.
+    """Find the token column of a schema, and return its dotted path and its position.
 
-    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers);
+    Args:
+        column: its dotted path; None chooses the only plausible column.
+        numbers: whether numbers of any kind are accepted, not only integers.
+
+    Raises: ConfigError (no such column, several to choose from, or of another type);
         UnsupportedFileError (a column has a type whose buffers are not known); CorruptFileError (a
         name is not UTF-8).
     """
@@ -87,7 +94,7 @@ def find_column(
                 if name in fields:
                     raise UnsupportedFileError(path, f"has two columns named {name}; rename one")
                 fields[name] = chain
-            end = _behind(field.type, end)
+            end = _level_after(field.type, end)
     except UnicodeDecodeError as error:
         raise CorruptFileError(
             path, f"footer: the name of a column is not UTF-8: {error}"
@@ -105,7 +112,8 @@ def find_column(
     token = _storage(chain[-1].type)
     last = chain[-1].level
     levels = [part.level for part in chain]
-    if kind := _list_kind(token):
+    kind = _list_kind(token)
+    if kind:
         own_buffers = 1 if kind == "fixed_size_list" else 2
         levels.append(Level(last.node + 1, last.buffer + own_buffers, last.views))
     return chosen, Column(
@@ -121,20 +129,20 @@ def find_column(
 def _walk(
     name: str, kind: Any, level: Level, above: tuple[_Field, ...]
 ) -> Iterator[tuple[_Field, ...]]:
-    """Each field that a dotted path can refer to, with its parents."""
+    """Yield each field that a dotted path can refer to, after its parents."""
     chain = (*above, _Field(name, kind, level))
     yield chain
     stored = _storage(kind)
     if types.is_struct(stored):
-        place = Level(level.node + 1, level.buffer + 1, level.views)
+        child_level = Level(level.node + 1, level.buffer + 1, level.views)
         for i in range(stored.num_fields):
             child = stored.field(i)
-            yield from _walk(child.name, child.type, place, chain)
-            place = _behind(child.type, place)
+            yield from _walk(child.name, child.type, child_level, chain)
+            child_level = _level_after(child.type, child_level)
 
 
-def _behind(kind: Any, level: Level) -> Level:
-    """The position of the field that follows one of type `kind` at `level`.
+def _level_after(kind: Any, level: Level) -> Level:
+    """Return the position of the field that follows a field of type `kind` at `level`.
     Raises: _UnknownLayoutError."""
     stored = _storage(kind)
     node = level.node + 1
@@ -161,23 +169,24 @@ def _behind(kind: Any, level: Level) -> Level:
     if types.is_null(stored):
         return Level(node, buffer, views)
     if types.is_struct(stored) or types.is_fixed_size_list(stored):
-        place = Level(node, buffer + 1, views)
+        after = Level(node, buffer + 1, views)
     elif types.is_list(stored) or types.is_large_list(stored) or types.is_map(stored):
-        place = Level(node, buffer + 2, views)
+        after = Level(node, buffer + 2, views)
     else:
         raise _UnknownLayoutError(str(stored))
     for i in range(stored.num_fields):
-        place = _behind(stored.field(i).type, place)
-    return place
+        after = _level_after(stored.field(i).type, after)
+    return after
 
 
 def _dtype(element: Any) -> str:
-    """numpy name of a type."""
+    """Return numpy's name of a type of numbers."""
     return OTHERS.get(str(element), str(element))
 
 
 def _problem(kind: Any, *, numbers: bool) -> str | None:
-    """Why a column of this type cannot hold tokens, or numbers; None if it can."""
+    """Return why a column of this type cannot hold tokens, or with `numbers` numbers; None if it
+    can."""
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
@@ -193,7 +202,8 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
 
 
 def _nested_remedy(element: Any) -> str:
-    """What to do about lists of lists of integers; "" for elements of another type."""
+    """Return the remedy for lists whose elements are lists of integers, given the type of the
+    elements; "" for elements of another type."""
     if not _list_kind(element):
         return ""
     while _list_kind(element):
@@ -212,5 +222,5 @@ def _list_kind(stored: Any) -> str | None:
 
 
 def _storage(kind: Any) -> Any:
-    """What an extension type is stored as; any other type is itself."""
+    """Return the type that an extension type is stored as; other types as they are."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind

@@ -1,4 +1,5 @@
-"""Counting the record batches of a file, whatever says where they are."""
+"""Counting the documents and tokens of record batches, whose places a file's footer or a stream's
+messages give."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""Most bytes that are requested of the last batch, which may have fewer rows: what comes before its
-offsets is shorter then."""
+"""The last batch may have fewer rows, so that its offsets begin earlier than in the first: its body is
+requested from the start if the needed part of the first ends within this many bytes."""
 
 
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
-    """Announce the reads that count batches, PLACE_DTYPE [num_batches]; see
-    `storage.prefetched`."""
+    """Announce the reads that counting batches takes, see `storage.prefetched`; places: PLACE_DTYPE
+    [num_batches]."""
     if not is_prefetched(storage) or not len(places):
         return
     offsets, sizes = _expect_buffers(path, places, column, storage)
@@ -37,15 +38,16 @@ def request_batches(path: str, places: Array, column: Column, storage: Storage) 
     sizes = np.append(sizes, places["metadata_bytes"])
     order = np.argsort(offsets, kind="stable")
     request_ranges(storage, path, offsets[order], sizes[order])
-    found = list[tuple[int, int]]()
+    needed = list[tuple[int, int]]()
     for place in places:
-        with contextlib.suppress(BatchError):  # reported where the batch is counted
+        # Reported when the batch is counted
+        with contextlib.suppress(BatchError):
             batch = load_batch(path, place, column, storage)
             body = int(_bodies_of(place))
-            found += [
+            needed += [
                 (body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)
             ]
-    offsets, sizes = np.array(found, np.int64).reshape(-1, 2).T.copy()
+    offsets, sizes = np.array(needed, np.int64).reshape(-1, 2).T.copy()
     request_ranges(storage, path, offsets, sizes)
 
 
@@ -58,16 +60,16 @@ def load_batch(path: str, place: np.void, column: Column, storage: Storage) -> B
 def expect_ranges(
     batch: Batch, column: Column, body_bytes: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Where the needed buffers of batches are, if they lie as those of one batch do.
+    """Guess where the needed buffers of batches are: at the same offsets as in the first batch.
 
-    Compressed buffers vary in size: what is around them is included.
+    Compressed buffers vary in size, so some bytes around them are included.
 
     Args:
-        batch: the first.
-        body_bytes: int64 [num_batches], of all, the first included.
+        batch: the first batch.
+        body_bytes: int64 [num_batches], size of each batch's body, the first included.
 
-    Returns: the number of the batch, the first byte in its body, and the size of each range, int64
-        [n]; within the bodies.
+    Returns: for each range the number of its batch, its first byte in the body, and its size, int64
+        [n] each; all within the bodies.
     """
     needed = np.array(needed_ranges(batch, column, tokens=False), np.int64).reshape(-1, 2)
     starts = needed[:, 0]
@@ -89,11 +91,12 @@ def expect_ranges(
 def _expect_buffers(
     path: str, places: Array, column: Column, storage: Storage
 ) -> tuple[Int64s, Int64s]:
-    """Expected offsets in the file, and sizes, of the buffers of all batches; none if the first
-    message is not known."""
+    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; none if
+    the first message was not requested yet."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
-        with contextlib.suppress(BatchError):  # reported where the batch is counted
+        # Reported when the batch is counted
+        with contextlib.suppress(BatchError):
             batch = load_batch(path, first, column, storage)
             numbers, starts, sizes = expect_ranges(batch, column, places["body_bytes"])
             return _bodies_of(places)[numbers] + starts, sizes
@@ -101,19 +104,19 @@ def _expect_buffers(
 
 
 def _bodies_of(places: Array) -> Int64s:
-    """The first byte of each batch's body, int64."""
+    """Return the offset in the file of each batch's body, int64."""
     bodies: Int64s = places["offset"] + places["metadata_bytes"]
     return bodies
 
 
 def count_batches(path: str, places: Array, column: Column, storage: Storage) -> tuple[Array, int]:
-    """Count the documents and tokens of record batches, from offsets and validity bitmaps.
+    """Count the documents and tokens of record batches, from list offsets and validity bitmaps.
 
     Args:
         places: PLACE_DTYPE [num_batches].
 
-    Returns: BLOCK_DTYPE [n], of the batches that have rows; the bytes of their bodies that were
-        read.
+    Returns: the blocks of batches that have rows, BLOCK_DTYPE [n]; and the number of bytes of bodies
+        that were read.
     Raises: CorruptFileError; UnsupportedFileError for a batch that is too large.
     """
     request_batches(path, places, column, storage)
@@ -134,7 +137,8 @@ def _buffers(path: str, batch: Batch, place: np.void, storage: Storage) -> Buffe
 
 
 def _count(path: str, column: Column, place: np.void, block: np.void, storage: Storage) -> int:
-    """Fill a batch's row of the block table; returns the bytes of its body that were read."""
+    """Fill a batch's row of the block table; returns the number of bytes of its body that were
+    read."""
     offset = int(place["offset"])
     try:
         batch = load_batch(path, place, column, storage)

@@ -23,19 +23,20 @@ class Documents:
     """The rows of a batch as ranges of its values."""
 
     first: int
-    """The first value that belongs to a row."""
+    """Position of the first value that belongs to a row."""
     num_values: int
+    """Number of values, from `first` on, that belong to rows."""
     keep: Bools | None
-    """bool [num_values]: the values that are tokens; None where all are."""
+    """bool [num_values]: whether each value is a token; None if all are."""
     offsets: npt.NDArray[np.int64]
-    """int64 [rows + 1], tokens."""
+    """int64 [rows + 1]: row i has tokens offsets[i] to offsets[i+1]."""
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """The positions of the rows' tokens among the column's values,
-    from validity bitmaps and offsets alone.
+    """Find the rows' tokens among the column's values, from validity bitmaps and list offsets alone.
 
-    Null rows, rows of null structs and null elements have no tokens. Raises: BatchError.
+    Null rows and rows of null structs have no tokens; null elements are not tokens.
+    Raises: BatchError.
     """
     *parents, values = column.levels
     _check_values(batch, column, buffers)
@@ -59,7 +60,7 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
 
 
 def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
-    """The tokens and documents of a batch. Raises: BatchError."""
+    """Decode the tokens and documents of a batch. Raises: BatchError."""
     data = buffers.read(first_buffer(batch, column.levels[-1]) + 1)
     documents = find_documents(batch, column, buffers)
     first = documents.first
@@ -76,13 +77,12 @@ def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
 
 
 def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
-    """Compare lengths with buffer sizes, so that no array is larger than the file can fill."""
+    """Compare the lengths that a batch states with the sizes of its buffers, so that no array is
+    allocated that is larger than the file can fill. Raises: BatchError."""
     *parents, values = column.levels
     slots = int(batch.nodes[values.node]["length"])
-    lengths = [
-        int(batch.nodes[level.node]["length"])
-        for level in (parents if column.kind != "flat" else column.levels)
-    ]
+    levels_of_rows = column.levels if column.kind == "flat" else parents
+    lengths = [int(batch.nodes[level.node]["length"]) for level in levels_of_rows]
     if any(length != batch.rows for length in lengths):
         raise BatchError(f"has {batch.rows} rows, but its columns have {lengths}")
     bits = 1 if column.token_dtype == "bool" else 8 * np.dtype(column.token_dtype).itemsize
@@ -100,7 +100,8 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
         return np.arange(batch.rows + 1, dtype=np.int64) * max(column.width, 1)
     width = 4 if column.kind == "list" else 8
     number = first_buffer(batch, column.levels[-2]) + 1
-    if not batch.rows:  # with no rows, the offsets may be absent
+    # Without rows, the offsets may be absent
+    if not batch.rows:
         return np.zeros(1, np.int64)
     data = buffers.read(number)
     if len(data) < (batch.rows + 1) * width:
@@ -113,13 +114,15 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
 
 
 def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
-    """bool [length] of a level, or None if nothing is null."""
+    """Return whether each item of a level is valid (not null), bool [length]; None if all are.
+    Raises: BatchError."""
     length, nulls = (int(value) for value in batch.nodes[level.node])
     if not nulls:
         return None
     number = first_buffer(batch, level)
     data = buffers.read(number)
-    if not len(data) and nulls < 0:  # nulls not counted, and no bitmap: nothing is null
+    # Nulls were not counted, and there is no bitmap: nothing is null
+    if not len(data) and nulls < 0:
         return None
     if len(data) * 8 < length:
         raise BatchError(f"has a validity bitmap of only {len(data)} bytes for {length} values")

@@ -1,5 +1,5 @@
-"""The few parts of the flatbuffer encoding that Arrow's footer and record batch messages use, with
-every offset checked.
+"""Reading flatbuffers, as far as Arrow's footer and record batch messages need it; every offset is
+checked.
 
 Source: FlatBuffers internals ("Tables", "Vectors"); Arrow's File.fbs, Message.fbs.
 """
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 
 class FlatbufferError(ValueError):
-    """An offset or a length points outside the buffer; the caller adds the file's name."""
+    """Raised if an offset or a length points outside the buffer; the caller adds the file's name."""
 
 
 class Table:
-    """A table: fields by number; absent fields have their default."""
+    """A table, whose fields are read by their number; an absent field has its default."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -27,25 +27,27 @@ class Table:
 
     @classmethod
     def root(cls, data: bytes, start: int = 0) -> Table:
-        """The outermost table of the flatbuffer that begins at byte `start`."""
+        """Return the outermost table of the flatbuffer that begins at byte `start`."""
         return cls(data, start + _unpack("<I", data, start))
 
     def scalar(self, field: int, kind: str, default: int) -> int:
-        """An integer of struct's `kind`."""
-        place = self._place(field)
-        return default if place is None else self._scalar_at(kind, place)
+        """Read an integer field; `kind`: its format, as in the `struct` module."""
+        position = self._field_position(field)
+        return default if position is None else self._scalar_at(kind, position)
 
     def table(self, field: int) -> Table | None:
-        """A table, or None if it is absent."""
-        place = self._place(field)
-        return None if place is None else Table(self._data, place + self._scalar_at("<I", place))
+        """Read a field that is a table; None if it is absent."""
+        position = self._field_position(field)
+        if position is None:
+            return None
+        return Table(self._data, position + self._scalar_at("<I", position))
 
     def vector(self, field: int, dtype: npt.DTypeLike) -> npt.NDArray[np.void]:
-        """A vector of structs or scalars; an absent one is empty."""
-        place = self._place(field)
-        if place is None:
+        """Read a field that is a vector of structs or scalars; empty if it is absent."""
+        position = self._field_position(field)
+        if position is None:
             return np.empty(0, dtype)
-        start = place + self._scalar_at("<I", place)
+        start = position + self._scalar_at("<I", position)
         count = self._scalar_at("<I", start)
         if start + 4 + count * np.dtype(dtype).itemsize > len(self._data):
             raise FlatbufferError(
@@ -53,7 +55,7 @@ class Table:
             )
         return np.frombuffer(self._data, dtype, count, start + 4)
 
-    def _place(self, field: int) -> int | None:
+    def _field_position(self, field: int) -> int | None:
         entry = 4 + 2 * field
         if entry + 2 > self._vtable_bytes:
             return None

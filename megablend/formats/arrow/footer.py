@@ -1,4 +1,4 @@
-"""The end of an Arrow IPC file: the positions of its record batches, and its schema.
+"""The footer of an Arrow IPC file: the positions of its record batches, and its schema.
 
     ARROW1 00 00 | schema | dictionaries and batches ... | footer (flatbuffer) | its length (int32)
     | ARROW1
@@ -21,19 +21,23 @@ from megablend.storage.prefetched import request_tail
 
 MAGIC = b"ARROW1"
 _HEAD_BYTES = 8
+"""Bytes of the magic number at the start of a file, with its padding."""
 _TAIL_BYTES = 4 + len(MAGIC)
+"""Bytes after the footer: its length, and the magic number."""
 _CONTINUATION = b"\xff\xff\xff\xff"
+"""The bytes that an Arrow stream begins with."""
 _METADATA_V4 = 3
+"""The oldest version of metadata that is read, as File.fbs numbers them."""
 
 PLACE_DTYPE = np.dtype(
     [("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")]
 )
-"""The position of a record batch: its message's first byte, the sizes of its metadata and its body
-(File.fbs: Block)."""
+"""The place of a record batch: the first byte of its message, and the sizes of its metadata and its
+body (File.fbs: Block)."""
 
 
 def read_footer(path: str, size: int, storage: Storage) -> bytes:
-    """The footer of a file of `size` bytes, with the length and the magic number after it.
+    """Read the footer of a file of `size` bytes, with the length and the magic number after it.
 
     Raises: CorruptFileError; UnsupportedFileError for an Arrow stream or a Feather V1 file.
     """
@@ -77,13 +81,13 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
 
 
 def footer_digest(footer: bytes) -> str:
-    """Hex digest (blake2b, 16 bytes) of what `read_footer` returns."""
+    """Compute the hex digest (blake2b, 16 bytes) of what `read_footer` returns."""
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 
 def batch_places(path: str, size: int, footer: bytes) -> Array:
-    """The positions of the record batches: PLACE_DTYPE [num_batches],
-    in the footer's order, each within the file.
+    """Parse the places of the record batches, in the footer's order, and check that each is within
+    the file: PLACE_DTYPE [num_batches].
 
     Raises: CorruptFileError; UnsupportedFileError for big-endian files and metadata older than V4.
     """
@@ -125,7 +129,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
 
 
 def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
-    """The schema. Raises: CorruptFileError."""
+    """Parse the schema in a footer. Raises: CorruptFileError."""
     try:
         return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:

@@ -1,4 +1,5 @@
-"""A record batch's message: lengths, nulls, and the positions of its buffers.
+"""The message of a record batch: the length and the number of nulls of each field, and the positions
+of the buffers.
 
 Source: Arrow columnar format, "RecordBatch message"; Message.fbs.
 """
@@ -20,7 +21,7 @@ _CODECS = {0: "lz4", 1: "zstd"}
 
 
 class BatchError(ValueError):
-    """A batch that contradicts itself or its schema; the caller adds the file's name."""
+    """Raised for a batch that contradicts itself or its schema; the caller adds the file's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,13 @@ class Batch:
     buffers: Array
     """_BUFFER_DTYPE [num_buffers]; offsets count from the start of the body."""
     views: Array
-    """int64 [num_views]: data buffers of each view column."""
+    """int64 [num_views]: number of data buffers of each view column."""
     codec: str | None
+    """Name of the codec, lz4 or zstd; None if buffers are not compressed."""
 
 
 def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
-    """Read a message and compare it with the schema. Raises: BatchError."""
+    """Parse a message, and compare it with the schema. Raises: BatchError."""
     prefix = 8 if metadata[:4] == b"\xff\xff\xff\xff" else 4
     try:
         message = Table.root(metadata, prefix)
@@ -50,18 +52,18 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         buffers = header.vector(2, _BUFFER_DTYPE)
         compression = header.table(3)
         views = header.vector(4, "<i8")
-        codec = (
-            None if compression is None else _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
-        )
+        codec = None
+        if compression is not None:
+            codec = _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
     except FlatbufferError as error:
         raise BatchError(f"message: {error}") from error
-    num_views = (
-        int(views.sum()) if len(views) and 0 <= views.min() <= views.max() <= len(buffers) else 0
-    )
-    if len(nodes) != column.num_nodes or len(buffers) != column.num_buffers + num_views:
+    # Counts outside this range are wrong, and their sum may overflow; 0 is refused below
+    views_fit = len(views) and 0 <= views.min() <= views.max() <= len(buffers)
+    num_buffers = column.num_buffers + (int(views.sum()) if views_fit else 0)
+    if len(nodes) != column.num_nodes or len(buffers) != num_buffers:
         raise BatchError(
             f"has {len(nodes)} nodes and {len(buffers)} buffers, but its schema needs {column.num_nodes} and "
-            f"{column.num_buffers + num_views}"
+            f"{num_buffers}"
         )
     if codec == "unknown":
         raise BatchError("is compressed with an unknown codec")
@@ -75,12 +77,12 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
 
 
 def first_buffer(batch: Batch, level: Level) -> int:
-    """The number of a level's validity bitmap."""
+    """Return the number of a level's first buffer, its validity bitmap."""
     return level.buffer + int(batch.views[: level.views].sum())
 
 
 def column_buffers(batch: Batch, column: Column) -> list[int]:
-    """The numbers of the buffers that have to be read for the column, values last."""
+    """Return the numbers of the buffers that have to be read for the column, the values last."""
     numbers = [
         first_buffer(batch, level) for level in column.levels if batch.nodes[level.node]["nulls"]
     ]
@@ -90,18 +92,19 @@ def column_buffers(batch: Batch, column: Column) -> list[int]:
 
 
 def needed_ranges(batch: Batch, column: Column, *, tokens: bool) -> list[tuple[int, int]]:
-    """Offsets and sizes of the parts of a batch's body that a column needs.
+    """Return the offsets and sizes of the parts of a batch's body that a column needs.
 
     Args:
-        tokens: with the values; otherwise of compressed ones only their size.
+        tokens: whether the values are needed; if not, and they are compressed, only the size that
+            precedes them is.
     """
-    found = []
+    ranges = []
     for number in column_buffers(batch, column):
         offset = int(batch.buffers["offset"][number])
         size = int(batch.buffers["size"][number])
-        found.append((offset, size))
+        ranges.append((offset, size))
     if not tokens:
-        offset, size = found.pop()
+        offset, size = ranges.pop()
         if batch.codec is not None:
-            found.append((offset, min(size, 8)))
-    return [(offset, size) for offset, size in found if size]
+            ranges.append((offset, min(size, 8)))
+    return [(offset, size) for offset, size in ranges if size]

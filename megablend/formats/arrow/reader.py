@@ -1,7 +1,7 @@
 """Arrow IPC files: a record batch is a block.
 
-A block's `offset` is its message's; its `stored_bytes` are those of the message and of the token
-column's buffers, which are all that is read: other columns of the batch are passed over.
+A block's `offset` is that of its message. Its `stored_bytes` are those of the message and of the
+token column's buffers: other columns of the batch are not read.
 """
 
 from __future__ import annotations
@@ -49,27 +49,26 @@ class ArrowFormat(ColumnFormat):
     reader_block_bytes: int = 32
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the file begins as an Arrow file."""
+        """Whether the file begins like an Arrow file."""
         return storage.read(path, 0, min(len(MAGIC), storage.stat(path).size)) == MAGIC
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the record batches and count their tokens from offsets
-        and validity bitmaps; see Format.index."""
+        """Find the record batches, and count their tokens from list offsets and validity bitmaps;
+        see Format.index."""
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        name, found = find_column(
-            path, read.column, read_schema(path, size, footer), numbers=read.allow_float
-        )
-        blocks, scanned_bytes = count_batches(path, places, found, storage)
+        schema = read_schema(path, size, footer)
+        name, column = find_column(path, read.column, schema, numbers=read.allow_float)
+        blocks, scanned_bytes = count_batches(path, places, column, storage)
         index = FileIndex(
             rows=int(blocks["rows"].sum()),
             tokens=int(blocks["tokens"].sum()),
-            token_dtype=found.token_dtype,
+            token_dtype=column.token_dtype,
             chunks=single_chunk(),
             blocks=blocks,
             structure=footer_digest(footer),
-            meta={"column": found.to_json()},
+            meta={"column": column.to_json()},
             scanned_bytes=scanned_bytes,
             column=name,
         )
@@ -82,7 +81,7 @@ class ArrowFormat(ColumnFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """A reader of an indexed file; see Format.open."""
+        """Return a reader of an indexed file; see Format.open."""
         size = check_size(path, file, storage)
         try:
             footer = read_footer(path, size, storage)

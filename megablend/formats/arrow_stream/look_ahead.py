@@ -1,8 +1,8 @@
-"""How far ahead a stream is read whose messages each give only the position of the next.
+"""Reading the messages of a stream, each of which gives only the position of the next.
 
-One request a message takes a round trip each. Where messages are large, that is less than reading
-what is between them; where they are small, it is faster to request large portions of the file, one
-while the other is looked through, though they contain data that indexing does not need.
+A request for each message takes a round trip each. If messages are large, that is faster than reading
+their bodies as well. If they are small, it is faster to request large portions of the file, the next
+one while the messages in the last one are parsed, although indexing does not need all of their data.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
 
 PORTION_BYTES = 4 << 20
-"""What is requested at a time where messages are small."""
+"""Bytes that are requested at a time if messages are small."""
 SMALL_BYTES = 256 << 10
-"""A message with its body is small up to this: less is transferred in about the time of a round
-trip."""
+"""A message with its body is small if it has fewer bytes: so many are transferred in about the time
+of a round trip."""
 _EXPECTED_AFTER = 4
-"""Small messages in a row after which more are expected."""
+"""Number of small messages in a row after which more are expected."""
 
 
 class LookAhead:
     """Reads the messages of a file from its beginning to its end: only the metadata of large ones,
-    whose bodies are skipped, but all of the file where messages are small.
+    whose bodies are skipped; but all bytes of the file while messages are small.
 
     Args:
         size: bytes of the file.
@@ -36,23 +36,23 @@ class LookAhead:
         self._size = size
         self._storage = storage
         self._num_small = 0
-        """Small messages in a row before the next one."""
+        """Number of small messages in a row before the next one."""
         self._portions: Iterator[int] | None = None
-        """Requests all of the file from `_begin` on, portion by portion; None while only what is
-        needed is read."""
+        """Requests the file from `_begin` on, portion by portion; None while only metadata is
+        read."""
         self._begin = 0
         self._stop = 0
-        """Where the last portion ends that was asked for."""
+        """Byte at which the last requested portion ends."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from an offset on; offsets do not decrease. Raises: as Storage.read does."""
+        """Read bytes from an offset on, which must not be lower than in the last call. Raises: as
+        Storage.read does."""
         while self._portions is not None and offset >= self._stop:
             self._stop = min(self._size, self._begin + (next(self._portions) + 1) * PORTION_BYTES)
         return self._storage.read(self._path, offset, size)
 
     def pass_message(self, offset: int, size: int) -> None:
-        """The message of `size` bytes before `offset` is done; decides how those after it are
-        read."""
+        """Decide how messages from `offset` on are read, given the size of the message before."""
         self._num_small = self._num_small + 1 if size < SMALL_BYTES else 0
         if not self._num_small:
             self.close()
@@ -65,7 +65,7 @@ class LookAhead:
             self._portions = iter(stream_portions(self._storage, self._path, portions))
 
     def close(self) -> None:
-        """Drop what was requested and not read."""
+        """Drop portions that were requested and not read."""
         if self._portions is not None and hasattr(self._portions, "close"):
             self._portions.close()
         self._portions = None

@@ -26,7 +26,7 @@ from megablend.storage.base import Storage
 CONTINUATION = b"\xff\xff\xff\xff"
 """The bytes that every message begins with."""
 _PROBE_BYTES = 4096
-"""First read of each message: more than the metadata of most batches."""
+"""Bytes of a message that are read first: more than the metadata of most batches."""
 _METADATA_V4 = 3
 """The oldest version of metadata that is read, as Message.fbs numbers them."""
 _SCHEMA = 1
@@ -36,10 +36,10 @@ _RECORD_BATCH = 3
 
 
 class Stream(NamedTuple):
-    """The contents of a stream."""
+    """The schema and the record batches of a stream."""
 
     schema_bytes: bytes
-    """Its first message."""
+    """Its first message, which contains the schema."""
     places: Array
     """PLACE_DTYPE [num_batches], in file order."""
 
@@ -55,7 +55,7 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
 
 
 def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
-    """The schema of a stream. Raises: CorruptFileError."""
+    """Parse the schema of a stream. Raises: CorruptFileError."""
     try:
         return pa.ipc.read_schema(pa.BufferReader(schema_bytes))
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
@@ -63,24 +63,24 @@ def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
 
 
 class _Message(NamedTuple):
-    """A message: its first bytes, and what follows them."""
+    """A message without its body."""
 
     kind: int
     metadata: bytes
-    """The mark and the size before the metadata, and it."""
+    """The metadata, with the mark and the size before it."""
     body_bytes: int
 
 
 def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
     schema_bytes = b""
-    found = list[tuple[int, int, int, int]]()
+    places = list[tuple[int, int, int, int]]()
     offset = 0
     while (message := _read_message(path, offset, size, ahead)) is not None:
         _check_kind(path, offset, message.kind)
         if message.kind == _SCHEMA:
             schema_bytes = message.metadata
         elif message.kind == _RECORD_BATCH:
-            found.append((offset, len(message.metadata), 0, message.body_bytes))
+            places.append((offset, len(message.metadata), 0, message.body_bytes))
         message_bytes = len(message.metadata) + message.body_bytes
         offset += message_bytes
         ahead.pass_message(offset, message_bytes)
@@ -92,7 +92,7 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         )
     if not schema_bytes:
         raise CorruptFileError(path, f"is an Arrow stream without a schema; {REWRITE_REMEDY}")
-    return Stream(schema_bytes, np.array(found, PLACE_DTYPE))
+    return Stream(schema_bytes, np.array(places, PLACE_DTYPE))
 
 
 def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Message | None:
@@ -159,7 +159,8 @@ def _check_kind(path: str, offset: int, kind: int) -> None:
 
 
 def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
-    """The kind of a message, and the size of its body."""
+    """Return the kind of a message, and the size of its body in bytes. Raises: CorruptFileError,
+    UnsupportedFileError."""
     try:
         message = Table.root(metadata, 8)
         version = message.scalar(0, "<h", 0)

@@ -12,9 +12,13 @@ from megablend.formats.base import Array
 
 
 def pack_places(places: Array) -> dict[str, Any]:
-    """The inverse of `unpack_places`. Most batches follow the one before at once, with metadata of
-    one size, and bodies of one size: of a column whose values are the same from the second on, the
-    first two are all that is stored."""
+    """Convert places, PLACE_DTYPE [num_batches], to a JSON object, which `unpack_places` converts
+    back.
+
+    Most batches immediately follow the one before, and have metadata of the same size and bodies of
+    the same size. Only the first two of a list of values are stored if all later ones are equal to
+    the second.
+    """
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
     ends_before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
     columns = {
@@ -29,10 +33,10 @@ def pack_places(places: Array) -> dict[str, Any]:
 
 
 def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
-    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError
-    if they are not within a file of `size` bytes."""
+    """Convert what `pack_places` returned to places: PLACE_DTYPE [num_batches].
+    Raises: CorruptFileError if they are not within a file of `size` bytes."""
     count = int(packed["count"])
-    # No memory for more batches than can be: that is refused below
+    # A wrong count, which is refused below, must not allocate memory
     places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
     try:
         gaps, metadata, body = (
@@ -41,8 +45,8 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
         places["metadata_bytes"] = metadata
         places["body_bytes"] = body
         places["offset"] = np.cumsum(gaps + metadata + body) - metadata - body
-        least = min(int(each.min(initial=0)) for each in (gaps, metadata, body))
-        if least < 0 or len(places) != count or places["offset"].max(initial=0) > size:
+        smallest = min(int(values.min(initial=0)) for values in (gaps, metadata, body))
+        if smallest < 0 or len(places) != count or places["offset"].max(initial=0) > size:
             raise ValueError(f"{count} batches do not fit in {size} bytes")
     except (ValueError, OverflowError) as error:
         raise CorruptFileError(
@@ -52,18 +56,18 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
 
 
 def _shorten(values: list[int]) -> list[int]:
-    """The first two values if all others are like the second."""
+    """Return the first two values if all later ones are equal to the second; otherwise all."""
     return values[:2] if len(set(values[1:])) == 1 else values
 
 
 def _expand(values: list[int], count: int) -> Array:
-    """The values that `_shorten` was given: int64 [count]. Raises: ValueError if it cannot have
-    been as many."""
+    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if there cannot
+    have been so many."""
     is_shortened = len(values) == 2 and count > 2
     if is_shortened:
         first, others = values
         values = [first, *[others] * (count - 1)]
-    found = np.array(values, np.int64)
-    if len(found) != count:
-        raise ValueError(f"{len(found)} values for {count} batches")
-    return found
+    expanded = np.array(values, np.int64)
+    if len(expanded) != count:
+        raise ValueError(f"{len(expanded)} values for {count} batches")
+    return expanded

@@ -1,4 +1,4 @@
-"""Arrow IPC streams: a record batch is a block, decoded as those of Arrow files.
+"""Arrow IPC streams: a record batch is a block, which is decoded like that of an Arrow file.
 
 A stream has no list of its batches, so the index stores their positions.
 """
@@ -29,11 +29,12 @@ from megablend.storage.ranges import FileRanges
 
 
 class ArrowStreamFormat(ColumnFormat):
-    """Arrow IPC streams; `.arrow` files that begin as one."""
+    """Arrow IPC streams; also `.arrow` files that begin like one."""
 
     name = "arrow-stream"
     suffixes: Sequence[str] = (".arrow", ".arrows")
     reader_block_bytes: int = 32
+    # Only the message before tells where a message begins
     requests_in_turn: bool = True
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -71,14 +72,15 @@ class ArrowStreamFormat(ColumnFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """A reader of an indexed stream; see Format.open."""
+        """Return a reader of an indexed stream; see Format.open."""
         size = check_size(path, file, storage)
         places = unpack_places(path, file.meta["batches"], size)
         schema_bytes = storage.read(path, 0, min(size, int(file.meta["schema_bytes"])))
-        if (found := _digest(schema_bytes, places)) != file.structure:
+        digest = _digest(schema_bytes, places)
+        if digest != file.structure:
             raise ChangedFileError(
                 path,
-                f"its schema's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its schema's digest is {digest}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         offsets = np.ascontiguousarray(places["offset"])
         reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)

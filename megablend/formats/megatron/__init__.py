@@ -1,4 +1,4 @@
-"""Megatron `.bin/.idx` pairs, spans of whole sequences as blocks."""
+"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences."""
 
 from megablend.formats.megatron.reader import MEGATRON
 

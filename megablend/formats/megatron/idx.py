@@ -1,4 +1,4 @@
-"""A Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`, all checked.
+"""Parsing a Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`, all checked.
 
     MMIDIDX\\0\\0 | version u64 = 1 | dtype code u8 | sequences u64 | documents + 1 u64
     | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files
@@ -33,11 +33,12 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The header of an `.idx`, checked against the file's size."""
+    """The header of an `.idx`, whose counts agree with the file's size."""
 
     token_dtype: str
     num_sequences: int
     num_boundaries: int
+    """Number of document boundaries: one more than documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +47,16 @@ class Sequences:
 
     token_dtype: str
     lengths: Array
-    """int32 [num_sequences], tokens."""
+    """int32 [num_sequences], tokens of each sequence."""
     pointers: Array
-    """int64 [num_sequences], bytes from the start of the `.bin`."""
+    """int64 [num_sequences], offset in bytes of each sequence in the `.bin`."""
 
 
 def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
-    """Read a whole `.idx`.
+    """Parse a whole `.idx`.
 
     Args:
-        path: of the `.idx`, for messages.
+        path: path of the `.idx`, for messages.
         bin_bytes: size of the `.bin`, which must contain every sequence.
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
@@ -66,12 +67,13 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
     lengths = np.frombuffer(data, "<i4", num_sequences, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER_BYTES + 4 * num_sequences)
     boundaries = np.frombuffer(data, "<i8", num_boundaries, HEADER_BYTES + 12 * num_sequences)
-    if (
-        not num_boundaries
-        or boundaries[0]
-        or boundaries[-1] != num_sequences
-        or (np.diff(boundaries) < 0).any()
-    ):
+    boundaries_ascend = (
+        num_boundaries > 0
+        and boundaries[0] == 0
+        and boundaries[-1] == num_sequences
+        and (np.diff(boundaries) >= 0).all()
+    )
+    if not boundaries_ascend:
         raise CorruptFileError(
             path,
             f"document boundaries do not ascend from 0 to {num_sequences} sequences",
@@ -82,8 +84,8 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
 
 
 def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
-    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`;
-    the lengths follow it.
+    """Parse the header of an `.idx` of `idx_bytes` bytes, given its first HEADER_BYTES; the lengths
+    follow it.
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
@@ -118,7 +120,8 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     num_sequences = int.from_bytes(head[18:26], "little")
     num_boundaries = int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
-    if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
+    # Multimodal files have a mode, of one byte, for each sequence
+    if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):
         raise CorruptFileError(
             path,
             f"has {idx_bytes} bytes, but {num_sequences} sequences and {num_boundaries} document "
@@ -144,12 +147,12 @@ def _check_places(
 
 
 def check_last_place(path: str, header: Header, length: int, pointer: int, bin_bytes: int) -> None:
-    """Check that the last sequence of an `.idx` is within the `.bin`, which shows one whose copying
-    was interrupted.
+    """Check that the last sequence of an `.idx` is within the `.bin`: if copying the `.bin` was
+    interrupted, it is not.
 
     Args:
-        path: of the `.idx`, for messages.
-        length: of the last sequence, in tokens.
+        path: path of the `.idx`, for messages.
+        length: length of the last sequence in tokens.
         pointer: its first byte in the `.bin`.
 
     Raises: CorruptFileError.
@@ -161,8 +164,8 @@ def check_last_place(path: str, header: Header, length: int, pointer: int, bin_b
 
 
 def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: int) -> str:
-    """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts
-    such a pair silently."""
+    """Make the warning about bytes at the end of a `.bin` that belong to no sequence. (Megatron
+    accepts such a pair silently.)"""
     return (
         f"{bin_path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read; "
         "check that the two files belong together"
@@ -193,8 +196,9 @@ def block_starts(sequences: Sequences, block_bytes: int) -> Array:
         return np.zeros(1, np.int64)
     pointers = sequences.pointers
     ends = pointers + sequences.lengths.astype(np.int64) * np.dtype(sequences.token_dtype).itemsize
-    apart = np.concatenate([[True], pointers[1:] != ends[:-1]])
-    run_starts = pointers[apart][np.cumsum(apart) - 1]
-    stretch = (pointers - run_starts) // block_bytes
-    cut = apart | np.concatenate([[True], stretch[1:] != stretch[:-1]])
-    return np.append(np.flatnonzero(cut), num_sequences).astype(np.int64)
+    # Runs of contiguous sequences, each divided into windows of `block_bytes`
+    begins_run = np.concatenate([[True], pointers[1:] != ends[:-1]])
+    run_starts = pointers[begins_run][np.cumsum(begins_run) - 1]
+    window = (pointers - run_starts) // block_bytes
+    begins_block = begins_run | np.concatenate([[True], window[1:] != window[:-1]])
+    return np.append(np.flatnonzero(begins_block), num_sequences).astype(np.int64)

@@ -1,8 +1,8 @@
-"""The lengths in an `.idx`, read as they are needed: never the whole file, however long it is.
+"""The lengths in an `.idx`, read as they are needed, so that a long file is not read as a whole.
 
 Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is
-opened. Of a long one `build` makes a digest for every GROUP_BYTES of header and lengths, and a
-group is compared with its digest when it is first read.
+opened. For a long one, `build` makes a digest of every GROUP_BYTES of header and lengths, and a group
+is compared with its digest when it is first read.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from megablend.storage.portions import read_portions
 from megablend.system.log import LOG
 
 GROUP_BYTES = 1 << 14
+"""Bytes of a group of header and lengths, which has a digest of its own."""
 WHOLE_BYTES = 1 << 20
 """An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a
 millisecond."""
 READ_BYTES = 64 * GROUP_BYTES
+"""Bytes per read when a whole file is digested."""
 Digests = npt.NDArray[np.uint64]
 
 
 class LengthReader:
-    """Lengths of the sequences of one `.idx`. Safe to share between threads, and after a fork.
+    """Reads lengths of the sequences of one `.idx`. Safe to share between threads, and after a fork.
 
     Args:
-        path: of the `.idx`.
+        path: path of the `.idx`.
         idx_bytes, structure: its size and its digest (see `digest_idx`) when it was indexed.
-        digests: of its groups, as `digest_idx` returns them; None if `build` made none: a long
-            file is then read to its end once, and a warning is logged.
+        digests: digests of its groups, as `digest_idx` returns them; None if `build` made none: a
+            long file is then read to its end once, and a warning is logged.
 
     Raises: ChangedFileError if it is not the file that was indexed; MissingFileError.
     """
@@ -53,11 +55,11 @@ class LengthReader:
                     path,
                     idx_bytes,
                 )
-            found, _ = digest_idx(path, idx_bytes, storage)
-            if found != structure:
+            digest, _ = digest_idx(path, idx_bytes, storage)
+            if digest != structure:
                 raise ChangedFileError(
                     path,
-                    f"has digest {found}, but had {structure} when it was indexed; {CHANGED_REMEDY}",
+                    f"has digest {digest}, but had {structure} when it was indexed; {CHANGED_REMEDY}",
                 )
         header = parse_header(path, storage.read(path, 0, min(HEADER_BYTES, idx_bytes)), idx_bytes)
         self.num_sequences = header.num_sequences
@@ -73,11 +75,13 @@ class LengthReader:
             self._check(0, np.frombuffer(first_group, np.uint8))
 
     def byte_ranges(self, firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-        """The byte ranges to fetch for the lengths of sequences `firsts` to `firsts + counts`,
-        int64 [n] each, in range.
+        """Return the byte ranges to fetch for lengths of sequences.
 
-        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups if these
-            have not been checked yet.
+        Args:
+            firsts, counts: int64 [n], first sequence and number of sequences of each range.
+
+        Returns: offsets and sizes in bytes, int64 [n] each. A range is extended to whole groups if
+            one of these was not checked yet.
         """
         starts = HEADER_BYTES + 4 * firsts
         stops = HEADER_BYTES + 4 * (firsts + counts)
@@ -91,20 +95,21 @@ class LengthReader:
         return starts, stops - starts
 
     def decode(self, begin: int, data: Bytes, first: int, count: int) -> npt.NDArray[np.int32]:
-        """Lengths of sequences `first` to `first + count`: int32 [count].
+        """Decode the lengths of `count` sequences from `first` on: int32 [count].
 
         Args:
-            begin, data: the fetched bytes, and the byte of the file at which they begin.
+            begin: byte of the file at which `data` begins.
+            data: the fetched bytes.
 
-        Raises: ChangedFileError if they differ from what was indexed.
+        Raises: ChangedFileError if the bytes differ from those that were indexed.
         """
         self._check(begin, data)
         start = HEADER_BYTES + 4 * first - begin
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare the groups that `data`, from byte `begin` on, contains completely with their
-        digests, each once."""
+        """Compare the groups that `data`, the bytes from `begin` on, contains completely with their
+        digests, unless that was done before."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
@@ -126,8 +131,8 @@ class LengthReader:
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:
     """Compute the digests of an `.idx` in one pass and in constant memory.
 
-    Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the
-        groups of header and lengths.
+    Returns: the hex digest (blake2b, 16 bytes) of the whole file; and the digests of the groups of
+        header and lengths, uint64 [num_groups].
     Raises: as `parse_header` and Storage.read do.
     """
     whole = hashlib.blake2b(digest_size=16)
@@ -135,14 +140,12 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
     end = 0
     for start, data in read_portions(storage, path, idx_bytes, READ_BYTES):
         whole.update(data)
-        if not start:
-            end = (
-                HEADER_BYTES
-                + 4 * parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes).num_sequences
-            )
-        covered = data[: max(0, end - start)]
+        if start == 0:
+            header = parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes)
+            end = HEADER_BYTES + 4 * header.num_sequences
+        lengths = data[: max(0, end - start)]
         digests += [
-            _digest(covered[i : i + GROUP_BYTES]) for i in range(0, len(covered), GROUP_BYTES)
+            _digest(lengths[i : i + GROUP_BYTES]) for i in range(0, len(lengths), GROUP_BYTES)
         ]
     return whole.hexdigest(), np.array(digests, np.uint64)
 

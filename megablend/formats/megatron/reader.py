@@ -1,5 +1,5 @@
-"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`;
-a document is a sequence.
+"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a
+sequence.
 
 The `.idx` contains everything that the index needs, so no byte of the `.bin` is read to build it.
 Sequence lengths stay in the `.idx`: a reader keeps none of them in memory, and reads the lengths of
@@ -69,22 +69,23 @@ class MegatronReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Lengths in the `.idx`, and spans of the `.bin`; see BlockReader.byte_ranges."""
+        """Return ranges of lengths in the `.idx`, and spans of the `.bin`; see
+        BlockReader.byte_ranges."""
         if fetched or not len(blocks):
             return []
         self._check_rows(blocks)
         firsts = blocks["first_row"].astype(np.int64)
         counts = blocks["rows"].astype(np.int64)
-        wanted = blocks["tokens"] > 0  # in the others all lengths are 0
-        found = [
-            FileRanges(self.idx_path, *self.lengths.byte_ranges(firsts[wanted], counts[wanted]))
-        ]
+        # Without tokens, all lengths of a block are 0
+        has_tokens = blocks["tokens"] > 0
+        lengths = self.lengths.byte_ranges(firsts[has_tokens], counts[has_tokens])
+        ranges = [FileRanges(self.idx_path, *lengths)]
         if tokens:
-            offsets = blocks["offset"][wanted].astype(np.int64)
-            sizes = blocks["tokens"][wanted] * np.dtype(self.token_dtype).itemsize
+            offsets = blocks["offset"][has_tokens].astype(np.int64)
+            sizes = blocks["tokens"][has_tokens] * np.dtype(self.token_dtype).itemsize
             self._check_span(offsets, sizes)
-            found.append(FileRanges(self.data_path, offsets, sizes, np.arange(len(offsets))))
-        return found if wanted.any() else []
+            ranges.append(FileRanges(self.data_path, offsets, sizes, np.arange(len(offsets))))
+        return ranges if has_tokens.any() else []
 
     def decode(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
@@ -92,46 +93,45 @@ class MegatronReader:
         """See BlockReader.decode."""
         offsets, _ = self.find_pieces(blocks, chunks, fetched)
         dtype = np.dtype(self.token_dtype).newbyteorder("<")
-        found = []
-        place = 0
-        for num_tokens, places in zip(blocks["tokens"].tolist(), offsets, strict=True):
+        decoded = []
+        num_used = 0
+        for num_tokens, block_offsets in zip(blocks["tokens"].tolist(), offsets, strict=True):
             data: Bytes = _EMPTY
             if num_tokens:
-                data = fetched[1][place]
-                place += 1
+                data = fetched[1][num_used]
+                num_used += 1
             data.setflags(write=False)
-            found.append(DecodedBlock(data.view(dtype), places))
-        return found
+            decoded.append(DecodedBlock(data.view(dtype), block_offsets))
+        return decoded
 
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; reads the `.idx` only."""
-        found = []
-        place = 0
+        """See BlockReader.find_pieces; only the `.idx` is needed."""
+        all_offsets = []
+        num_used = 0
         columns = (blocks[name].tolist() for name in ("first_row", "rows", "tokens"))
         for block, first, count, num_tokens in zip(blocks, *columns, strict=True):
             offsets = np.zeros(count + 1, np.int64)
             if num_tokens:
-                begin = int(fetched[0].ranges.offsets[place])
-                data = fetched[0][place]
+                begin = int(fetched[0].ranges.offsets[num_used])
+                data = fetched[0][num_used]
                 self.lengths.decode(begin, data, first, count).cumsum(out=offsets[1:])
                 self._check_tokens(block, int(offsets[-1]))
-                place += 1
-            found.append(offsets)
-        return found, 0
+                num_used += 1
+            all_offsets.append(offsets)
+        return all_offsets, 0
 
     def _check_rows(self, blocks: Array) -> None:
         """Check that the `.idx` contains the blocks' sequences. Raises: CorruptFileError."""
         first = blocks["first_row"]
         rows = blocks["rows"]
-        there = self.lengths.num_sequences
-        for i in np.flatnonzero(
-            (blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))
-        ):
+        num_sequences = self.lengths.num_sequences
+        is_outside = (first < 0) | (rows < 0) | (first + rows > num_sequences)
+        for i in np.flatnonzero((blocks["tokens"] > 0) & is_outside):
             raise CorruptFileError(
                 self.data_path,
-                f"a block has {rows[i]} sequences from sequence {first[i]} on, but {self.idx_path} has {there} in "
+                f"a block has {rows[i]} sequences from sequence {first[i]} on, but {self.idx_path} has {num_sequences} in "
                 f"total; {CHANGED_REMEDY}",
                 offset=int(blocks["offset"][i]),
             )
@@ -147,18 +147,19 @@ class MegatronReader:
                 offset=int(offsets[i]),
             )
 
-    def _check_tokens(self, block: np.void, found: int) -> None:
-        if found != block["tokens"]:
+    def _check_tokens(self, block: np.void, num_tokens: int) -> None:
+        """Compare a block's tokens with the sum of its lengths. Raises: CorruptFileError."""
+        if num_tokens != block["tokens"]:
             raise CorruptFileError(
                 self.data_path,
                 f"a block has {block['rows']} sequences and {block['tokens']} tokens, but according to "
-                f"{self.idx_path} these sequences have {found}; {CHANGED_REMEDY}",
+                f"{self.idx_path} these sequences have {num_tokens}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 
 
 _MAX_BYTES = (1 << 32) - 1
-"""Block sizes are stored in 32 bits."""
+"""Size of the largest block: the index stores sizes in 32 bits."""
 NO_IDX_REMEDY = (
     "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), "
     "set `format: raw` for its source"
@@ -172,7 +173,7 @@ class MegatronFormat(BaseFormat):
     suffixes: Sequence[str] = (".bin", ".idx")
 
     def files(self, path: str) -> Sequence[str]:
-        """The `.bin` and the `.idx`."""
+        """Return the paths of the `.bin` and the `.idx`."""
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
@@ -188,11 +189,9 @@ class MegatronFormat(BaseFormat):
 
     def describe_missing_remedy(self, path: str) -> str | None:
         """See Format.describe_missing_remedy."""
-        return (
-            NO_IDX_REMEDY
-            if path.endswith(".idx")
-            else "restore the .bin beside the .idx of the pair"
-        )
+        if path.endswith(".idx"):
+            return NO_IDX_REMEDY
+        return "restore the .bin beside the .idx of the pair"
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
@@ -221,13 +220,14 @@ class MegatronFormat(BaseFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """A reader of an indexed pair; see Format.open."""
+        """Return a reader of an indexed pair; see Format.open."""
         data_path, idx_path = self.files(path)
-        for name, size in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
-            found = storage.stat(name).size
-            if found != size:
+        for name, indexed in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
+            size = storage.stat(name).size
+            if size != indexed:
                 raise ChangedFileError(
-                    name, f"has {found} bytes, but had {size} when it was indexed; {CHANGED_REMEDY}"
+                    name,
+                    f"has {size} bytes, but had {indexed} when it was indexed; {CHANGED_REMEDY}",
                 )
         lengths = LengthReader(
             idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage
@@ -247,10 +247,10 @@ class MegatronFormat(BaseFormat):
     def make_group_digests(
         self, path: str, file: OpenedFile, *, storage: Storage
     ) -> npt.NDArray[np.uint64]:
-        """Digests of groups of the `.idx`; see GroupDigestFormat."""
+        """Compute digests of the groups of the `.idx`; see GroupDigestFormat."""
         idx_path = self.files(path)[1]
-        found, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
-        if found != file.structure:
+        digest, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
+        if digest != file.structure:
             raise ChangedFileError(
                 idx_path,
                 "changed while it was being indexed; wait until its writer has finished, then build again",
@@ -273,15 +273,17 @@ def _digest(data: bytes) -> str:
 
 
 def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
-    """BLOCK_DTYPE [num_blocks]. Raises: UnsupportedFileError if a block is too large."""
+    """Make the block table of a pair, BLOCK_DTYPE [num_blocks]; `starts`: see `block_starts`.
+    Raises: UnsupportedFileError if a block is too large."""
     blocks = np.zeros(len(starts) - 1, BLOCK_DTYPE)
-    cumulative = np.concatenate(
+    # Tokens, and sequences with tokens, before each sequence
+    tokens_before = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(sequences.lengths, dtype=np.int64)]
     )
-    non_empty = np.concatenate(
+    filled_before = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(sequences.lengths > 0, dtype=np.int64)]
     )
-    blocks["tokens"] = np.diff(cumulative[starts])
+    blocks["tokens"] = np.diff(tokens_before[starts])
     sizes = blocks["tokens"] * np.dtype(sequences.token_dtype).itemsize
     if (sizes > _MAX_BYTES).any():
         number = int(np.argmax(sizes > _MAX_BYTES))
@@ -293,8 +295,8 @@ def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
         )
     blocks["offset"] = sequences.pointers[starts[:-1]]
     blocks["stored_bytes"] = blocks["decoded_bytes"] = sizes
-    blocks["first_token"] = cumulative[starts[:-1]]
+    blocks["first_token"] = tokens_before[starts[:-1]]
     blocks["rows"] = np.diff(starts)
-    blocks["ends"] = np.diff(non_empty[starts])
+    blocks["ends"] = np.diff(filled_before[starts])
     blocks["flags"] = ENDS_AT_DOCUMENT_END
     return blocks

@@ -36,8 +36,8 @@ class ParquetFormat(ColumnFormat):
     has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the pages of a file and count their tokens;
-        pages are as large as their writer made them."""
+        """Find the pages of a file and count their tokens. Pages are as large as their writer made
+        them, whatever `block_bytes` is."""
         return self.divide(path, read, index_file(path, read, storage), storage)
 
     def index_part(
@@ -50,7 +50,8 @@ class ParquetFormat(ColumnFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """A reader of an indexed file, if its size and footer are still the same."""
+        """Return a reader of an indexed file, after checking that its size and its footer are the
+        same."""
         source = FileBytes(path, storage, storage.stat(path).size)
         if source.size != file.size:
             raise ChangedFileError(
@@ -58,17 +59,17 @@ class ParquetFormat(ColumnFormat):
                 f"has {source.size} bytes, but had {file.size} when it was indexed; {CHANGED_REMEDY}",
             )
         try:
-            found = digest_of(read_footer_bytes(source))
+            digest = digest_of(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
                 path,
                 f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}",
                 offset=error.offset,
             ) from error
-        if found != file.structure:
+        if digest != file.structure:
             raise ChangedFileError(
                 path,
-                f"its footer's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its footer's digest is {digest}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))

@@ -1,4 +1,4 @@
-"""Finding documents in a stream of tokens."""
+"""Finding documents in a stream of tokens, and counting them by block."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from megablend.formats.base import (
 
 @dataclass(frozen=True, slots=True)
 class Separator:
-    """The token that separates documents, which is part of them."""
+    """The token that separates documents; it is part of a document."""
 
     token: int
     ends: bool
-    """Whether it ends documents; otherwise it begins them."""
+    """Whether the token ends documents; otherwise it begins them."""
 
     def find_starts(self, tokens: Array) -> Int64s:
-        """Positions in tokens [n] at which documents begin, without position 0: int64 [m], each
-        above 0 and below n."""
-        places = (
-            np.flatnonzero(tokens[:-1] == self.token) + 1
-            if self.ends
-            else np.flatnonzero(tokens[1:] == self.token) + 1
-        )
-        return places.astype(np.int64)
+        """Return the positions in `tokens` [n] at which documents begin, except position 0:
+        int64 [m], each above 0 and below n."""
+        candidates = tokens[:-1] if self.ends else tokens[1:]
+        starts = np.flatnonzero(candidates == self.token) + 1
+        return starts.astype(np.int64)
 
 
 def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: int) -> None:
@@ -41,30 +38,31 @@ def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: in
 
     Args:
         blocks: BLOCK_DTYPE [n], whose `tokens` are known.
-        first: int64 [n], the file's token that each block begins with.
-        starts: int64 [m], the file's tokens that documents begin with, 0 not counted: at least
-            those that are in the blocks or follow the last one; ascending.
-        num_tokens: of the file.
+        first: int64 [n], position in the file of each block's first token.
+        starts: int64 [m], positions in the file, ascending and without 0, at which documents begin:
+            at least those in the blocks, and the one after them if a document begins there.
+        num_tokens: number of tokens of the file.
     """
     stops = first + blocks["tokens"]
     begins = (first == 0) | np.isin(first, starts)
     is_end = (stops == num_tokens) | np.isin(stops, starts)
-    inside = np.searchsorted(starts, stops, side="left") - np.searchsorted(
+    # Documents that begin within each block, not at its first token
+    num_inside = np.searchsorted(starts, stops, side="left") - np.searchsorted(
         starts, first, side="right"
     )
-    blocks["rows"] = inside + begins
-    blocks["ends"] = inside + is_end
-    blocks["flags"] = np.where(begins, 0, STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) | np.where(
-        is_end, ENDS_AT_DOCUMENT_END, 0
-    )
+    blocks["rows"] = num_inside + begins
+    blocks["ends"] = num_inside + is_end
+    start_flags = np.where(begins, 0, STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS)
+    blocks["flags"] = start_flags | np.where(is_end, ENDS_AT_DOCUMENT_END, 0)
 
 
 def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int64s) -> Array:
-    """Make blocks of these tokens, BLOCK_DTYPE [n], whose documents are not counted yet.
+    """Make the block table of ranges of tokens, BLOCK_DTYPE [n]; documents are not counted yet.
 
     Args:
-        layout_offset: byte of the file's first token.
-        first, tokens: int64 [n], the file's token that each block begins with, and how many it has.
+        layout_offset: offset in bytes of the file's first token.
+        first: int64 [n], position in the file of each block's first token.
+        tokens: int64 [n], number of tokens of each block.
     """
     blocks = np.zeros(len(first), BLOCK_DTYPE)
     blocks["offset"] = layout_offset + first * token_bytes
@@ -77,14 +75,14 @@ def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int
 def find_offsets(
     path: str, block: np.void, separator: Separator | None, tokens: Array | None
 ) -> Int64s:
-    """Offsets of the pieces of a block's documents: int64 [num_pieces + 1].
+    """Find the offsets of the pieces of a block's documents: int64 [num_pieces + 1].
 
     Args:
-        separator: None if no token separates documents, which then begin at most at the block's
-            first token.
-        tokens: [num_tokens] of the block; needed only with a separator.
+        separator: the token that separates documents; None if there is none, so that a document can
+            begin only at the block's first token.
+        tokens: [num_tokens], tokens of the block; needed only with a separator.
 
-    Raises: CorruptFileError if these are not the documents that were indexed.
+    Raises: CorruptFileError if the number of documents is not the one that was indexed.
     """
     inside = np.zeros(0, np.int64)
     if separator is not None and tokens is not None:

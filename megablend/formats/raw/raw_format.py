@@ -1,8 +1,8 @@
-"""Raw files: only token ids, after an optional header.
-A block is a range of about `block_bytes` of them.
+"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of
+them.
 
-Documents are separated by a token, found by reading the file once when it is indexed; without one,
-a file is one document. Large files are indexed in parts: a chunk is the smallest part.
+If a token separates documents, the file is read once when it is indexed, to find them; otherwise it is
+one document. Large files are indexed in parts: a chunk is the smallest part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
 
 _MAX_BLOCK_BYTES = 1 << 30
-"""What `block_bytes` is limited to: the index has 32 bits for the bytes of a block."""
+"""Limit of `block_bytes`, since the index has 32 bits for the bytes of a block."""
 
 
 class RawFormat(BaseFormat):
@@ -62,16 +62,16 @@ class RawFormat(BaseFormat):
         return self.index_part(path, read, span=(0, storage.stat(path).size), storage=storage)
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """What the bytes of a container are, if they would be read as tokens; see
+        """Return the kind of file that a file's content shows, if its bytes are not token ids; see
         Format.describe_contradiction."""
         options = parse_options(dict(read.options))
         if options.allow_container:
             return None
-        found = find_container(path, storage.stat(path).size, options.header_bytes, storage)
-        if found is None:
+        kind = find_container(path, storage.stat(path).size, options.header_bytes, storage)
+        if kind is None:
             return None
         return (
-            f"its content is {found}, whose bytes are not token ids; correct or "
+            f"its content is {kind}, whose bytes are not token ids; correct or "
             "remove `format` and `header_bytes`, unpack a compressed file, or set `format_options: "
             "{allow_container: true}` if they are tokens"
         )
@@ -91,9 +91,12 @@ class RawFormat(BaseFormat):
         numbers = _chunks_in(span, layout, sizes.chunk)
         indexed = _index_chunks(path, numbers, sizes, layout, separator, storage)
         token_ranges = [each.token_range for each in indexed if each.token_range is not None]
+        token_range = None
+        if token_ranges:
+            token_range = min(low for low, _ in token_ranges), max(high for _, high in token_ranges)
 
-        # Of a part, chunks and tokens count from its own first ones: parts are joined by adding
-        # what is before each. Only `row_group` is the number of the chunk in the file.
+        # Chunks and tokens are counted from the part's own first ones, since joining parts adds
+        # those of earlier parts. Only `row_group` is the number of the chunk in the file.
         blocks = np.concatenate([np.zeros(0, BLOCK_DTYPE), *(each.blocks for each in indexed)])
         blocks["chunk"] = blocks["first_token"] // sizes.chunk - numbers.start
         if len(blocks):
@@ -114,13 +117,12 @@ class RawFormat(BaseFormat):
                 "separator": None if separator is None else [separator.token, separator.ends],
             },
             scanned_bytes=int(blocks["stored_bytes"].sum()) if separator is not None else 0,
-            token_range=(min(low for low, _ in token_ranges), max(high for _, high in token_ranges))
-            if token_ranges
-            else None,
+            token_range=token_range,
         )
 
     def _choose_sizes(self, block_bytes: int, layout: Layout) -> _Sizes:
-        """Chunks and scans are whole blocks, one at least."""
+        """Choose the numbers of tokens of a block, a chunk and a scan; the latter two consist of
+        whole blocks, at least one."""
         block = max(1, min(block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
         stored_bytes = block * layout.token_bytes
         return _Sizes(
@@ -132,7 +134,7 @@ class RawFormat(BaseFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """A reader of an indexed file; see Format.open."""
+        """Return a reader of an indexed file; see Format.open."""
         size = check_size(path, file, storage)
         header_bytes = int(file.meta["header_bytes"])
         dtype = file.token_dtype
@@ -143,20 +145,22 @@ class RawFormat(BaseFormat):
             raise ChangedFileError(
                 path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}"
             ) from error
-        if (found := _digest(header, layout)) != file.structure:
+        digest = _digest(header, layout)
+        if digest != file.structure:
             raise ChangedFileError(
                 path,
-                f"its header's digest is {found}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
+                f"its header's digest is {digest}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
-        separator = file.meta["separator"]
+        separator = None
+        if file.meta["separator"] is not None:
+            token, ends = file.meta["separator"]
+            separator = Separator(int(token), bool(ends))
         return RawReader(
             path=path,
             size=size,
             header_bytes=header_bytes,
             dtype=dtype,
-            separator=None
-            if separator is None
-            else Separator(int(separator[0]), bool(separator[1])),
+            separator=separator,
         )
 
 
@@ -164,16 +168,16 @@ RAW = RawFormat()
 
 
 class _Sizes(NamedTuple):
-    """Tokens of what a file is divided into."""
+    """Numbers of tokens of the ranges into which a file is divided."""
 
     block: int
     chunk: int
     scan: int
-    """Of what is read at a time when documents are looked for."""
+    """Number of tokens that are read at a time to find documents."""
 
 
 class _IndexedRange(NamedTuple):
-    """What is found in consecutive tokens of a file."""
+    """The index of consecutive tokens of a file."""
 
     blocks: Array
     """BLOCK_DTYPE [n], whose `first_token` counts from the start of the file."""
@@ -182,23 +186,26 @@ class _IndexedRange(NamedTuple):
 
 
 def _separator(options: RawOptions) -> Separator | None:
-    return (
-        None
-        if options.separator is None
-        else Separator(options.separator, options.eod_token is not None)
-    )
+    if options.separator is None:
+        return None
+    return Separator(options.separator, options.eod_token is not None)
 
 
 def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
-    """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts
-    as beginning at byte 0."""
+    """Return the numbers of the chunks that begin within bytes [start, stop) of the file; the file's
+    first chunk counts as beginning at byte 0."""
     chunk_bytes = chunk_tokens * layout.token_bytes
     num_chunks = -(-layout.num_tokens // chunk_tokens)
-    # The first chunk that begins at a byte or after it. Two spans that meet share no chunk.
-    first, stop = (
-        -(-(byte - layout.header_bytes) // chunk_bytes) if byte > 0 else 0 for byte in span
-    )
-    return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
+
+    def first_chunk_from(byte: int) -> int:
+        """Return the first chunk that begins at a byte or after it: adjacent spans share none."""
+        if byte <= 0:
+            return 0
+        chunk = -(-(byte - layout.header_bytes) // chunk_bytes)
+        return max(0, min(chunk, num_chunks))
+
+    start, stop = span
+    return range(first_chunk_from(start), first_chunk_from(stop))
 
 
 def _index_chunks(
@@ -209,8 +216,8 @@ def _index_chunks(
     separator: Separator | None,
     storage: Storage,
 ) -> list[_IndexedRange]:
-    """The blocks of consecutive chunks, one scan after the other. Tokens are read only if one of
-    them separates documents."""
+    """Index consecutive chunks, one scan after another. Tokens are read only if a token separates
+    documents."""
     scans = list(_list_scans(numbers, sizes, layout))
     if separator is None:
         return [_index_range(layout, *scan, sizes.block, None, None) for scan in scans]
@@ -230,7 +237,8 @@ def _index_chunks(
 
 
 def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Ranges of the chunks' tokens that are indexed together: of one chunk or several."""
+    """Yield the ranges [start, stop) of the chunks' tokens that are indexed together; a range may
+    have tokens of several chunks."""
     start = numbers.start * sizes.chunk
     end = min(numbers.stop * sizes.chunk, layout.num_tokens)
     while start < end:
@@ -239,8 +247,8 @@ def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple
 
 
 def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
-    """Offset and size of tokens [start, stop), with the one before and the one after, which may end
-    and begin a document."""
+    """Return the offset and the size in bytes of tokens [start, stop), the token before them, which
+    may end a document, and the token after them, which may begin one."""
     low = max(0, start - 1)
     high = min(stop + 1, layout.num_tokens)
     return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes
@@ -254,10 +262,10 @@ def _index_range(
     separator: Separator | None,
     tokens: Array | None,
 ) -> _IndexedRange:
-    """The blocks of tokens [start, stop).
+    """Index tokens [start, stop).
 
     Args:
-        tokens: of `_byte_range`; not needed without a separator.
+        tokens: the tokens in `_byte_range`; None without a separator.
     """
     first = np.arange(start, stop, block_tokens, dtype=np.int64)
     num_tokens = np.minimum(block_tokens, stop - first)

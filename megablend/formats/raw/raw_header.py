@@ -1,4 +1,5 @@
-"""The offset, number and dtype of a raw file's tokens: from its header, or from the config.
+"""Finding the offset, the number and the dtype of a raw file's tokens: from its header, or from the
+config.
 
 Known headers (all integers little-endian):
 
@@ -23,7 +24,7 @@ from megablend.formats.raw.raw_options import DTYPES, RawOptions
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 1024
-"""Bytes read of each file: the longest fixed-size header, and enough for nearly all `.npy`
+"""Bytes that are read of each file: the longest header of fixed size, and enough for nearly all `.npy`
 headers."""
 _NPY = b"\x93NUMPY"
 _MAX_NPY_TEXT = 1 << 16
@@ -41,10 +42,11 @@ _LIT_DTYPES = {
 }
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""Version and dtype for each magic number."""
-_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
-_LEAST_CONTAINER = 30
-"""Bytes of a zip's first header, the longest of those that are recognized."""
+"""By magic number, the version and the dtype."""
+_MAGIC_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
+"""Magic numbers with which files of a format both begin and end."""
+_MIN_CONTAINER_BYTES = 30
+"""Bytes of a zip's first header, the longest of the headers below."""
 _GZIP_RESERVED = 0xE0
 """Bits of the flags that RFC 1952 requires to be 0."""
 _ZSTD_RESERVED = 0x08
@@ -52,6 +54,7 @@ _ZSTD_RESERVED = 0x08
 _ZIP_RESERVED = 0xD780
 """Bits of the flags that APPNOTE 4.4.4 leaves unused, or reserves."""
 _ZIP_METHODS = (0, 8, 9, 12, 14, 93, 95)
+"""Compression methods that programs write."""
 _NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
@@ -72,6 +75,8 @@ class Layout(NamedTuple):
 
 
 class _Header(NamedTuple):
+    """What a header states about a file."""
+
     kind: str
     header_bytes: int
     dtype: str
@@ -81,8 +86,8 @@ class _Header(NamedTuple):
 def read_layout(
     path: str, size: int, options: RawOptions, storage: Storage
 ) -> tuple[Layout, bytes]:
-    """Read the layout of a file of `size` bytes.
-    Returns the layout, and the bytes of its header that were used.
+    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of the header, as
+    far as they were read.
 
     Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle
         of a token; UnsupportedFileError for a header of another dtype, version or shape;
@@ -121,24 +126,24 @@ def read_layout(
 
 
 def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
-    """The kind of file that the content of a file shows it to be,
-    if it is one whose bytes are not token ids.
+    """Return the kind of file that a file's content shows, if its bytes are not token ids; None
+    otherwise.
 
-    A few tokens may be like a magic number, so that further bytes have to fit: the end of the file,
-    or a header's reserved bits.
+    Since a few tokens may look like a magic number, other bytes have to fit, too: the end of the
+    file, or a header's reserved bits.
 
     Args:
-        header_bytes: the option: a known `.npy` header is no contradiction if tokens begin
-            behind it.
+        header_bytes: the option with this name, or None: if tokens begin after an `.npy` header,
+            there is no contradiction.
 
     Raises: as Storage.read does.
     """
     head = storage.read(path, 0, min(size, HEAD_BYTES))
-    for name, magic in _AT_BOTH_ENDS.items():
-        is_whole = size >= 2 * len(magic) and head.startswith(magic)
-        if is_whole and storage.read(path, size - len(magic), len(magic)) == magic:
+    for name, magic in _MAGIC_AT_BOTH_ENDS.items():
+        begins_like_it = size >= 2 * len(magic) and head.startswith(magic)
+        if begins_like_it and storage.read(path, size - len(magic), len(magic)) == magic:
             return name
-    if len(head) < _LEAST_CONTAINER:
+    if len(head) < _MIN_CONTAINER_BYTES:
         return None
     if head.startswith(b"\x1f\x8b\x08") and not head[3] & _GZIP_RESERVED:
         return "gzip"
@@ -178,19 +183,22 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
 def _find_header(
     path: str, head: bytes, size: int, options: RawOptions, storage: Storage
 ) -> _Header | None:
-    # A few tokens may be like the beginning of a .npy header, which is truncated only where nothing
-    # else is said of the file.
+    """Parse the header of a file; None if it has no known one. Raises: as `read_layout` does."""
+    # A file that is shorter than the magic number may be a truncated .npy file, or, if the config
+    # gives a dtype, a few tokens
     if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):
         return _npy_header(path, head, size, storage)
     if head.startswith(_LIT) and len(head) >= _LIT_BYTES:
         return _lit_header(path, head)
-    if len(head) >= 12 and (magic := int.from_bytes(head[:4], "little")) in _LLMC:
+    magic = int.from_bytes(head[:4], "little")
+    if len(head) >= 12 and magic in _LLMC:
         return _llmc_header(path, head, magic)
     return None
 
 
 def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     major = head[6] if len(head) > 6 else 0
+    # Format of the field with the length of the text, and the byte at which the text begins
     kind, start = ("<H", 10) if major == 1 else ("<I", 12)
     if major not in (1, 2, 3) or len(head) < start:
         raise CorruptFileError(
@@ -218,8 +226,10 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
             f"contains {descr[1]} according to its .npy header; write it as one of {', '.join(DTYPES)}, "
             "little-endian",
         )
+    # "5" or "5,": an array of one dimension
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
-    if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
+    num_dimensions = len(sizes) - (sizes[-1] == "")
+    if num_dimensions != 1 or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(
             path,
             f"has shape ({shape[1]}) according to its .npy header; write a one-dimensional array "
@@ -242,8 +252,8 @@ def _lit_header(path: str, head: bytes) -> _Header:
 
 def _llmc_header(path: str, head: bytes, magic: int) -> _Header | None:
     version, count = struct.unpack_from("<2i", head, 4)
-    expected, dtype = _LLMC[magic]
-    if version != expected or count < 0 or len(head) < _LLMC_BYTES:
+    expected_version, dtype = _LLMC[magic]
+    if version != expected_version or count < 0 or len(head) < _LLMC_BYTES:
         raise UnsupportedFileError(
             path,
             f"begins like an llm.c file (magic {magic}), but with version {version} and {count} tokens, and {len(head)} bytes of "

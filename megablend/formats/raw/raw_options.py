@@ -23,13 +23,12 @@ class RawOptions:
     header_bytes: int | None = None
     """Bytes before the tokens; None recognizes known headers."""
     eod_token: int | None = None
-    """Documents end with this token, which is part of them."""
+    """The token that each document ends with; it is part of the document."""
     bos_token: int | None = None
-    """Documents begin with this token, which is part of them."""
-
+    """The token that each document begins with; it is part of the document."""
     allow_container: bool = False
-    """Bytes that are those of a Parquet, Arrow, gzip, zstd, zip or `.npy` file are read as tokens
-    nevertheless."""
+    """Whether a file is read as tokens although its bytes look like those of a Parquet, Arrow, gzip,
+    zstd, zip or `.npy` file."""
 
     @property
     def separator(self) -> int | None:
@@ -46,34 +45,43 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """Parse the options of a source. Raises: ValueError, which names the option,
-    what was found and expected."""
-    known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
+    """Parse the options of a source. Raises: ValueError, which names the option, what was found, and
+    what was expected."""
     for name, value in options.items():
-        if name not in known:
-            hint = did_you_mean(name, known, before="; ") or ";"
-            raise ValueError(f"unknown option {name!r}{hint} known: {', '.join(known)}")
-        if name == "allow_container":
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}: found {value!r}, expected true or false")
-            continue
-        if name == "dtype" and value not in (None, *DTYPES):
-            raise ValueError(f"dtype: found {value!r}, expected one of {', '.join(DTYPES)}")
-        most = _MAX_HEADER_BYTES if name == "header_bytes" else (1 << 32) - 1
-        if name != "dtype" and value is not None and not _is_count(value, most):
-            raise ValueError(f"{name}: found {value!r}, expected a whole number from 0 to {most}")
-    found = RawOptions(**options)
-    if found.eod_token is not None and found.bos_token is not None:
+        _check_value(name, value)
+    parsed = RawOptions(**options)
+    if parsed.eod_token is not None and parsed.bos_token is not None:
         raise ValueError("found both eod_token and bos_token; set only one of them")
-    if found.dtype is not None:
-        found.check_fit(found.dtype)
-        if (found.header_bytes or 0) % np.dtype(found.dtype).itemsize:
+    if parsed.dtype is not None:
+        parsed.check_fit(parsed.dtype)
+        token_bytes = np.dtype(parsed.dtype).itemsize
+        if (parsed.header_bytes or 0) % token_bytes:
             raise ValueError(
-                f"header_bytes: found {found.header_bytes}, expected a multiple of {np.dtype(found.dtype).itemsize}, the size "
-                f"of a {found.dtype}"
+                f"header_bytes: found {parsed.header_bytes}, expected a multiple of {token_bytes}, the size "
+                f"of a {parsed.dtype}"
             )
-    return found
+    return parsed
 
 
-def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+def _check_value(name: str, value: object) -> None:
+    """Check an option by itself. Raises: ValueError."""
+    known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
+    if name not in known:
+        hint = did_you_mean(name, known, before="; ") or ";"
+        raise ValueError(f"unknown option {name!r}{hint} known: {', '.join(known)}")
+    if name == "allow_container":
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: found {value!r}, expected true or false")
+    elif name == "dtype":
+        if value not in (None, *DTYPES):
+            raise ValueError(f"dtype: found {value!r}, expected one of {', '.join(DTYPES)}")
+    else:
+        maximum = _MAX_HEADER_BYTES if name == "header_bytes" else (1 << 32) - 1
+        if value is not None and not _is_count(value, maximum):
+            raise ValueError(
+                f"{name}: found {value!r}, expected a whole number from 0 to {maximum}"
+            )
+
+
+def _is_count(value: object, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum

@@ -17,7 +17,7 @@ from megablend.storage.ranges import FetchedRanges, FileRanges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawReader:
-    """Decodes blocks of one file."""
+    """Decodes blocks of one raw file."""
 
     path: str
     size: int
@@ -25,7 +25,7 @@ class RawReader:
     header_bytes: int
     dtype: str
     separator: Separator | None
-    """None if the file is one document."""
+    """The token that separates documents; None if the file is one document."""
 
     def byte_ranges(
         self,
@@ -35,8 +35,8 @@ class RawReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """The blocks' tokens; nothing if only documents are needed and the file is one document.
-        See BlockReader.byte_ranges."""
+        """Return the ranges of the blocks' tokens; none if only documents are needed and the file is
+        one document. See BlockReader.byte_ranges."""
         offsets, sizes = self._ranges(blocks)
         if fetched or not len(blocks) or not (tokens or self.separator is not None):
             return []
@@ -46,34 +46,30 @@ class RawReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> list[DecodedBlock]:
         """See BlockReader.decode."""
-        found = []
+        decoded = []
         for i, block in enumerate(blocks):
             tokens = self._tokens(fetched[0][i])
-            found.append(
-                DecodedBlock(
-                    tokens,
-                    find_offsets(self.path, block, self.separator, tokens)
-                    if pieces
-                    else NO_OFFSETS,
-                )
-            )
-        return found
+            offsets = NO_OFFSETS
+            if pieces:
+                offsets = find_offsets(self.path, block, self.separator, tokens)
+            decoded.append(DecodedBlock(tokens, offsets))
+        return decoded
 
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; found in the tokens if these separate documents."""
+        """See BlockReader.find_pieces; tokens are needed if one of them separates documents."""
         if self.separator is None:
             return [find_offsets(self.path, block, self.separator, None) for block in blocks], 0
-        found = [
+        offsets = [
             find_offsets(self.path, block, self.separator, self._tokens(fetched[0][i]))
             for i, block in enumerate(blocks)
         ]
-        return found, int(blocks["stored_bytes"].sum())
+        return offsets, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Offsets and sizes of blocks, int64 [n] each. Raises:
-        CorruptFileError if they are not within the file."""
+        """Return the offsets and sizes of blocks in bytes, int64 [n] each. Raises: CorruptFileError
+        if a block is not within the file."""
         offsets = blocks["offset"].astype(np.int64)
         sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
         wrong = (
@@ -91,8 +87,8 @@ class RawReader:
         return offsets, sizes
 
     def _tokens(self, data: Array) -> Array:
-        """Tokens [num_tokens] from bytes, uint8 [stored_bytes]; read-only. The bytes may begin at
-        any address in memory; where that is no place for a token, they are copied."""
+        """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. Bytes that are not
+        aligned in memory as tokens have to be are copied."""
         tokens: Array = np.require(
             data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
         )

@@ -12,70 +12,72 @@ from megablend.intrinsics import Pointer, library_function, load64, pointer_at, 
 from megablend.jit import device, kernel
 
 SLACK = 32
-"""Words are copied, up to 16 bytes more than needed, where at least so many are left."""
+"""Bytes are copied in words, up to 16 bytes more than needed, if at least this many more fit."""
 
 
 @device
 def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
-    """Decode a block; returns its decoded length, -1 if it is damaged or longer than `room`.
+    """Decode a block; returns its decoded size, or -1 if it is damaged or larger than `room`.
 
     Args:
-        address, size: the address of the block, and its size in bytes.
-        out_address, room: where it is decoded to, and how many bytes may be written there.
+        address, size: address of the block in memory, and its size in bytes.
+        out_address, room: address to write to, and how many bytes may be written there.
     """
     data = pointer_at(address, size)
     out = pointer_at(out_address, room)
-    at = 0
+    position = 0
     filled = 0
-    while at < size:
-        token = np.int64(data[at])
-        at, literals = _length(data, at + 1, size, token >> 4)
-        if literals > size - at or literals > room - filled:
+    while position < size:
+        token = np.int64(data[position])
+        position, literal_bytes = _length(data, position + 1, size, token >> 4)
+        if literal_bytes > size - position or literal_bytes > room - filled:
             return -1
-        if literals + SLACK <= min(size - at, room - filled):
-            _copy_words(out, filled, data, at, literals)
+        if literal_bytes + SLACK <= min(size - position, room - filled):
+            _copy_words(out, filled, data, position, literal_bytes)
         else:
-            _copy_bytes(out, filled, data, at, literals)
-        at += literals
-        filled += literals
-        if at == size:  # the last sequence has no match
+            _copy_bytes(out, filled, data, position, literal_bytes)
+        position += literal_bytes
+        filled += literal_bytes
+        # The last sequence has no match
+        if position == size:
             return filled
-        if size - at < 2:
+        if size - position < 2:
             return -1
-        distance = np.int64(data[at]) | np.int64(data[at + 1]) << 8
-        at, match = _length(data, at + 2, size, token & 15)
-        match += 4
-        if distance == 0 or distance > filled or match > room - filled:
+        distance = np.int64(data[position]) | np.int64(data[position + 1]) << 8
+        position, match_bytes = _length(data, position + 2, size, token & 15)
+        match_bytes += 4
+        if distance == 0 or distance > filled or match_bytes > room - filled:
             return -1
-        if distance >= 8 and match + SLACK <= room - filled:
-            _copy_words(out, filled, out, filled - distance, match)
-        else:  # what is copied may only just have been written
-            _copy_bytes(out, filled, out, filled - distance, match)
-        filled += match
+        if distance >= 8 and match_bytes + SLACK <= room - filled:
+            _copy_words(out, filled, out, filled - distance, match_bytes)
+        else:
+            # The match may overlap with what it is copied to
+            _copy_bytes(out, filled, out, filled - distance, match_bytes)
+        filled += match_bytes
     return -1
 
 
 @device
-def _length(data: Pointer, at: int, end: int, length: int) -> tuple[int, int]:
-    """The position after a length that began with four bits of a token, and the length; endless
-    if the block breaks off."""
+def _length(data: Pointer, position: int, end: int, length: int) -> tuple[int, int]:
+    """Read the rest of a length, given the four bits of it in the token. Returns the position after
+    it, and the length; one that no block has if the bytes end too early."""
     if length == 15:
         more = 255
         while more == 255:
-            if at >= end:
+            if position >= end:
                 return end, 1 << 40
-            more = np.int64(data[at])
-            at += 1
+            more = np.int64(data[position])
+            position += 1
             length += more
-    return at, length
+    return position, length
 
 
 @device
 def _copy_words(to: Pointer, i: int, data: Pointer, j: int, count: int) -> None:
-    """Copy bytes, and some more, 16 at a time; the two stretches are at least 8 apart.
+    """Copy `count` bytes from data[j] to to[i], 16 at a time and so some more; source and target are
+    at least 8 bytes apart.
 
-    The first 16 are copied even for a count of 0: a branch that nearly always goes the same way
-    halves the time of all.
+    The first 16 are copied even if `count` is 0: without that branch, it takes half the time.
     """
     stop = i + count
     while True:
@@ -104,13 +106,13 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s
 ) -> int:
-    """Decompress frames of zstd; only if the system has `zstd_decompress`.
-    Returns the first that is damaged, or -1.
+    """Decompress frames of zstd by the system's library: only if `zstd_decompress` is not None.
+    Returns the number of the first frame that is damaged or has another size, or -1.
 
     Args:
-        context: address of a ZSTD_DCtx that is not used by another thread.
-        addresses, sizes: int64 [n], addresses of frames in memory, and their sizes.
-        outs, lengths: int64 [n], output addresses, and exact decompressed sizes.
+        context: address of a ZSTD_DCtx that no other thread uses.
+        addresses, sizes: int64 [n], address in memory and size of each frame.
+        outs, lengths: int64 [n], address to write to, and exact decompressed size.
     """
     for i in range(len(addresses)):
         if zstd_decompress(context, outs[i], lengths[i], addresses[i], sizes[i]) != lengths[i]:  # type: ignore[misc]
@@ -120,8 +122,8 @@ def expand_zstd(
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 with the system's library; only if it has `lz4_decompress`.
-    Otherwise like `expand_zstd`."""
+    """Decompress blocks of LZ4 by the system's library: only if `lz4_decompress` is not None. Args
+    and result are those of `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]
             return i
@@ -130,7 +132,7 @@ def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) 
 
 @kernel
 def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 with our own decoder; otherwise like `expand_zstd`."""
+    """Decompress blocks of LZ4 by `decode_lz4`. Args and result are those of `expand_zstd`."""
     for i in range(len(addresses)):
         if decode_lz4(addresses[i], sizes[i], outs[i], lengths[i]) != lengths[i]:
             return i

@@ -23,13 +23,13 @@ OUT_OF_RANGE = -2
 
 @device
 def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) -> int:
-    """Look up a page's indices: a byte with their width,
-    then a hybrid of runs and bit-packed groups.
+    """Look up a page's indices in its dictionary. They are stored as a byte with their width in bits,
+    and a hybrid of runs and bit-packed groups.
 
     Args:
-        address, size: the address of the encoded values, and their size in bytes.
+        address, size: address of the encoded indices, and their size in bytes.
         dictionary: int32 or int64 [num_entries].
-        out: of the same type [num_tokens], filled.
+        out: [num_tokens], of the same type, filled.
 
     Returns: 0, BROKEN or OUT_OF_RANGE.
     """
@@ -38,19 +38,20 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
     if end == 0 or data[0] > 32:
         return BROKEN
     width = int(data[0])
-    at = 1
+    position = 1
     filled = 0
     total = len(out)
     entries = np.uint64(len(dictionary))
     while filled < total:
+        # All indices are 0
         if width == 0:
             count = total
             packed = False
             begin = 0
-            at = end
+            position = end
         else:
-            count, packed, begin, at = next_run(data, at, end, width)
-        if count < 0 or (count == 0 and at >= end):
+            count, packed, begin, position = next_run(data, position, end, width)
+        if count < 0 or (count == 0 and position >= end):
             return BROKEN
         stop = filled + min(count, total - filled)
         if not packed:
@@ -58,17 +59,17 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
                 return OUT_OF_RANGE
             out[filled:stop] = dictionary[begin]
         else:
-            # Words of 8 bytes while they are within the data; then byte by byte.
+            # By words of 8 bytes, as long as these are within the data; then byte by byte
             mask = np.uint64((1 << width) - 1)
-            fast = min(stop, filled + max(0, ((end - 8) * 8 - begin) // width))
+            words_stop = min(stop, filled + max(0, ((end - 8) * 8 - begin) // width))
             bit = begin
-            for i in range(filled, fast):
+            for i in range(filled, words_stop):
                 index = load64(data, bit >> 3) >> np.uint64(bit & 7) & mask
                 if index >= entries:
                     return OUT_OF_RANGE
                 out[i] = dictionary[index]
                 bit += width
-            for i in range(max(filled, fast), stop):
+            for i in range(max(filled, words_stop), stop):
                 index = np.uint64(bits_at(data, end, bit, width))
                 if index >= entries:
                     return OUT_OF_RANGE

@@ -1,5 +1,5 @@
-"""Converting pages to blocks: running counts,
-and the page in which each document of a column chunk ends."""
+"""Converting pages to blocks: sums over the pages of chunks, and the page in which each document of a
+column chunk ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from megablend.jit import device, kernel
 
 @kernel
 def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) -> bool:
-    """Sum up the pages of chunks. Returns whether each page has rows or tokens.
+    """Sum up the rows and tokens of the pages of each chunk. Returns whether each page has rows or
+    tokens.
 
     Args:
-        pages: [num_pages], records with `rows`, `tokens` and `continues`, as formats.parquet.count
-            has them.
-        first_page: int64 [num_chunks + 1].
-        sums: int64 [3, num_chunks], filled: rows (-1 if those of a page are unknown); tokens; 1
-            if the first page with rows or tokens begins in the middle of a row.
+        pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count.
+        first_page: int64 [num_chunks + 1], number of each chunk's first page.
+        sums: int64 [3, num_chunks], filled with rows (-1 if those of a page are unknown); tokens;
+            and 1 if the first page with rows or tokens begins in the middle of a row, otherwise 0.
     """
     all_filled = True
     for i in range(len(first_page) - 1):
@@ -54,16 +54,17 @@ def fill_blocks(
     first_tokens: Int64s,
     blocks: npt.NDArray[np.void],
 ) -> None:
-    """Make blocks of pages, of which each has rows or tokens,
-    and follow the rows from page to page.
+    """Convert pages to blocks; rows that continue are followed from page to page.
 
     Args:
-        pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins
-            with a row.
-        first_page: int64 [num_chunks + 1], the pages of each chunk.
-        first_tokens: int64 [num_chunks + 1], filled: tokens before each chunk, and all.
-        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of a page are unknown,
-            `rows` and `ends` of all are -1, and no flags are set.
+        pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count, each with rows or tokens; a
+            chunk's first page begins with a row.
+        first_page: int64 [num_chunks + 1], number of each chunk's first page.
+        continues_flag, closes_flag, carries_flag: STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END and
+            HAS_EARLIER_TOKENS of formats.base.
+        first_tokens: int64 [num_chunks + 1], filled with the tokens before each chunk, and of all.
+        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of one page are unknown,
+            `rows` and `ends` of all blocks are -1, and no flags are set.
     """
     is_known = True
     for i in range(len(pages)):
@@ -102,16 +103,16 @@ def fill_blocks(
 
 @device
 def _documents(page: np.void, carried: int, closes: bool) -> tuple[int, int]:
-    """Documents with tokens that end in a page; tokens, so far, of the row that is open at its end.
+    """Count the documents with tokens that end in a page. Returns their number, and the number of
+    tokens, so far, of the page's last row.
 
     Args:
-        carried: tokens, in earlier pages, of the row that is open at the page's beginning.
-        closes: the page's last row ends in it.
+        carried: tokens, in earlier pages, of the row that the page continues.
+        closes: whether the page's last row ends in it.
     """
-    open_tokens = carried + page["head"]
+    continued_tokens = carried + page["head"]
     has_rows = page["rows"] > 0
-    last = page["tail"] if has_rows else open_tokens
-    ends = (
-        page["inner"] + (page["continues"] and has_rows and open_tokens > 0) + (closes and last > 0)
-    )
-    return ends, last
+    last_tokens = page["tail"] if has_rows else continued_tokens
+    continued_ends = page["continues"] and has_rows and continued_tokens > 0
+    last_ends = closes and last_tokens > 0
+    return page["inner"] + continued_ends + last_ends, last_tokens

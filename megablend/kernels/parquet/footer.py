@@ -1,8 +1,8 @@
-"""The chunks of one column from a Parquet footer: one pass over thousands of row groups, without
-Python per group.
+"""Parsing the chunks of one column in a Parquet footer: one pass over thousands of row groups, without
+Python for each group.
 
-What is unusual or damaged is left to `metadata.column_chunk`,
-which parses in Python and reports what is wrong.
+Unusual or damaged metadata is left to `metadata.column_chunk`, which parses in Python and reports what
+is wrong.
 
 Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics,
     PageEncodingStats, SizeStatistics).
@@ -34,41 +34,43 @@ CHUNK_DTYPE = np.dtype(
         ("start", "<i8"),  # first byte of the first page, dictionary included
         ("num_rows", "<i8"),
         ("physical", "<i8"),
-        ("encodings", "<u8"),  # of values and levels, all pages together; a bit each
+        ("encodings", "<u8"),  # encodings of values and levels in all pages, a bit each
         ("codec", "<i8"),
         ("num_values", "<i8"),
         ("decoded_bytes", "<i8"),
         ("stored_bytes", "<i8"),
         ("data_page", "<i8"),
-        ("dictionary_page", "<i8"),  # 0 where absent
-        ("null_count", "<i8"),  # -1 where absent
-        # which statistics of values there are: bit f, field f, of 4 bytes, or (7, 8) false; f + 8:
-        # of 8
+        ("dictionary_page", "<i8"),  # 0 if absent
+        ("null_count", "<i8"),  # -1 if absent
+        # Which fields of Statistics are present: bit f if field f has 4 bytes, bit f + 8 if it has 8
+        # bytes; bits 7 and 8 if these fields, which are boolean, are false
         ("ranges", "<i8"),
-        ("old_max", "<u8"),  # Statistics.max, bytes as one little-endian integer; 0 where absent
+        ("old_max", "<u8"),  # Statistics.max, its bytes as a little-endian integer; 0 if absent
         ("old_min", "<u8"),  # Statistics.min
         ("max_value", "<u8"),
         ("min_value", "<u8"),
-        ("page_encodings", "<u8"),  # of data pages, a bit each; all bits where absent
-        ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
-        # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
+        ("page_encodings", "<u8"),  # encodings of values in data pages, a bit each; ABSENT
+        ("num_levels", "<i8"),  # length of the histogram of definition levels; -1 if absent
+        # sum of the histogram: not num_values if the writer counted wrong, as ClickHouse 26 does
         ("all_levels", "<i8"),
-        ("top_level", "<i8"),  # the last of them
-        ("offset_index", "<i8"),  # -1 where absent
-        ("offset_index_bytes", "<i8"),  # 0 where absent
-        ("column_index", "<i8"),  # -1 where absent
-        ("column_index_bytes", "<i8"),  # 0 where absent
+        ("top_level", "<i8"),  # last count in the histogram
+        ("offset_index", "<i8"),  # -1 if absent
+        ("offset_index_bytes", "<i8"),  # 0 if absent
+        ("column_index", "<i8"),  # -1 if absent
+        ("column_index_bytes", "<i8"),  # 0 if absent
     ]
 )
-"""A column chunk as in the footer; encodings from NUMBERED on have no bit of their own: unusual."""
+"""A column chunk as the footer describes it."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+"""`page_encodings` if the writer stored none."""
 NUMBERED = 63
+"""Number of encodings that have a bit of their own; others are unusual."""
 MAX_COUNT = 1 << 48
 """Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
 an int64."""
 REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
-"""Required fields of ColumnMetaData."""
+"""Bits of the required fields of ColumnMetaData."""
 
 Bytes = npt.NDArray[np.uint8]
 Chunks = npt.NDArray[np.void]
@@ -76,17 +78,22 @@ Chunks = npt.NDArray[np.void]
 
 @kernel
 def find_chunks(
-    footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks
+    footer: Bytes,
+    position: int,
+    ordinal: int,
+    num_leaves: int,
+    path: Bytes,
+    limit: int,
+    found: Chunks,
 ) -> bool:
-    """Read the chunks of leaf number `ordinal` of `num_leaves`.
-    False if anything is unusual or damaged.
+    """Parse the chunks of leaf number `ordinal` of `num_leaves`. Returns False if anything is unusual
+    or damaged.
 
     Args:
-        footer: uint8 [n], FileMetaData.
-        at: the position of its first row group.
-        path: uint8 [m], the leaf's path_in_schema as expected in the footer; anything else is
-            unusual.
-        limit: the first byte of the footer in its file; all chunks and page indexes end before it.
+        footer: uint8 [n], the encoded FileMetaData.
+        position: position in `footer` of its first row group.
+        path: uint8 [m], the leaf's path_in_schema, encoded; another one is unusual.
+        limit: first byte of the footer in its file; all chunks and page indexes end before it.
         found: CHUNK_DTYPE [num_row_groups], filled.
     """
     data = pointer_at(footer.ctypes.data, len(footer))
@@ -94,8 +101,8 @@ def find_chunks(
     name = pointer_at(path.ctypes.data, len(path))
     size = len(path)
     for i in range(len(found)):
-        at = _row_group(data, at, end, ordinal, num_leaves, name, size, found[i])
-        if at < 0 or not _is_sound(found[i], limit):
+        position = _row_group(data, position, end, ordinal, num_leaves, name, size, found[i])
+        if position < 0 or not _is_sound(found[i], limit):
             return False
         found[i]["row_group"] = i
     return True
@@ -103,7 +110,8 @@ def find_chunks(
 
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Set `start`; whether counts are plausible and all bytes are before the limit."""
+    """Set `start` of a chunk; returns whether its counts are plausible, and all its bytes are before
+    the limit."""
     data = chunk["data_page"]
     dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
@@ -134,17 +142,18 @@ def _is_sound(chunk: np.void, limit: int) -> bool:
         return False
     if chunk["null_count"] > MAX_COUNT:
         return False
-    places = _is_before(chunk["offset_index"], chunk["offset_index_bytes"], limit)
-    places &= _is_before(chunk["column_index"], chunk["column_index_bytes"], limit)
+    are_before = _is_before(chunk["offset_index"], chunk["offset_index_bytes"], limit)
+    are_before &= _is_before(chunk["column_index"], chunk["column_index_bytes"], limit)
     if chunk["offset_index"] < 0:
         chunk["offset_index_bytes"] = 0
     if chunk["column_index"] < 0:
         chunk["column_index_bytes"] = 0
-    return places
+    return are_before
 
 
 @device
 def _is_before(offset: int, size: int, limit: int) -> bool:
+    """Whether a page index, if there is one (`offset` >= 0), is plausible and before the limit."""
     if not 0 <= size <= MAX_COUNT or offset > MAX_COUNT:
         return False
     return offset < 0 or size == 0 or offset + size <= limit
@@ -153,7 +162,7 @@ def _is_before(offset: int, size: int, limit: int) -> bool:
 @device
 def _row_group(
     data: Pointer,
-    at: int,
+    position: int,
     end: int,
     ordinal: int,
     num_leaves: int,
@@ -161,89 +170,88 @@ def _row_group(
     path_bytes: int,
     found: np.void,
 ) -> int:
-    """Parse a RowGroup. Returns the position after it."""
+    """Parse a RowGroup, and fill `found` with the chunk of a column. Returns the position after
+    it."""
     field = 0
     seen = 0
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
             break
         if field == 1:
             if kind != LIST:
                 return UNUSUAL
-            at, count, element = list_header(data, at, end)
-            if at < 0 or count != num_leaves or element != STRUCT:
+            position, count, element = list_header(data, position, end)
+            if position < 0 or count != num_leaves or element != STRUCT:
                 return UNUSUAL
             for leaf in range(num_leaves):
-                is_chosen = leaf == ordinal
-                at = (
-                    _column_chunk(data, at, end, path, path_bytes, found)
-                    if is_chosen
-                    else skip(data, at, end, STRUCT)
-                )
-                if at < 0:
-                    return at
+                if leaf == ordinal:
+                    position = _column_chunk(data, position, end, path, path_bytes, found)
+                else:
+                    position = skip(data, position, end, STRUCT)
+                if position < 0:
+                    return position
             seen |= 1
         elif field == 3:
-            at, found["num_rows"] = integer(data, at, end, kind)
+            position, found["num_rows"] = integer(data, position, end, kind)
             seen |= 2
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
+            position = skip(data, position, end, kind)
+        if position < 0:
             break
-    return at if at < 0 or seen == 3 else UNUSUAL
+    return position if position < 0 or seen == 3 else UNUSUAL
 
 
 @device
 def _column_chunk(
-    data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void
+    data: Pointer, position: int, end: int, path: Pointer, path_bytes: int, found: np.void
 ) -> int:
-    """Parse a ColumnChunk: the position after it. Columns that are encrypted, or stored in another
-    file, are unusual."""
+    """Parse a ColumnChunk. Returns the position after it. A chunk that is encrypted, or stored in
+    another file, is unusual."""
     found["offset_index"] = found["column_index"] = -1
     found["offset_index_bytes"] = found["column_index_bytes"] = 0
     field = 0
     seen = False
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
             break
         if field in (1, 8, 9):
             return UNUSUAL
         if field == 3:
             if kind != STRUCT:
                 return UNUSUAL
-            at = _meta_data(data, at, end, path, path_bytes, found)
+            position = _meta_data(data, position, end, path, path_bytes, found)
             seen = True
         elif field == 4:
-            at, found["offset_index"] = _count(data, at, end, kind)
+            position, found["offset_index"] = _count(data, position, end, kind)
         elif field == 5:
-            at, found["offset_index_bytes"] = integer(data, at, end, kind)
+            position, found["offset_index_bytes"] = integer(data, position, end, kind)
         elif field == 6:
-            at, found["column_index"] = _count(data, at, end, kind)
+            position, found["column_index"] = _count(data, position, end, kind)
         elif field == 7:
-            at, found["column_index_bytes"] = integer(data, at, end, kind)
+            position, found["column_index_bytes"] = integer(data, position, end, kind)
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
+            position = skip(data, position, end, kind)
+        if position < 0:
             break
-    return at if at < 0 or seen else UNUSUAL
+    return position if position < 0 or seen else UNUSUAL
 
 
 @device
-def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
-    """The position after an integer that cannot be negative, and the integer."""
-    at, value = integer(data, at, end, kind)
-    return (at if at < 0 or value >= 0 else UNUSUAL), value
+def _count(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int]:
+    """Read an integer; a negative one is unusual. Returns the position after it, and the integer."""
+    position, value = integer(data, position, end, kind)
+    return (position if position < 0 or value >= 0 else UNUSUAL), value
 
 
 @device
 def _meta_data(
-    data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void
+    data: Pointer, position: int, end: int, path: Pointer, path_bytes: int, found: np.void
 ) -> int:
-    """Parse a ColumnMetaData: the position after it."""
+    """Parse a ColumnMetaData. Returns the position after it."""
     found["dictionary_page"] = 0
-    _forget_statistics(found)
+    _clear_statistics(found)
     found["page_encodings"] = ABSENT
     found["num_levels"] = -1
     found["all_levels"] = 0
@@ -251,128 +259,130 @@ def _meta_data(
     field = 0
     seen = 0
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
             break
         if 1 <= field <= 9:
             seen |= 1 << field
         if field == 1:
-            at, found["physical"] = integer(data, at, end, kind)
+            position, found["physical"] = integer(data, position, end, kind)
         elif field == 2:
-            at, found["encodings"] = _encodings(data, at, end, kind)
+            position, found["encodings"] = _encodings(data, position, end, kind)
         elif field == 3:
-            at = _same(data, at, end, path, path_bytes) if kind == LIST else UNUSUAL
+            position = _expect(data, position, end, path, path_bytes) if kind == LIST else UNUSUAL
         elif field == 4:
-            at, found["codec"] = integer(data, at, end, kind)
+            position, found["codec"] = integer(data, position, end, kind)
         elif field == 5:
-            at, found["num_values"] = integer(data, at, end, kind)
+            position, found["num_values"] = integer(data, position, end, kind)
         elif field == 6:
-            at, found["decoded_bytes"] = integer(data, at, end, kind)
+            position, found["decoded_bytes"] = integer(data, position, end, kind)
         elif field == 7:
-            at, found["stored_bytes"] = integer(data, at, end, kind)
+            position, found["stored_bytes"] = integer(data, position, end, kind)
         elif field == 9:
-            at, found["data_page"] = integer(data, at, end, kind)
+            position, found["data_page"] = integer(data, position, end, kind)
         elif field == 11:
-            at, found["dictionary_page"] = integer(data, at, end, kind)
+            position, found["dictionary_page"] = integer(data, position, end, kind)
         elif field == 12:
-            at = _statistics(data, at, end, kind, found)
+            position = _statistics(data, position, end, kind, found)
         elif field == 13:
-            at, found["page_encodings"] = _page_encodings(data, at, end, kind)
+            position, found["page_encodings"] = _page_encodings(data, position, end, kind)
         elif field == 16:
-            at, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(
-                data, at, end, kind
+            position, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(
+                data, position, end, kind
             )
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
+            position = skip(data, position, end, kind)
+        if position < 0:
             break
-    return at if at < 0 or seen & REQUIRED == REQUIRED else UNUSUAL
+    return position if position < 0 or seen & REQUIRED == REQUIRED else UNUSUAL
 
 
 @device
-def _same(data: Pointer, at: int, end: int, expected: Pointer, size: int) -> int:
-    """The position after bytes that are the expected ones; others are unusual."""
-    if size > end - at:
+def _expect(data: Pointer, position: int, end: int, expected: Pointer, size: int) -> int:
+    """Compare bytes with `size` expected ones; others are unusual. Returns the position after
+    them."""
+    if size > end - position:
         return UNUSUAL
     for i in range(size):
-        if data[at + i] != expected[i]:
+        if data[position + i] != expected[i]:
             return UNUSUAL
-    return at + size
+    return position + size
 
 
 @device
-def _encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of encodings: the position after it, and a bit for each."""
+def _encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
+    """Parse a list of encodings. Returns the position after it, and the encodings, a bit each."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
-    at, count, element = list_header(data, at, end)
+    position, count, element = list_header(data, position, end)
     for _ in range(count):
-        if at < 0:
+        if position < 0:
             break
-        at, value = integer(data, at, end, element)
+        position, value = integer(data, position, end, element)
         if not 0 <= value < NUMBERED:
             return UNUSUAL, bits
         bits |= np.uint64(1) << np.uint64(value)
-    return at, bits
+    return position, bits
 
 
 @device
-def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of PageEncodingStats: the position after it,
-    and a bit for each encoding that data pages have."""
+def _page_encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
+    """Parse a list of PageEncodingStats. Returns the position after it, and the encodings of data
+    pages, a bit each."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
-    at, count, element = list_header(data, at, end)
-    if at < 0 or (count and element != STRUCT):
+    position, count, element = list_header(data, position, end)
+    if position < 0 or (count and element != STRUCT):
         return UNUSUAL, bits
     for _ in range(count):
-        page = encoding = np.int64(-1)
+        page_type = encoding = np.int64(-1)
         field = 0
         while True:
-            at, field, kind = next_field(data, at, end, field)
-            if at < 0 or kind == 0:
+            position, field, kind = next_field(data, position, end, field)
+            if position < 0 or kind == 0:
                 break
             if field == 1:
-                at, page = integer(data, at, end, kind)
+                position, page_type = integer(data, position, end, kind)
             elif field == 2:
-                at, encoding = integer(data, at, end, kind)
+                position, encoding = integer(data, position, end, kind)
             else:
-                at = skip(data, at, end, kind)
-            if at < 0:
+                position = skip(data, position, end, kind)
+            if position < 0:
                 break
-        if at < 0 or page < 0 or not 0 <= encoding < NUMBERED:
+        if position < 0 or page_type < 0 or not 0 <= encoding < NUMBERED:
             return UNUSUAL, bits
-        if page in (0, 3):
+        # Data pages, V1 and V2
+        if page_type in (0, 3):
             bits |= np.uint64(1) << np.uint64(encoding)
-    return at, bits
+    return position, bits
 
 
 @device
-def _forget_statistics(found: np.void) -> None:
+def _clear_statistics(found: np.void) -> None:
     found["null_count"] = -1
     found["ranges"] = 0
     found["old_max"] = found["old_min"] = found["max_value"] = found["min_value"] = np.uint64(0)
 
 
 @device
-def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> int:
-    """Parse Statistics: the number of nulls, and the smallest and largest values as stored. Returns
-    the position after it."""
-    _forget_statistics(found)
+def _statistics(data: Pointer, position: int, end: int, kind: int, found: np.void) -> int:
+    """Parse Statistics: the number of nulls, and the smallest and the largest value. Returns the
+    position after it."""
+    _clear_statistics(found)
     field = 0
     if kind != STRUCT:
         return UNUSUAL
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
-            return at
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
+            return position
         if field == 3:
-            at, found["null_count"] = _count(data, at, end, kind)
+            position, found["null_count"] = _count(data, position, end, kind)
         elif field in (1, 2, 5, 6):
             found["ranges"] &= ~np.int64((1 << field) | (1 << (field + 8)))
-            at, size, word = _value(data, at, end, kind)
+            position, size, word = _value(data, position, end, kind)
             if size:
                 found["ranges"] |= np.int64(1 << field if size == 4 else 1 << (field + 8))
             if field == 1:
@@ -387,33 +397,33 @@ def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> 
             found["ranges"] &= ~np.int64(1 << field)
             if kind == FALSE:
                 found["ranges"] |= np.int64(1 << field)
-            at = skip(data, at, end, kind)
+            position = skip(data, position, end, kind)
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
-            return at
+            position = skip(data, position, end, kind)
+        if position < 0:
+            return position
 
 
 @device
-def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
-    """The position after a field, and of an integer's 4 or 8 bytes their number and the integer; 0
-    and 0 of anything else."""
+def _value(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
+    """Read a binary field that holds an integer. Returns the position after it, the number of its
+    bytes, 4 or 8, and the integer; 0 and 0 for any other field."""
     word = np.uint64(0)
-    stop = skip(data, at, end, kind)
+    stop = skip(data, position, end, kind)
     if stop < 0 or kind != BINARY:
         return stop, np.int64(0), word
-    at, size = varint(data, at, end)
+    position, size = varint(data, position, end)
     if size != 4 and size != 8:
         return stop, np.int64(0), word
-    for i in range(stop - at):
-        word |= np.uint64(data[at + i]) << np.uint64(8 * i)
+    for i in range(stop - position):
+        word |= np.uint64(data[position + i]) << np.uint64(8 * i)
     return stop, np.int64(size), word
 
 
 @device
-def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int, int]:
-    """Parse SizeStatistics. Returns the position after it, and of the definition levels' counts:
-    how many (or -1), sum, last."""
+def _histogram(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int, int, int]:
+    """Parse SizeStatistics. Returns the position after it; and the length of the histogram of
+    definition levels (-1 if absent), its sum, and its last count."""
     field = 0
     count = np.int64(-1)
     total = np.int64(0)
@@ -421,20 +431,20 @@ def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, i
     if kind != STRUCT:
         return UNUSUAL, count, total, last
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
-            return at, count, total, last
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
+            return position, count, total, last
         if field == 3:
             if kind != LIST:
                 return UNUSUAL, count, total, last
-            at, count, element = list_header(data, at, end)
+            position, count, element = list_header(data, position, end)
             total = np.int64(0)
             for _ in range(count):
-                if at < 0:
+                if position < 0:
                     break
-                at, last = integer(data, at, end, element)
+                position, last = integer(data, position, end, element)
                 total += last
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
-            return at, count, total, last
+            position = skip(data, position, end, kind)
+        if position < 0:
+            return position, count, total, last

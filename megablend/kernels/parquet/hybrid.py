@@ -1,4 +1,4 @@
-"""Parquet's hybrid of runs and bit-packed groups, one run at a time.
+"""Reading Parquet's hybrid of runs of one value and bit-packed groups, one run at a time.
 
 Source: parquet-format, Encodings.md ("Run Length Encoding / Bit-Packing Hybrid").
 """
@@ -11,27 +11,30 @@ from megablend.intrinsics import Pointer, load64
 from megablend.jit import device
 
 BROKEN = -1
+"""Number of values of a run if the stream is truncated in its header or its value."""
 
 
 @device
-def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, int, int]:
-    """The run whose header is at `at`.
+def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, bool, int, int]:
+    """Read the header of the run at data[position], and its value if all of its values are the same.
 
     Args:
-        data: the stream ends before data[end].
-        width: bits a value, 0 to 32.
+        data: the stream, which ends before data[end].
+        width: bits of a value, 0 to 32.
 
-    Returns: how many values (0 in an empty run; BROKEN if the stream is truncated inside a header
-    or a run's value); whether they are bit-packed; the number of their first bit, or the value that
-    they all have; the position of the next run.
+    Returns: four values:
+        count: number of values, which may be 0, or BROKEN.
+        is_packed: whether they are bit-packed; if not, all are the same.
+        first: if they are bit-packed, the number in `data` of their first bit; if not, the value.
+        next_position: position of the next run.
     """
     header = 0
     shift = 0
     while True:
-        if at >= end or shift > 28:
+        if position >= end or shift > 28:
             return BROKEN, False, 0, end
-        byte = int(data[at])
-        at += 1
+        byte = int(data[position])
+        position += 1
         header |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
@@ -39,25 +42,26 @@ def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, i
     count = header >> 1
     if header & 1:
         count *= 8
-        if count * width > (end - at) * 8:  # the last group may be cut short by its writer
-            return (end - at) * 8 // width, True, at * 8, end
-        return count, True, at * 8, at + count * width // 8
+        # Some writers cut the last group short
+        if count * width > (end - position) * 8:
+            return (end - position) * 8 // width, True, position * 8, end
+        return count, True, position * 8, position + count * width // 8
     size = (width + 7) // 8
-    if at + size > end:
+    if position + size > end:
         return BROKEN, False, 0, end
     value = 0
     for i in range(size):
-        value |= int(data[at + i]) << 8 * i
-    return count, False, value, at + size
+        value |= int(data[position + i]) << 8 * i
+    return count, False, value, position + size
 
 
 @device
 def bits_at(data: Pointer, end: int, bit: int, width: int) -> int:
-    """The `width` bits (0 to 32) that begin at bit number `bit`; all are before data[end]."""
-    at = bit >> 3
-    if at + 8 <= end:
-        return int((load64(data, at) >> np.uint64(bit & 7)) & np.uint64((1 << width) - 1))
+    """Return the `width` bits (0 to 32) that begin at bit number `bit`; all are before data[end]."""
+    position = bit >> 3
+    if position + 8 <= end:
+        return int((load64(data, position) >> np.uint64(bit & 7)) & np.uint64((1 << width) - 1))
     word = 0
     for i in range((width + (bit & 7) + 7) // 8):
-        word |= int(data[at + i]) << 8 * i
+        word |= int(data[position + i]) << 8 * i
     return (word >> (bit & 7)) & ((1 << width) - 1)

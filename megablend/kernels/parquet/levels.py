@@ -1,7 +1,7 @@
 """Decoding the levels of Parquet pages: where rows begin among a page's tokens.
 
-Levels are followed run by run, both streams side by side: a run of levels that are all inside one
-row costs a step, however long it is.
+The streams of repetition and definition levels are read side by side, run by run: a run of levels
+within one row takes one step, however long it is.
 
 Source: parquet-format, README.md ("Nested Encoding", "Data Pages").
 """
@@ -18,33 +18,33 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 LEVELS_DTYPE = np.dtype(
     [
         # input
-        ("address", "<u8"),  # of the bytes that begin with the page's levels
-        ("size", "<i8"),  # of these bytes
+        ("address", "<u8"),  # address of the bytes that begin with the page's levels
+        ("size", "<i8"),  # size of these bytes
         ("num_levels", "<i8"),
-        ("rep_bytes", "<i8"),  # of repetition levels; -1 where four bytes before them tell (V1)
-        ("def_bytes", "<i8"),  # of definition levels; -1 likewise
+        ("rep_bytes", "<i8"),  # size of the repetition levels; -1 if it is stored before them (V1)
+        ("def_bytes", "<i8"),  # size of the definition levels; -1 if it is stored before them
         # output
         ("begin", "<i8"),  # byte at which the values begin, after the levels
-        ("tokens", "<i8"),
-        ("pieces", "<i8"),
-        ("continues", "?"),  # the first piece continues a row of the page before
-        ("head", "<i8"),  # tokens of the first piece where it continues a row
-        ("inner", "<i8"),  # rows with tokens that begin in the page, the last row left out
+        ("tokens", "<i8"),  # number of tokens
+        ("pieces", "<i8"),  # number of rows, and parts of rows
+        ("continues", "?"),  # whether the first piece continues a row of the page before
+        ("head", "<i8"),  # tokens of the first piece if it continues a row; 0 otherwise
+        ("inner", "<i8"),  # rows with tokens that begin in the page, except the last one
         ("tail", "<i8"),  # tokens of the last row that begins in the page
-        ("problem", "<i8"),  # one of those below
-        ("detail", "<i8"),
+        ("problem", "<i8"),  # NONE, TOO_LONG, BROKEN, TOO_FEW or TOO_HIGH
+        ("detail", "<i8"),  # a number for the message about the problem
     ]
 )
 """The levels of one page."""
 NONE = 0
 TOO_LONG = 1
-"""`detail` bytes are announced at byte `begin`, more than there are."""
+"""Levels of `detail` bytes should begin at byte `begin`, but the page has fewer."""
 BROKEN = 2
 """A run is truncated."""
 TOO_FEW = 3
-"""There are only `detail` levels."""
+"""The page has only `detail` levels."""
 TOO_HIGH = 4
-"""There is a level `detail`."""
+"""The page has a level `detail`, above the maximum."""
 
 
 @kernel
@@ -55,16 +55,16 @@ def read_levels(
     offsets: npt.NDArray[np.int64],
     first_offset: npt.NDArray[np.int64],
 ) -> None:
-    """Read the levels of many pages.
+    """Decode the levels of many pages.
 
     Args:
-        pages: LEVELS_DTYPE [n]; its second part is filled.
-        max_def: the definition level of a token; 0 if definition levels are not stored.
-        repeated: whether repetition levels are stored: 0 where a row begins, 1 inside of it.
-        offsets: int64, filled: piece i of page j begins at its token offsets[first_offset[j] + i]
-            and ends at the one after. If a page has no room for all, by `pieces`, the others are
-            omitted.
-        first_offset: int64 [n + 1].
+        pages: LEVELS_DTYPE [n]; its output fields are filled.
+        max_def: definition level of a token; 0 if definition levels are not stored.
+        repeated: whether repetition levels are stored: 0 if a row begins, 1 within it.
+        offsets: int64, filled: piece i of page j is tokens offsets[first_offset[j] + i] to
+            offsets[first_offset[j] + i + 1] of the page. If a page has more `pieces` than there is
+            room for, the last ones are left out.
+        first_offset: int64 [n + 1], where the offsets of each page begin.
     """
     for i in range(len(pages)):
         _read_page(pages[i], max_def, repeated, offsets[first_offset[i] : first_offset[i + 1]])
@@ -76,45 +76,51 @@ def _read_page(page: np.void, max_def: int, repeated: bool, offsets: npt.NDArray
     page["tokens"] = page["pieces"] = page["head"] = page["inner"] = page["tail"] = 0
     page["continues"] = False
     page["problem"] = NONE
-    rep_at, rep_end = _stretch(page, data, 0, page["rep_bytes"], repeated)
-    def_at, def_end = _stretch(page, data, rep_end, page["def_bytes"], max_def > 0)
+    rep_position, rep_end = _find_stream(page, data, 0, page["rep_bytes"], repeated)
+    def_position, def_end = _find_stream(page, data, rep_end, page["def_bytes"], max_def > 0)
     if page["problem"] == NONE:
         page["begin"] = def_end
-        _follow(page, data, rep_at, rep_end, def_at, def_end, max_def, repeated, offsets)
+        _follow(
+            page, data, rep_position, rep_end, def_position, def_end, max_def, repeated, offsets
+        )
 
 
 @device
-def _stretch(page: np.void, data: Pointer, at: int, size: int, stored: bool) -> tuple[int, int]:
-    """Where the levels begin and end that come next in `data`."""
+def _find_stream(
+    page: np.void, data: Pointer, position: int, size: int, stored: bool
+) -> tuple[int, int]:
+    """Return the begin and the end of the stream of levels at data[position]; its `size` is -1 if it
+    is stored before the stream."""
     if size < 0:
         if not stored:
-            return at, at
+            return position, position
         size = 0
-        for i in range(min(4, page["size"] - at)):
-            size |= int(data[at + i]) << 8 * i
-        at += 4
-    if size > page["size"] - at and page["problem"] == NONE:
+        for i in range(min(4, page["size"] - position)):
+            size |= int(data[position + i]) << 8 * i
+        position += 4
+    if size > page["size"] - position and page["problem"] == NONE:
         page["problem"] = TOO_LONG
         page["detail"] = size
-        page["begin"] = at
-    return at, at + size
+        page["begin"] = position
+    return position, position + size
 
 
 @device
 def _follow(
     page: np.void,
     data: Pointer,
-    rep_at: int,
+    rep_position: int,
     rep_end: int,
-    def_at: int,
+    def_position: int,
     def_end: int,
     max_def: int,
     repeated: bool,
     offsets: npt.NDArray[np.int64],
 ) -> None:
-    """Go through both streams together; one that is not stored says of each level that it begins a
-    row, or that it is a token."""
+    """Read both streams together, and fill the page's output fields. Without repetition levels, each
+    level begins a row; without definition levels, each level is a token."""
     num_levels = int(page["num_levels"])
+    # Bits of a definition level
     def_width = 0
     while max_def >> def_width:
         def_width += 1
@@ -126,11 +132,14 @@ def _follow(
     definition = max_def
     done = tokens = pieces = piece_begin = head = inner = 0
     continues = False
+    # Each step is the rest of a run of either stream, or of both
     while done < num_levels:
-        while rep_left == 0 and rep_at < rep_end:
-            rep_left, rep_packed, rep, rep_at = next_run(data, rep_at, rep_end, 1)
-        while def_left == 0 and def_at < def_end:
-            def_left, def_packed, definition, def_at = next_run(data, def_at, def_end, def_width)
+        while rep_left == 0 and rep_position < rep_end:
+            rep_left, rep_packed, rep, rep_position = next_run(data, rep_position, rep_end, 1)
+        while def_left == 0 and def_position < def_end:
+            def_left, def_packed, definition, def_position = next_run(
+                data, def_position, def_end, def_width
+            )
         if rep_left <= 0 or def_left <= 0:
             page["problem"] = BROKEN if min(rep_left, def_left) < 0 else TOO_FEW
             page["detail"] = done
@@ -144,15 +153,15 @@ def _follow(
             if len(offsets):
                 offsets[0] = 0
         while True:
-            # levels counted to row belong to the piece that is open
-            found = _count_tokens(
+            # Levels `counted` to `row` belong to the current piece
+            num_tokens = _count_tokens(
                 data, def_end, def_packed, definition, def_width, max_def, counted, row
             )
-            if found < 0:
+            if num_tokens < 0:
                 page["problem"] = TOO_HIGH
-                page["detail"] = -found
+                page["detail"] = -num_tokens
                 return
-            tokens += found
+            tokens += num_tokens
             if row == step:
                 break
             if continues and pieces == 1:
@@ -168,6 +177,7 @@ def _follow(
         done += step
         rep_left -= step
         def_left -= step
+        # If a run is bit-packed, its value is the number of its next bit
         rep += step * rep_packed
         definition += step * def_width * def_packed
     if pieces < len(offsets):
@@ -183,11 +193,11 @@ def _follow(
 
 @device
 def _next_row(data: Pointer, end: int, packed: bool, rep: int, i: int, count: int) -> int:
-    """The first of levels i to count of a run that begins a row; count if none does."""
+    """Return the first of levels i to count of a run that begins a row; count if none does."""
     if not packed:
         return count if rep else i
     while i < count:
-        # Eight more of the same row
+        # A byte of ones: eight levels within the row
         if (rep + i) & 7 == 0 and i + 8 <= count and data[(rep + i) >> 3] == 255:
             i += 8
         elif bits_at(data, end, rep + i, 1):
@@ -208,14 +218,14 @@ def _count_tokens(
     i: int,
     count: int,
 ) -> int:
-    """How many of levels i to count of a run are tokens;
-    a level above max_def is returned with its sign changed."""
+    """Return how many of levels i to count of a run are tokens; or, negated, a level above
+    `max_def`."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
-    found = 0
+    tokens = 0
     for j in range(i, count):
         level = bits_at(data, end, definition + j * width, width)
         if level > max_def:
             return -level
-        found += level == max_def
-    return found
+        tokens += level == max_def
+    return tokens

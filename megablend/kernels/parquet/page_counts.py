@@ -1,4 +1,4 @@
-"""Data pages from page indexes: located, and counted if the level counts are enough."""
+"""Locating data pages by page indexes, and counting their rows and tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOO_FEW_TOKENS = 2
 """A page has more nulls than rows, or fewer tokens than rows with tokens."""
 
 MAX_BYTES = (1 << 32) - 1
-"""What a block's sizes can hold."""
+"""Largest size of a block: the index has 32 bits for it."""
 
 
 @kernel
@@ -36,52 +36,54 @@ def count_indexed_pages(
     documents: bool,
     pages: npt.NDArray[np.void],
 ) -> tuple[int, int, int]:
-    """Count pages by the rows that begin in them.
-    Rows do begin with pages if there is an OffsetIndex (parquet-format, PageIndex.md).
+    """Locate and count pages. In a file with an OffsetIndex, each page begins with a row
+    (parquet-format, PageIndex.md).
 
-    Null elements make `scan` true: from the counts alone one cannot tell whether they fill
-    whole rows, which then are documents without tokens. If documents are not needed, the
-    rows of such a chunk are -1.
+    If a page has null elements, `scan` is set: the counts do not tell whether these fill whole rows,
+    which then are documents without tokens. If documents are not needed, the rows of the pages of
+    such a chunk are -1.
 
     Args:
-        first_page: int64 [n + 1], the pages of each chunk.
-        offsets, sizes, rows: int64 [num_pages], as `kernels.parquet.page_index` reads them.
-        nulls: int64 [num_pages]: what makes the tokens of a flat column.
-        starts: int64 [num_pages], levels of repetition level 0.
-        levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of
-            lists.
-        has_starts: bool [n], which chunks have `starts`.
-        growths: float64 [n], decoded bytes for a stored one: the index has no decoded sizes.
-        encodings: int64 [n].
-        slot_def: the definition level from which on a level stands for an element.
-        pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
+        first_page: int64 [n + 1], number of each chunk's first page.
+        offsets, sizes, rows: int64 [num_pages], from `page_index.page_locations`.
+        nulls: int64 [num_pages], number of nulls; used for flat columns.
+        starts: int64 [num_pages], number of levels with repetition level 0.
+        levels: int64 [max_def + 1, num_pages], number of levels by definition level; used for lists.
+        has_starts: bool [n], whether each chunk has `starts`.
+        growths: float64 [n], ratio of decoded to stored bytes of each chunk, by which the decoded
+            sizes of pages are estimated.
+        encodings: int64 [n], encoding of each chunk's pages.
+        slot_def: lowest definition level of a level that stands for an element.
+        documents: whether rows must be exact.
+        pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count, filled.
 
-    Returns: the first chunk that is wrong, what is wrong with it, and 0; if none is n, NONE and
-        the pages with `scan`.
+    Returns: the number of the first wrong chunk, its problem, and 0; without one n, NONE, and the
+        number of pages with `scan`.
     """
     max_def = len(levels) - 1
-    num_unsure = 0
+    num_uncertain = 0
     for i in range(len(has_starts)):
-        is_sure = True
+        is_certain = True
         for j in range(first_page[i], first_page[i + 1]):
             page = pages[j]
-            tokens = ends = most = rows[j]
-            unsure = np.int64(0)
+            # Rows with tokens, and their largest possible number
+            tokens = ends = max_ends = rows[j]
+            null_elements = np.int64(0)
             if max_rep:
-                tokens = most = levels[max_def, j]
+                tokens = max_ends = levels[max_def, j]
                 for level in range(slot_def):
                     ends -= levels[level, j]
                 for level in range(slot_def, max_def):
-                    unsure += levels[level, j]
-                if unsure:
-                    most += rows[j]
-                    is_sure = False
-                    num_unsure += 1
+                    null_elements += levels[level, j]
+                if null_elements:
+                    max_ends += rows[j]
+                    is_certain = False
+                    num_uncertain += 1
                 if has_starts[i] and starts[j] != rows[j]:
                     return i, OTHER_ROWS, 0
             elif max_def:
                 tokens = ends = rows[j] - nulls[j]
-            if tokens < 0 or ends < 0 or ends > most:
+            if tokens < 0 or ends < 0 or ends > max_ends:
                 return i, TOO_FEW_TOKENS, 0
             page["offset"] = offsets[j]
             page["stored_bytes"] = sizes[j]
@@ -93,8 +95,8 @@ def count_indexed_pages(
             page["continues"] = False
             page["head"] = 0
             page["tail"] = 0
-            page["scan"] = unsure > 0
-        if not is_sure and not documents:
+            page["scan"] = null_elements > 0
+        if not is_certain and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1
-    return len(has_starts), NONE, num_unsure
+    return len(has_starts), NONE, num_uncertain

@@ -1,8 +1,8 @@
-"""Parsing many page headers: from memory, at known offsets of a file,
-or by scanning from each page to the next.
+"""Parsing many page headers: in memory, at known offsets of a file, or by scanning from each page to
+the next.
 
-What is unusual, damaged or longer than the probe is left to `formats.parquet.metadata.page_header`, which
-parses one header in Python and reports what is wrong with it.
+A header that is unusual, damaged or longer than the bytes read for it is left to
+`formats.parquet.metadata.page_header`, which parses one header in Python and reports what is wrong.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -22,29 +22,29 @@ DICTIONARY = 2
 DATA_V2 = 3
 """Types of pages."""
 MAX_HEADER_BYTES = 16 << 20
-"""Statistics of strings make headers long; pyarrow stops here, too."""
+"""Largest header that is read, as in pyarrow; statistics of strings make headers long."""
 MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
-"""The format counts in int32; so does the index, header included."""
+"""Largest body of a page: the format counts in int32, and so does the index, header included."""
 
 HEADER_DTYPE = np.dtype(
     [
         ("offset", "<i8"),  # byte of the file at which the page begins
         ("header_bytes", "<i8"),
         ("type", "<i8"),
-        ("stored_bytes", "<i8"),  # of the body
-        ("decoded_bytes", "<i8"),  # of the body, levels included
+        ("stored_bytes", "<i8"),  # size of the body in the file
+        ("decoded_bytes", "<i8"),  # size of the decompressed body, levels included
         ("crc", "<i8"),  # signed, as stored
         ("has_crc", "?"),
-        ("num_values", "<i8"),  # levels; in a dictionary, values
+        ("num_values", "<i8"),  # number of levels; in a dictionary page, of values
         ("encoding", "<i8"),
-        ("def_encoding", "<i8"),  # V1: of the definition levels
+        ("def_encoding", "<i8"),  # V1: encoding of the definition levels
         ("rep_encoding", "<i8"),
-        ("def_bytes", "<i8"),  # V2: of the definition levels
+        ("def_bytes", "<i8"),  # V2: size of the definition levels
         ("rep_bytes", "<i8"),
-        ("is_compressed", "?"),  # V2: its values are; V1 always
+        ("is_compressed", "?"),  # V2: whether values are compressed; V1: true
     ]
 )
-"""One page header, whatever its version."""
+"""A page header of any version."""
 
 Bytes = npt.NDArray[np.uint8]
 Headers = npt.NDArray[np.void]
@@ -52,12 +52,12 @@ Headers = npt.NDArray[np.void]
 
 @kernel
 def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Headers) -> int:
-    """Parse the headers of pages in memory; `offset` is not set. Returns the number of the first
-    that needs care; n if none does.
+    """Parse the headers of pages in memory; their `offset` is not set. Returns the number of the
+    first header that has to be parsed in Python; n if there is none.
 
     Args:
-        addresses: uint64 [n], addresses of pages.
-        sizes: int64 [n], bytes there.
+        addresses: uint64 [n], address of each page.
+        sizes: int64 [n], number of bytes at each address.
         headers: HEADER_DTYPE [n], filled.
     """
     for i in range(len(addresses)):
@@ -68,20 +68,20 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
 
 @kernel
 def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
-    """Read the headers of pages at known offsets.
-    Returns the number of the first that needs care; n if none does.
+    """Read the headers of pages at known offsets. Returns the number of the first header that has to
+    be parsed in Python; n if there is none.
 
     Args:
         fd: descriptor of the file.
-        offsets: int64 [n].
-        limits: int64 [n], the byte of the file beyond which the page does not go.
-        probe: uint8 [size], scratch: so many bytes are read for each header.
+        offsets: int64 [n], offset of each page in the file.
+        limits: int64 [n], byte of the file at which each page ends at the latest.
+        probe: uint8 [size], scratch memory; `size` bytes are read for each header.
         headers: HEADER_DTYPE [n], filled.
     """
     data = pointer_at(probe.ctypes.data, len(probe))
     for i in range(len(offsets)):
-        got = pread(fd, data, max(0, min(len(probe), limits[i] - offsets[i])), offsets[i])
-        if parse_header(data, 0, got, headers[i]) < 0:
+        num_read = pread(fd, data, max(0, min(len(probe), limits[i] - offsets[i])), offsets[i])
+        if parse_header(data, 0, num_read, headers[i]) < 0:
             return i
         headers[i]["offset"] = offsets[i]
         if page_end(headers[i]) > limits[i]:
@@ -101,21 +101,21 @@ def walk_headers(
     counts: Int64s,
     headers: Headers,
 ) -> tuple[int, int]:
-    """Walk through chunks, from page to page, until their values are passed, `headers` is full, or
-    a header needs care.
+    """Scan chunks, from page to page, until the values of all chunks are complete, `headers` is
+    full, or a header has to be parsed in Python.
 
     Args:
-        fd: descriptor of the file; -1 if there is none, and the walk ends with the probe.
-        probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, scratch to
-            read into.
-        chunk: the first that is not done.
-        offsets: int64 [n], byte of the file at which the next page of each chunk begins; moved on.
-        limit: byte of the file that no page goes beyond.
-        num_values: int64 [n], of each chunk's data pages that are left; lowered.
-        counts: int64 [n], pages of each chunk; raised.
+        fd: descriptor of the file; -1 if there is none: the scan then ends with the probe.
+        probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, others are
+            read into it.
+        chunk: first chunk that is not complete.
+        offsets: int64 [n], offset in the file of the next page of each chunk; updated.
+        limit: byte of the file at which pages end at the latest.
+        num_values: int64 [n], values in the remaining data pages of each chunk; updated.
+        counts: int64 [n], pages of each chunk so far; updated.
         headers: HEADER_DTYPE [room], filled.
 
-    Returns: how many were filled; the first chunk that is not done.
+    Returns: the number of headers that were filled, and the first chunk that is not complete.
     """
     data = pointer_at(probe.ctypes.data, len(probe))
     size = len(probe)
@@ -148,28 +148,30 @@ def walk_headers(
 
 @device
 def page_end(header: np.void) -> int:
-    """The byte of the file after a page."""
+    """Return the byte of the file after a page."""
     return int(header["offset"] + header["header_bytes"] + header["stored_bytes"])
 
 
 @device
-def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
-    """Parse the header that begins at data[at]. Returns its size; below 0, see `kernels.parquet.thrift`."""
+def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int:
+    """Parse the header that begins at data[position]. Returns its size, or an error code of
+    `kernels.parquet.thrift`."""
     kind = stored = decoded = values = encoding = -1
     header["crc"] = header["def_bytes"] = header["rep_bytes"] = 0
-    header["def_encoding"] = header["rep_encoding"] = 3  # RLE, where a page does not tell
+    # RLE, for pages whose headers do not state encodings of levels
+    header["def_encoding"] = header["rep_encoding"] = 3
     header["has_crc"] = False
     header["is_compressed"] = True
-    begin = at
+    begin = position
     field = 0
     while True:
-        at, field, wire = next_field(data, at, end, field)
-        if at < 0:
-            return at
+        position, field, wire = next_field(data, position, end, field)
+        if position < 0:
+            return position
         if wire == 0:
             break
         if 1 <= field <= 4:
-            at, value = integer(data, at, end, wire)
+            position, value = integer(data, position, end, wire)
             if field == 1:
                 kind = value
             elif field == 2:
@@ -181,17 +183,17 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
                 header["has_crc"] = True
         elif wire == STRUCT and field == 5 and kind == DATA:
             header["def_encoding"] = header["rep_encoding"] = -1
-            at, values, encoding = _counts(data, at, end, header, DATA)
+            position, values, encoding = _parse_type_header(data, position, end, header, DATA)
         elif wire == STRUCT and field == 7 and kind == DICTIONARY:
-            at, values, encoding = _counts(data, at, end, header, DICTIONARY)
+            position, values, encoding = _parse_type_header(data, position, end, header, DICTIONARY)
         elif wire == STRUCT and field == 8 and kind == DATA_V2:
-            at, values, encoding = _counts(data, at, end, header, DATA_V2)
+            position, values, encoding = _parse_type_header(data, position, end, header, DATA_V2)
         else:
-            at = skip(data, at, end, wire)
-        if at < 0:
-            return at
+            position = skip(data, position, end, wire)
+        if position < 0:
+            return position
     header["type"] = kind
-    header["header_bytes"] = at - begin
+    header["header_bytes"] = position - begin
     header["stored_bytes"] = stored
     header["decoded_bytes"] = decoded
     header["num_values"] = values
@@ -207,25 +209,36 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
         return UNUSUAL
     if header["def_bytes"] + header["rep_bytes"] > min(stored, decoded):
         return UNUSUAL
-    return at - begin
+    return position - begin
 
 
 @device
-def _counts(data: Pointer, at: int, end: int, header: np.void, kind: int) -> tuple[int, int, int]:
-    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2. Returns the position after
-    it, values, encoding."""
+def _parse_type_header(
+    data: Pointer, position: int, end: int, header: np.void, kind: int
+) -> tuple[int, int, int]:
+    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2, by the type of the page, and
+    fill the fields of `header` about levels and compression. Returns the position after it, the
+    number of values, and their encoding."""
     values = encoding = -1
-    last_integer = 4 if kind == DATA else 2 if kind == DICTIONARY else 6
+    # Fields 1 to `last_integer` are integers
+    encoding_field = 2
+    if kind == DATA:
+        last_integer = 4
+    elif kind == DICTIONARY:
+        last_integer = 2
+    else:
+        last_integer = 6
+        encoding_field = 4
     field = 0
     while True:
-        at, field, wire = next_field(data, at, end, field)
-        if at < 0 or wire == 0:
-            return at, values, encoding
+        position, field, wire = next_field(data, position, end, field)
+        if position < 0 or wire == 0:
+            return position, values, encoding
         if 1 <= field <= last_integer:
-            at, value = integer(data, at, end, wire)
+            position, value = integer(data, position, end, wire)
             if field == 1:
                 values = value
-            elif field == (4 if kind == DATA_V2 else 2):
+            elif field == encoding_field:
                 encoding = value
             elif kind == DATA and field == 3:
                 header["def_encoding"] = value
@@ -240,6 +253,6 @@ def _counts(data: Pointer, at: int, end: int, header: np.void, kind: int) -> tup
                 return UNUSUAL, values, encoding
             header["is_compressed"] = wire == TRUE
         else:
-            at = skip(data, at, end, wire)
-        if at < 0:
-            return at, values, encoding
+            position = skip(data, position, end, wire)
+        if position < 0:
+            return position, values, encoding

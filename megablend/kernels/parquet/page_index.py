@@ -1,4 +1,4 @@
-"""The page index: OffsetIndex and ColumnIndex to arrays.
+"""Parsing page indexes, OffsetIndex and ColumnIndex, to arrays.
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, PageLocation, ColumnIndex).
 """
@@ -27,36 +27,39 @@ from megablend.kernels.parquet.thrift import (
 Bytes = npt.NDArray[np.uint8]
 
 MIN_LOCATION_BYTES = 7
-"""A PageLocation: three fields of a header and a byte each, and its end."""
+"""Bytes of the smallest PageLocation: three fields, each a header and a byte, and an end."""
 FIRST_I64 = NEXT_I64 = 1 << 4 | I64
-"""A field's header: its number is by one higher than that of the field before it."""
+"""Header of an int64 field whose id is higher by one than that of the field before."""
 NEXT_I32 = 1 << 4 | I32
+"""Header of an int32 field whose id is higher by one than that of the field before."""
 MAX_OFFSET = 1 << 48
 """Upper bound of plausible offsets, sizes and numbers of rows."""
 MAX_PAGE_BYTES = (1 << 31) - 1
+"""Largest size of a page."""
 MAX_LEVELS = 1 << 40
-"""Upper bound of plausible level counts of a page."""
+"""Upper bound of plausible counts of levels of a page."""
 
 NONE = 0
 """Nothing is wrong."""
 UNREADABLE = 1
-"""It is not valid Thrift, or not an index; `metadata.thrift` reports why."""
+"""The bytes are not valid Thrift, or not an index; `metadata.thrift` reports why."""
 NO_PAGES = 2
+"""The index lists no pages."""
 BAD_OFFSET = 3
 BAD_SIZE = 4
 BAD_ROW = 5
-"""A number of page `detail` is negative or implausibly large."""
+"""The offset, the size or the first row of page `detail` is negative or implausibly large."""
 TOO_LARGE = 6
-"""Page `detail` is."""
+"""Page `detail` is larger than MAX_PAGE_BYTES."""
 OVERLAP = 7
 """Page `detail` begins before its chunk, or extends beyond the next page or the limit."""
 DISORDER = 8
 """Rows are not in order: page `detail` begins after the next page, or the first page does not begin
 at row 0."""
 INCOMPLETE = 9
-"""There are some counts of kind `detail` (0 nulls, 1 repetition, 2 definition levels), but not
-all."""
+"""Some counts of kind `detail` (0 nulls, 1 repetition levels, 2 definition levels) are missing."""
 BAD_COUNT = 10
+"""A count of kind `detail` is negative or implausibly large."""
 SUMS_DIFFER = 11
 """The histograms of a page's definition and repetition levels have different sums."""
 
@@ -74,22 +77,23 @@ def page_locations(
     sizes: Int64s,
     rows: Int64s,
 ) -> tuple[int, int, int]:
-    """Read and check OffsetIndexes: pages in order, apart, within their chunk.
+    """Parse and check OffsetIndexes: pages must be in order, must not overlap, and must be within
+    their chunk.
 
     Args:
-        indexes: uint8, OffsetIndexes.
-        begins, ends: int64 [n], the position of each in `indexes`.
-        starts: int64 [n], the byte of the file before which a chunk's pages do not begin.
-        limit: the byte beyond which none goes.
-        num_rows: int64 [n], of each chunk's row group.
-        first_page: int64 [n + 1], filled: the pages of each.
-        offsets: int64, room for a page in MIN_LOCATION_BYTES of the indexes, filled: bytes of the
-            file at which pages begin.
-        sizes: int64, as many, filled: bytes, headers included.
-        rows: int64, as many, filled: rows that begin in each page.
+        indexes: uint8, the encoded OffsetIndexes.
+        begins, ends: int64 [n], where each OffsetIndex is in `indexes`.
+        starts: int64 [n], byte of the file at which each chunk begins.
+        limit: byte of the file at which pages end at the latest.
+        num_rows: int64 [n], rows of each chunk.
+        first_page: int64 [n + 1], filled with the number of each chunk's first page.
+        offsets: int64 [m], filled with the offset of each page in the file; m is an upper bound of
+            the number of pages, one for MIN_LOCATION_BYTES.
+        sizes: int64 [m], filled with the bytes of each page, its header included.
+        rows: int64 [m], filled with the rows that begin in each page.
 
-    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
-        NONE and 0 if none is.
+    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none is
+        wrong.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     filled = 0
@@ -132,36 +136,38 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 
 @device
 def _locations(
-    data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s
+    data: Pointer, position: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s
 ) -> int:
-    """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.parquet.thrift`."""
+    """Parse an OffsetIndex. Returns the number of its pages, or an error code of
+    `kernels.parquet.thrift`."""
     field = 0
-    found = UNUSUAL
+    count = UNUSUAL
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
             break
         if field == 1 and kind == LIST:
-            at, found, element = list_header(data, at, end)
-            if found > len(offsets) or (found and element != STRUCT):
+            position, count, element = list_header(data, position, end)
+            if count > len(offsets) or (count and element != STRUCT):
                 return UNUSUAL
-            for i in range(found):
-                at, offsets[i], sizes[i], first_rows[i] = _location(data, at, end)
-                if at < 0:
+            for i in range(count):
+                position, offsets[i], sizes[i], first_rows[i] = _location(data, position, end)
+                if position < 0:
                     break
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
+            position = skip(data, position, end, kind)
+        if position < 0:
             break
-    return found if at >= 0 else at
+    return count if position >= 0 else position
 
 
 @device
-def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
-    """Parse a PageLocation. Returns the position after it, offset, size, first row."""
+def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
+    """Parse a PageLocation. Returns the position after it, offset, size, and first row."""
     offset = size = row = np.int64(0)
-    if at < end and data[at] == FIRST_I64:  # as all writers write it
-        then, offset = integer(data, at + 1, end, I64)
+    # As all known writers write it
+    if position < end and data[position] == FIRST_I64:
+        then, offset = integer(data, position + 1, end, I64)
         if 0 <= then < end and data[then] == NEXT_I32:
             then, size = integer(data, then + 1, end, I32)
             if 0 <= then < end and data[then] == NEXT_I64:
@@ -171,11 +177,11 @@ def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
     field = 0
     seen = 0
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
             break
         if 1 <= field <= 3:
-            at, value = integer(data, at, end, kind)
+            position, value = integer(data, position, end, kind)
             seen |= 1 << field
             if field == 1:
                 offset = value
@@ -184,10 +190,10 @@ def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
             else:
                 row = value
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
+            position = skip(data, position, end, kind)
+        if position < 0:
             break
-    return (at if at < 0 or seen == 0b1110 else UNUSUAL), offset, size, row
+    return (position if position < 0 or seen == 0b1110 else UNUSUAL), offset, size, row
 
 
 @kernel
@@ -201,30 +207,33 @@ def page_counts(
     def_levels: Int64s,
     found: Int64s,
 ) -> tuple[int, int, int]:
-    """Read and check the counts of ColumnIndexes.
+    """Parse and check the counts of ColumnIndexes.
 
     Args:
-        indexes: uint8, ColumnIndexes.
-        begins, ends: int64 [n], the position of each in `indexes`; of no bytes if there is none.
-        first_page: int64 [n + 1], the pages of each.
-        nulls: int64 [1, num_pages], filled; with 0 if there are no counts.
-        rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.
-        def_levels: int64 [max_def + 1, num_pages], filled.
-        found: int64 [n, 3], filled: how many counts of each kind there are: none, or all.
+        indexes: uint8, the encoded ColumnIndexes.
+        begins, ends: int64 [n], where each ColumnIndex is in `indexes`; a chunk without one has an
+            empty range.
+        first_page: int64 [n + 1], number of each chunk's first page.
+        nulls: int64 [1, num_pages], filled with the number of nulls; 0 if there are no counts.
+        rep_levels: int64 [max_rep + 1, num_pages], filled with the number of levels by repetition
+            level.
+        def_levels: int64 [max_def + 1, num_pages], filled with the number of levels by definition
+            level.
+        found: int64 [n, 3], filled with the number of counts of each kind: 0, or one for each page
+            and level.
 
-    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
-        NONE and 0 if none is.
+    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none is
+        wrong.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0
     for i in range(len(begins)):
         pages = slice(first_page[i], first_page[i + 1])
         kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
-        if (
-            begins[i] < ends[i]
-            and _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0
-        ):
-            return i, UNREADABLE, 0
+        if begins[i] < ends[i]:
+            after = _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i])
+            if after < 0:
+                return i, UNREADABLE, 0
         for kind in range(2, -1, -1):
             if not found[i, kind]:
                 kinds[kind][:] = 0
@@ -232,7 +241,7 @@ def page_counts(
                 return i, INCOMPLETE, kind
             if found[i, kind] and not _are_counts(kinds[kind]):
                 return i, BAD_COUNT, kind
-        if found[i, 1] and found[i, 2] and not _agree(kinds[1], kinds[2]):
+        if found[i, 1] and found[i, 2] and not _have_same_sums(kinds[1], kinds[2]):
             return i, SUMS_DIFFER, 0
     return len(begins), NONE, 0
 
@@ -247,14 +256,14 @@ def _are_counts(counts: Int64s) -> bool:
 
 
 @device
-def _agree(some: Int64s, others: Int64s) -> bool:
-    """Whether both count equally many levels in each page."""
-    for page in range(some.shape[1]):
+def _have_same_sums(rep_levels: Int64s, def_levels: Int64s) -> bool:
+    """Whether both histograms count equally many levels in each page."""
+    for page in range(rep_levels.shape[1]):
         difference = np.int64(0)
-        for level in range(some.shape[0]):
-            difference += some[level, page]
-        for level in range(others.shape[0]):
-            difference -= others[level, page]
+        for level in range(rep_levels.shape[0]):
+            difference += rep_levels[level, page]
+        for level in range(def_levels.shape[0]):
+            difference -= def_levels[level, page]
         if difference:
             return False
     return True
@@ -263,52 +272,52 @@ def _agree(some: Int64s, others: Int64s) -> bool:
 @device
 def _counts(
     data: Pointer,
-    at: int,
+    position: int,
     end: int,
     nulls: Int64s,
     rep_levels: Int64s,
     def_levels: Int64s,
     found: Int64s,
 ) -> int:
-    """Parse a ColumnIndex. Returns the position after it."""
+    """Parse a ColumnIndex, and fill its counts and `found` [3]. Returns the position after it."""
     field = 0
     while True:
-        at, field, kind = next_field(data, at, end, field)
-        if at < 0 or kind == 0:
-            return at
+        position, field, kind = next_field(data, position, end, field)
+        if position < 0 or kind == 0:
+            return position
         if 5 <= field <= 7:
             if kind != LIST:
                 return UNUSUAL
-            at, count, element = list_header(data, at, end)
-            if at >= 0 and count and not I8 <= element <= I64:
+            position, count, element = list_header(data, position, end)
+            if position >= 0 and count and not I8 <= element <= I64:
                 return UNUSUAL
             found[field - 5] = count
             if field == 5:
-                at = _integers(data, at, end, element, count, nulls)
+                position = _integers(data, position, end, element, count, nulls)
             elif field == 6:
-                at = _integers(data, at, end, element, count, rep_levels)
+                position = _integers(data, position, end, element, count, rep_levels)
             else:
-                at = _integers(data, at, end, element, count, def_levels)
+                position = _integers(data, position, end, element, count, def_levels)
         else:
-            at = skip(data, at, end, kind)
-        if at < 0:
-            return at
+            position = skip(data, position, end, kind)
+        if position < 0:
+            return position
 
 
 @device
-def _integers(data: Pointer, at: int, end: int, kind: int, count: int, out: Int64s) -> int:
-    """Parse a list's elements into `out`, column by column, if there are as many. Returns the
-    position after them."""
+def _integers(data: Pointer, position: int, end: int, kind: int, count: int, out: Int64s) -> int:
+    """Parse the elements of a list into `out`, column by column, if their number is that of `out`;
+    otherwise skip them. Returns the position after them."""
     height, width = out.shape
     if count != height * width:
         for _ in range(count):
-            at, _ = integer(data, at, end, kind)
-            if at < 0:
+            position, _ = integer(data, position, end, kind)
+            if position < 0:
                 break
-        return at
+        return position
     for page in range(width):
         for level in range(height):
-            at, out[level, page] = integer(data, at, end, kind)
-            if at < 0:
-                return at
-    return at
+            position, out[level, page] = integer(data, position, end, kind)
+            if position < 0:
+                return position
+    return position

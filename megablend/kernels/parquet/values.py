@@ -21,14 +21,14 @@ Tokens = npt.NDArray[Any]
 
 VALUES_DTYPE = np.dtype(
     [
-        ("decoder", "<i8"),  # one of those below
-        ("address", "<i8"),  # of the encoded values
-        ("size", "<i8"),  # of these, in bytes
+        ("decoder", "<i8"),  # PLAIN, RLE_DICTIONARY, ...
+        ("address", "<i8"),  # address of the encoded values
+        ("size", "<i8"),  # their size in bytes
         ("count", "<i8"),  # number of values
-        ("out", "<i8"),  # output address
-        ("dictionary", "<i8"),  # address of its entries
-        ("entries", "<i8"),
-        ("problem", "<i8"),  # filled: one of those below
+        ("out", "<i8"),  # address to write to
+        ("dictionary", "<i8"),  # address of the dictionary's entries
+        ("entries", "<i8"),  # number of entries
+        ("problem", "<i8"),  # output: SOUND, SHORT or UNLISTED
     ]
 )
 """The values of one page."""
@@ -40,9 +40,10 @@ VALUES_DTYPE = np.dtype(
     PLAIN_BOOLEANS,
     RLE_BOOLEANS,
 ) = range(6)
-"""Decoders, by the encoding that each is for; that of a dictionary is also PLAIN_DICTIONARY."""
+"""Decoders, named after their encodings; RLE_DICTIONARY also decodes PLAIN_DICTIONARY."""
 SOUND, SHORT, UNLISTED = range(3)
-"""Nothing is wrong; damaged, or fewer than `count`; an index is not in the dictionary."""
+"""Problems: none; the values are damaged, or fewer than `count`; an index is not in the
+dictionary."""
 
 
 @kernel
@@ -50,8 +51,8 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
     """Decode the values of many pages.
 
     Args:
-        pages: VALUES_DTYPE [n]; `problem` is filled. `out` has room for `count` values.
-        like: any array of the values' type: int32, int64; uint8 for booleans.
+        pages: VALUES_DTYPE [n]; `problem` is filled. There is room for `count` values at `out`.
+        like: any array of the type of values: int32, int64, or uint8 for booleans.
     """
     for i in range(len(pages)):
         page = pages[i]
@@ -60,29 +61,34 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
         count = page["count"]
         decoder = page["decoder"]
         out = bytes_at(page["out"], count * like.itemsize).view(like.dtype)
-        found = 0
+        # 0, OUT_OF_RANGE, or another code below 0
+        result = 0
         if count == 0:
             pass
         elif decoder == PLAIN:
-            found = -1 if count * like.itemsize > size else 0
-            values = bytes_at(address, count * like.itemsize * (found == 0)).view(like.dtype)
+            result = -1 if count * like.itemsize > size else 0
+            values = bytes_at(address, count * like.itemsize * (result == 0)).view(like.dtype)
             for j in range(len(values)):
                 out[j] = values[j]
         elif decoder == RLE_DICTIONARY:
             entries = bytes_at(page["dictionary"], page["entries"] * like.itemsize).view(like.dtype)
-            found = decode_dictionary(address, size, entries, out)
+            result = decode_dictionary(address, size, entries, out)
         elif decoder == DELTA_BINARY_PACKED:
-            found = decode_delta(address, size, out)
+            result = decode_delta(address, size, out)
         elif decoder == BYTE_STREAM_SPLIT:
-            found = -1 if count * like.itemsize != size else 0
-            if found == 0:
+            result = -1 if count * like.itemsize != size else 0
+            if result == 0:
                 join_streams(address, out)
         elif decoder == PLAIN_BOOLEANS:
-            found = decode_bits(address, size, False, out)
-        else:  # RLE_BOOLEANS: the size of the runs precedes them
-            announced = _announced_bytes(pointer_at(address, size), size)
-            found = -1 if announced > size - 4 else decode_bits(address + 4, announced, True, out)
-        page["problem"] = SOUND if found == 0 else UNLISTED if found == OUT_OF_RANGE else SHORT
+            result = decode_bits(address, size, False, out)
+        else:
+            # RLE_BOOLEANS: the size of the runs precedes them
+            run_bytes = _stated_bytes(pointer_at(address, size), size)
+            result = -1 if run_bytes > size - 4 else decode_bits(address + 4, run_bytes, True, out)
+        if result == 0:
+            page["problem"] = SOUND
+        else:
+            page["problem"] = UNLISTED if result == OUT_OF_RANGE else SHORT
 
 
 @device
@@ -90,14 +96,15 @@ def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
 
     Args:
-        address: the address of the encoded values, as many bytes as `out` has: the first bytes of
-            all, then the second.
+        address: address of the encoded values, as many bytes as `out` has: first the lowest bytes of
+            all values, then their second bytes, and so on.
         out: int32 or int64 [num_tokens], filled.
     """
     data = pointer_at(address, out.nbytes)
     count = len(out)
     size = out.nbytes
-    for begin in range(0, size, 4 * count):  # four streams at once: the loop is vectorised
+    # Four streams at once, so that the inner loop is vectorised
+    for begin in range(0, size, 4 * count):
         shift = np.uint64(8 * begin // count)
         for i in range(count):
             word = np.uint32(data[begin + i]) | np.uint32(data[begin + count + i]) << np.uint32(8)
@@ -113,15 +120,15 @@ def join_streams(address: int, out: Tokens) -> None:
 
 @device
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
-    """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value,
-    or plain bits, lowest first.
+    """Decode booleans of one bit each from `size` bytes at `address` to `out`: a hybrid of runs and
+    bit-packed groups, or with `in_runs` false plain bits, lowest first.
 
-    Returns: 0; -1 if the bytes end before `out` is full.
+    Returns: 0, or -1 if the bytes end before `out` is full.
 
     Source: parquet-format, Encodings.md (PLAIN, RLE).
     """
     data = pointer_at(address, size)
-    at = 0
+    position = 0
     filled = 0
     while filled < len(out):
         count = size * 8
@@ -129,7 +136,7 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
         first = 0
         after = size
         if in_runs:
-            count, packed, first, after = next_run(data, at, size, 1)
+            count, packed, first, after = next_run(data, position, size, 1)
         if count < 0 or (count == 0 and after >= size):
             return -1
         count = min(count, len(out) - filled)
@@ -138,16 +145,17 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
         filled += count
         if not in_runs and filled < len(out):
             return -1
-        at = after
+        position = after
     return 0
 
 
 @device
-def _announced_bytes(data: Pointer, size: int) -> int:
-    """The number of the first four bytes; more than there can be if there are fewer."""
+def _stated_bytes(data: Pointer, size: int) -> int:
+    """Return the number in the first four bytes, which is a size; one that is too large if there are
+    fewer bytes."""
     if size < 4:
         return 1 << 32
-    found = 0
+    stated = 0
     for i in range(4):
-        found |= int(data[i]) << 8 * i
-    return found
+        stated |= int(data[i]) << 8 * i
+    return stated

@@ -1,7 +1,8 @@
-"""Bodies of many pages: their checksums are compared, they are decompressed,
-and their levels and values are located.
+"""Bodies of many pages: their checksums are compared, they are decompressed, and their levels and
+values are located.
 
-V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
+In V1 pages, levels and values are compressed together; in V2 pages, uncompressed levels precede the
+values.
 
 Source: parquet-format, README.md ("Data Pages", "Checksumming").
 """
@@ -32,17 +33,19 @@ UNCOMPRESSED = int(CodecId.UNCOMPRESSED)
 
 
 class PageBodies(NamedTuple):
-    """Decompressed bodies of n pages: addresses and sizes in memory."""
+    """Decompressed bodies of n pages: addresses in memory, and sizes in bytes."""
 
     owners: list[pa.Buffer | None]
-    """Owner of the values' memory, of that page only; None if that is the buffer that all pages
-    were read into."""
+    """The buffer with the values of each page; None if they are in the buffer that all pages were
+    read into."""
     levels: Int64s
-    """int64 [n], of the bytes that begin with the levels."""
+    """int64 [n], addresses of the bytes that begin with the levels."""
     level_sizes: Int64s
+    """int64 [n], sizes of these bytes."""
     values: Int64s
-    """int64 [n], of the bytes that contain the values; in V1 these are the same."""
+    """int64 [n], addresses of the bytes that contain the values: in V1 pages the same bytes."""
     value_sizes: Int64s
+    """int64 [n], sizes of these bytes."""
 
 
 def bodies_of(
@@ -51,41 +54,44 @@ def bodies_of(
     """Check and decompress the bodies of data pages.
 
     Args:
-        headers: HEADER_DTYPE [n].
+        headers: HEADER_DTYPE [n], the pages' headers, which tell the sizes of the bodies.
         codecs: [n], CompressionCodec of each page's chunk.
-        addresses: int64 [n], where in memory each begins; its size is that of its header.
+        addresses: int64 [n], address in memory of each body.
 
     Raises: CorruptFileError, UnsupportedFileError.
     """
-    sizes = headers["stored_bytes"]
+    body_sizes = headers["stored_bytes"]
     check_checksums(source, headers, addresses)
     is_v1 = headers["type"] == DATA
-    in_front = np.where(is_v1, 0, np.minimum(headers["rep_bytes"] + headers["def_bytes"], sizes))
-    lengths = headers["decoded_bytes"] - in_front
+    level_bytes = headers["rep_bytes"] + headers["def_bytes"]
+    # Bytes of uncompressed levels before the values
+    in_front = np.where(is_v1, 0, np.minimum(level_bytes, body_sizes))
+    decoded_sizes = headers["decoded_bytes"] - in_front
     values = addresses + in_front
-    stored = sizes - in_front
-    is_packed = headers["is_compressed"] & ~is_v1
-    stored[is_packed & (lengths == 0)] = 0  # whatever these bytes are, they are not values
-    packed = (is_v1 | (is_packed & (lengths > 0))).nonzero()[0]
+    value_sizes = body_sizes - in_front
+    is_compressed_v2 = headers["is_compressed"] & ~is_v1
+    # If a page has no values, these bytes are not values, whatever they are
+    value_sizes[is_compressed_v2 & (decoded_sizes == 0)] = 0
+    compressed = (is_v1 | (is_compressed_v2 & (decoded_sizes > 0))).nonzero()[0]
     owners: list[pa.Buffer | None] = [None] * len(headers)
-    found, at = decompress_pages(
+    buffers, buffer_addresses = decompress_pages(
         source,
-        headers["offset"][packed],
-        codecs[packed],
-        values[packed],
-        stored[packed],
-        lengths[packed],
+        headers["offset"][compressed],
+        codecs[compressed],
+        values[compressed],
+        value_sizes[compressed],
+        decoded_sizes[compressed],
     )
-    for i, owner in zip(packed.tolist(), found, strict=True):
-        owners[i] = owner
-    values[packed] = at
-    stored[packed] = lengths[packed]
+    for i, buffer in zip(compressed.tolist(), buffers, strict=True):
+        owners[i] = buffer
+    values[compressed] = buffer_addresses
+    value_sizes[compressed] = decoded_sizes[compressed]
     return PageBodies(
         owners,
         np.where(is_v1, values, addresses),
-        np.where(is_v1, stored, in_front),
+        np.where(is_v1, value_sizes, in_front),
         values,
-        stored,
+        value_sizes,
     )
 
 
@@ -100,63 +106,71 @@ def decompress_pages(
     """Decompress parts of memory, each into a buffer of its own.
 
     Args:
-        offsets: int64 [n], bytes of the file, for error messages.
-        codecs: [n], CompressionCodec.
-        addresses, sizes: int64 [n], of the parts.
-        lengths: int64 [n], their decompressed sizes in bytes.
+        offsets: int64 [n], offset of each part in the file, for error messages.
+        codecs: [n], CompressionCodec of each part.
+        addresses, sizes: int64 [n], address in memory and size of each part.
+        lengths: int64 [n], decompressed size of each part in bytes.
 
-    Returns: the buffers, None for a part that is not compressed; the addresses of the decompressed
-        bytes, int64 [n].
+    Returns: the buffers, None for a part that is not compressed; and the addresses of the
+        decompressed bytes, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     owners: list[pa.Buffer | None] = [None] * len(offsets)
-    found = addresses.copy()
-    with source.error_context(0, "the page") as place:
+    decompressed = addresses.copy()
+    with source.error_context(0, "the page") as location:
         for codec in sorted(set(codecs.tolist())):
-            mine = (codecs == codec).nonzero()[0]
+            # Parts that still have to be decompressed
+            rest = (codecs == codec).nonzero()[0]
+            decompress_all = decompress_many(codec)
             if codec == UNCOMPRESSED:
-                mine = mine[sizes[mine] != lengths[mine]]
-            elif (many := decompress_many(codec)) is not None:
-                is_likely = lengths[mine] <= max_decompressed_size(codec, sizes[mine])
-                likely = mine[is_likely]
+                rest = rest[sizes[rest] != lengths[rest]]
+            elif decompress_all is not None:
+                # A wrong size must not allocate memory
+                is_plausible = lengths[rest] <= max_decompressed_size(codec, sizes[rest])
+                plausible = rest[is_plausible]
                 buffers = []
-                for place.offset, length in zip(
-                    offsets[likely].tolist(), lengths[likely].tolist(), strict=True
+                for location.offset, length in zip(
+                    offsets[plausible].tolist(), lengths[plausible].tolist(), strict=True
                 ):
                     buffers.append(allocate_buffer(length))
                 outs = addresses_of(buffers)
-                if many(addresses[likely], sizes[likely], outs, lengths[likely]) < 0:
-                    found[likely] = outs
-                    mine = mine[~is_likely]
-                    for i, buffer in zip(likely.tolist(), buffers, strict=True):
+                bad = decompress_all(
+                    addresses[plausible], sizes[plausible], outs, lengths[plausible]
+                )
+                if bad < 0:
+                    decompressed[plausible] = outs
+                    rest = rest[~is_plausible]
+                    for i, buffer in zip(plausible.tolist(), buffers, strict=True):
                         owners[i] = buffer
-            for i in mine.tolist():  # one by one, for an exact error message
-                place.offset = int(offsets[i])
+            # One by one; a bad one raises an exact error message
+            for i in rest.tolist():
+                location.offset = int(offsets[i])
                 buffer = pa.py_buffer(
                     decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i]))
                 )
                 owners[i] = buffer
-                found[i] = buffer.address
-    return owners, found
+                decompressed[i] = buffer.address
+    return owners, decompressed
 
 
 def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> None:
-    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n].
-    Raises CorruptFileError."""
+    """Verify the bodies, at `addresses` int64 [n] in memory, whose headers have a checksum.
+    Raises: CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:
         return
-    with source.error_context(0, "the page") as place:
+    with source.error_context(0, "the page") as location:
         for i in with_crc:
-            place.offset = int(headers["offset"][i])
+            location.offset = int(headers["offset"][i])
             check_crc(int(headers["crc"][i]), memory_at(addresses[i], headers["stored_bytes"][i]))
 
 
 def check_crc(crc: int, body: memoryview) -> None:
-    """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
-    found = zlib.crc32(body)
+    """Compare a body's checksum with the one in its header, a signed number. Raises:
+    MalformedError."""
+    computed = zlib.crc32(body)
     expected = crc & 0xFFFF_FFFF
-    if found != expected:
+    if computed != expected:
         raise MalformedError(
-            f"its checksum is {found:08x}, but the checksum in its header is {expected:08x}"
+            f"its checksum is {computed:08x}, but the checksum in its header is {expected:08x}"
         )

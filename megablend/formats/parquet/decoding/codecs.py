@@ -1,8 +1,8 @@
-"""Decompression of pages, checked: the output has exactly the size
-in the page header, or it is an error.
+"""Decompression of pages: it is an error if the output does not have exactly the size in the page
+header.
 
-pyarrow's one-shot codecs do not report when they wrote less than expected; the rest of the buffer
-would be whatever was in memory before. So the length is checked in a different way for each codec.
+pyarrow's one-shot codecs do not report that they wrote less than expected, and the rest of the buffer
+would be whatever was in memory before. So the size is checked in a different way for each codec.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from megablend.kernels.parquet.bodies import (
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
+"""Decompresses many bodies; see `decompress_many`."""
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
-    """`size` bytes out of `data`. Raises MalformedError,
-    UnsupportedError (a codec that pyarrow does not have)."""
+    """Decompress `data`, by the number of its codec, to exactly `size` bytes. Raises:
+    MalformedError, UnsupportedError (a codec that is not in CODECS)."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
     function, _ = CODECS[codec]
@@ -60,17 +61,19 @@ Size = TypeVar("Size", int, Int64s)
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Upper bound of the bytes that `size` bytes of a codec can be decompressed to, so that a wrong
-    size allocates no memory."""
-    return size * CODECS[codec][1] + SLACK_BYTES
+    """Return an upper bound of the bytes that `size` bytes of a codec can decompress to, so that a
+    wrong size in a header allocates no memory."""
+    _, max_ratio = CODECS[codec]
+    return size * max_ratio + SLACK_BYTES
 
 
 def decompress_many(codec: int) -> Many | None:
-    """A function that decompresses many bodies in one call;
-    None if this system has none for the codec.
+    """Return a function that decompresses many bodies in one call; None if this system has none for
+    the codec.
 
-    It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there,
-    int64 [n] each; and returns -1, or the number of one that is damaged or of another length.
+    It takes the addresses and sizes of bodies, the addresses to write to, and the expected
+    decompressed sizes, int64 [n] each. It returns -1, or the number of a body that is damaged or
+    has another size.
     """
     if codec == CodecId.ZSTD and _HELD.zstd is not None:
         return partial(expand_zstd, _HELD.zstd.address)
@@ -80,7 +83,7 @@ def decompress_many(codec: int) -> Many | None:
 
 
 def unsupported_codec_message(codec: int) -> str:
-    """The message for a codec that is not in CODECS."""
+    """Return the message for a codec that is not in CODECS."""
     return f"codec {name_of(CodecId, codec)} is not supported; write the file with zstd or lz4"
 
 
@@ -89,7 +92,8 @@ def _uncompressed(data: memoryview, size: int) -> Buffer:
 
 
 def _snappy(data: memoryview, size: int) -> Buffer:
-    length = 0  # stated by a varint at the start
+    # The data begins with its decompressed size, a varint
+    length = 0
     for shift, byte in enumerate(data[:5]):
         length |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
@@ -102,13 +106,13 @@ def _snappy(data: memoryview, size: int) -> Buffer:
 
 
 def _zstd(data: memoryview, size: int) -> Buffer:
-    # The one codec whose one-shot call refuses a shorter result
+    # Its one-shot call, unlike those of other codecs, refuses a shorter result
     return _one_shot("zstd", data, size)
 
 
 def _gzip(data: memoryview, size: int) -> Buffer:
-    # In portions: zlib collects what one call returns in pieces, and joins them, which takes twice
-    # its size
+    # In portions, since zlib collects the output of a call in pieces and joins them, which takes
+    # twice its size; one more byte, to detect longer output
     out = memoryview(pa.allocate_buffer(size + 1)).cast("B")
     filled = 0
     member = zlib.decompressobj(wbits=47)
@@ -122,7 +126,8 @@ def _gzip(data: memoryview, size: int) -> Buffer:
         if not portion:
             portion = rest[:_PORTION_BYTES]
             rest = rest[_PORTION_BYTES:]
-        if member.eof and portion:  # there may be several members
+        # There may be several members
+        if member.eof and portion:
             member = zlib.decompressobj(wbits=47)
         elif member.eof or not (portion or part):
             break
@@ -139,8 +144,8 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
-    """Blocks with two big-endian lengths in front (decoded, stored).
-    Early writers left the lengths out."""
+    """Decompress blocks, each after two big-endian sizes (decompressed, stored); early writers left
+    these out."""
     parts = []
     position = 0
     while position + 8 <= len(data):
@@ -156,7 +161,7 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
-    """`size` bytes out of blocks, each with the size of its output."""
+    """Decompress blocks, given with their decompressed sizes, to `size` bytes together."""
     out = pa.allocate_buffer(size)
     address = out.address
     for data, decoded in blocks:
@@ -174,7 +179,7 @@ def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
 
 
 class _Context:
-    """A ZSTD_DCtx of the system's library."""
+    """A decompression context (ZSTD_DCtx) of the system's zstd library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.ZSTD_createDCtx.restype = ctypes.c_void_p
@@ -185,11 +190,12 @@ class _Context:
             raise MemoryError("out of memory creating a zstd context")
 
     def __del__(self) -> None:
-        self._free(self.address)  # accepts 0 for none
+        # It accepts 0, for no context
+        self._free(self.address)
 
 
 class _Held(threading.local):
-    """Codecs with state, separate for each thread: pyarrow's codecs by name, and a zstd context."""
+    """The codecs of a thread, which have state: pyarrow's codecs by name, and a zstd context."""
 
     def __init__(self) -> None:
         self.codecs: dict[str, pa.Codec] = {}
@@ -207,8 +213,9 @@ def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
 
 
 SLACK_BYTES = 1 << 12
+"""Bytes that are added to each upper bound of a decompressed size, for small inputs."""
 _PORTION_BYTES = 1 << 18
-"""Bytes that zlib is given, and asked for, at a time."""
+"""Bytes of input and of output of a call of zlib, at most."""
 CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.UNCOMPRESSED: (_uncompressed, 1),
     CodecId.SNAPPY: (_snappy, 64),
@@ -218,4 +225,4 @@ CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.ZSTD: (_zstd, 1 << 16),
     CodecId.LZ4_RAW: (_lz4_raw, 256),
 }
-"""Codec -> (function, upper bound of its output's size relative to its input's)."""
+"""By codec, the function that decompresses, and the largest ratio of decompressed to stored size."""

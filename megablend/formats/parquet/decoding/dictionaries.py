@@ -1,5 +1,5 @@
-"""Decoded dictionaries of recently read column chunks:
-one bounded cache per process, for any number of files."""
+"""The cache of decoded dictionaries of recently read column chunks: one in a process, of limited size,
+for any number of files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]
-"""Number of the reader, offset of the dictionary page."""
+"""Number of the reader, and offset of the dictionary page."""
 
 DICTIONARY_BYTES = 64 << 20
-"""Limit for all cached dictionaries of a process; a single larger one is still cached."""
+"""Limit for all cached dictionaries of a process; a single one is cached even if it is larger."""
 
 
 class DictionaryCache:
-    """Arrays by key; the least recently used are evicted when there are too many bytes.
+    """Arrays by key; the least recently used are evicted if all have more bytes than the limit.
     Thread-safe, also after a fork."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -34,23 +34,26 @@ class DictionaryCache:
     def unlock_after_fork(self) -> None:
         """Replace the locks: threads that do not exist in the child may have held them."""
         self._lock = threading.Lock()
-        self._turns: dict[Key, threading.Lock] = {}
+        self._loading: dict[Key, threading.Lock] = {}
 
     def __contains__(self, key: Key) -> bool:
         with self._lock:
             return key in self._arrays
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
-        """The array under `key`; if it is not cached, one thread loads it while others wait.
-        Raises what `load` raises."""
+        """Return the array under `key`; if it is not cached, one thread loads it while others wait.
+        Raises: as `load` does."""
         with self._lock:
-            if (found := self._found(key)) is not None:
-                return found
-            turn = self._turns.setdefault(key, threading.Lock())
-        with turn:
+            cached = self._find(key)
+            if cached is not None:
+                return cached
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
+            # Another thread may have loaded it meanwhile
             with self._lock:
-                if (found := self._found(key)) is not None:
-                    return found
+                cached = self._find(key)
+                if cached is not None:
+                    return cached
             try:
                 loaded = load()
                 with self._lock:
@@ -61,14 +64,15 @@ class DictionaryCache:
                 return loaded
             finally:
                 with self._lock:
-                    self._turns.pop(key, None)
+                    self._loading.pop(key, None)
 
-    def _found(self, key: Key) -> Array | None:
-        """Look `key` up (the lock is held)."""
-        found = self._arrays.get(key)
-        if found is not None:
+    def _find(self, key: Key) -> Array | None:
+        """Return the array under `key`, which counts as a use; None if it is not cached. The caller
+        holds the lock."""
+        cached = self._arrays.get(key)
+        if cached is not None:
             self._arrays.move_to_end(key)
-        return found
+        return cached
 
     def resize(self, max_bytes: int) -> None:
         """Change the limit to `max_bytes`."""
@@ -83,15 +87,17 @@ class DictionaryCache:
             self._bytes = 0
 
     def _shrink(self) -> None:
-        """Evict the least recently used (the lock is held)."""
+        """Evict the least recently used arrays until the others are within the limit. The caller
+        holds the lock."""
         while self._bytes > self._max_bytes and len(self._arrays) > 1:
-            self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+            _, evicted = self._arrays.popitem(last=False)
+            self._bytes -= evicted.nbytes
 
 
 CACHE = DictionaryCache(DICTIONARY_BYTES)
 os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
-# What Python calls after a fork, and with it the cache, it frees last; arrays may be in a memory pool
-# of pyarrow that the program has set, which is gone then.
+# At exit, Python frees the cache late, since the hook for forks refers to it; its arrays may be in a
+# memory pool that the program has set in pyarrow, which no longer exists then
 atexit.register(CACHE.clear)
 READERS = itertools.count()
-"""A number for each reader: two of one path may have opened different files."""
+"""Gives each reader a number: two readers of one path may have opened different files."""

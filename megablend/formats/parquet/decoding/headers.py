@@ -1,7 +1,8 @@
-"""Headers of many pages: of pages in memory, at known offsets, or found by scanning column chunks.
+"""Headers of many pages: of pages in memory, of pages at known offsets, or of pages found by scanning
+column chunks.
 
-Kernels parse them; a header that a kernel rejects is parsed in Python,
-which reports what is wrong with it.
+Kernels parse them. A header that a kernel rejects is parsed in Python, which reports what is wrong
+with it.
 """
 
 from __future__ import annotations
@@ -44,46 +45,49 @@ need no second read."""
 AHEAD_BYTES = 1 << 20
 """Bytes per read when scanning a storage without descriptors."""
 WALK_PAGES = 1 << 12
+"""Headers that a call of the kernel for scanning returns at most."""
 READS_IN_FLIGHT = 16
+"""Threads that read headers at known offsets."""
 TURNS = 4
-"""Batches of chunks per thread when scanning: some chunks are longer than others."""
+"""Batches of chunks per thread when scanning; several, since some chunks are longer than others."""
 PART_PAGES = 1 << 10
 """Pages per batch when several threads read headers at known offsets; fewer are not worth a
 thread."""
 
 NO_DICTIONARY = (-1, 0)
+"""Offset and size of a dictionary page that does not exist."""
 
 
 def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
-    """Which pages are data pages."""
-    found: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
-    return found
+    """Whether pages are data pages: bool [n]."""
+    are_data: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
+    return are_data
 
 
 def headers_in(source: FileBytes, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> Headers:
     """Parse the headers of pages in memory.
 
     Args:
-        offsets, sizes: int64 [n], where the pages begin in the file, and their bytes.
-        addresses: int64 [n], where they begin in memory.
+        offsets, sizes: int64 [n], offset of each page in the file, and its size in bytes.
+        addresses: int64 [n], address of each page in memory.
 
     Raises: CorruptFileError.
     """
     headers = np.zeros(len(sizes), HEADER_DTYPE)
-    places = addresses.astype(np.uint64)
-    done = parse_headers(places, sizes, headers)
+    unsigned = addresses.astype(np.uint64)
+    done = parse_headers(unsigned, sizes, headers)
     while done < len(sizes):
         with source.error_context(int(offsets[done]), "the page"):
             headers[done] = parse_page_header(memory_at(addresses[done], sizes[done])).record(0)
         done += 1
-        done += parse_headers(places[done:], sizes[done:], headers[done:])
+        done += parse_headers(unsigned[done:], sizes[done:], headers[done:])
     headers["offset"] = offsets
     return headers
 
 
 def headers_at(source: FileBytes, offsets: Int64s, limits: Int64s) -> Headers:
-    """Read the headers of pages at known offsets; no page extends beyond its limit.
-    Raises CorruptFileError."""
+    """Read the headers of pages at known offsets, and check that each page ends at or before its
+    limit; int64 [n] each. Raises: CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
     with _scattered(source) as fd:
 
@@ -96,7 +100,7 @@ def headers_at(source: FileBytes, offsets: Int64s, limits: Int64s) -> Headers:
 
 
 def request_headers(source: FileBytes, offsets: Int64s) -> None:
-    """Announce that `headers_at` will read these pages; see `FileBytes.request`."""
+    """Announce that `headers_at` will read the headers at `offsets`; see `FileBytes.request`."""
     source.request(offsets, np.minimum(PROBE_BYTES, source.size - offsets))
 
 
@@ -105,53 +109,60 @@ def walk_pages(
 ) -> tuple[Headers, Int64s]:
     """Scan chunks from header to header until the values of each are complete.
 
-    `limit` bounds the scan instead of the chunk's own size: some writers do not count the
-    dictionary's header there.
+    Args:
+        limit: byte of the file at which pages end at the latest; a chunk's own size is not used,
+            since some writers do not count the dictionary's header in it.
+        in_flight: number of threads that read in parallel.
 
-    Returns: the headers of all pages in order, dictionaries included; the pages of each chunk,
-        int64 [num_chunks + 1].
+    Returns: the headers of all pages in order, dictionaries included; and the number of each chunk's
+        first page, int64 [num_chunks + 1].
     Raises: CorruptFileError.
     """
     size = -(-len(chunks) // (in_flight * TURNS)) if in_flight > 1 else max(1, len(chunks))
     parts = [chunks[begin : begin + size] for begin in range(0, len(chunks), size)]
     with _scattered(source) as fd:
         walked = parallel_map(lambda part: _walk(source, fd, part, limit), parts, in_flight)
-    headers = np.concatenate([part for found, _ in walked for part in found])
+    headers = np.concatenate([part for found_parts, _ in walked for part in found_parts])
     return headers, starts_of(np.concatenate([counts for _, counts in walked]))
 
 
 def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> Int64s:
-    """Find the dictionary pages between the chunks' starts and their first data pages:
-    OffsetIndexes do not list them.
+    """Find the dictionary pages between the starts of chunks and their first data pages, int64
+    [num_chunks] each: OffsetIndexes do not list dictionary pages.
 
-    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none. Raises
-        CorruptFileError.
+    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none.
+    Raises: CorruptFileError.
     """
-    between = np.flatnonzero(starts != firsts)
-    found = np.full((len(starts), 2), NO_DICTIONARY)
-    if len(between):
-        headers = headers_at(source, starts[between], firsts[between])
-        found[between] = dictionaries_among(headers, np.arange(len(between) + 1))
-    return found
+    with_gap = np.flatnonzero(starts != firsts)
+    dictionaries = np.full((len(starts), 2), NO_DICTIONARY)
+    if len(with_gap):
+        headers = headers_at(source, starts[with_gap], firsts[with_gap])
+        dictionaries[with_gap] = dictionaries_among(headers, np.arange(len(with_gap) + 1))
+    return dictionaries
 
 
 def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
-    """The first dictionary page of each chunk's pages; see `dictionaries_before`."""
-    places = np.flatnonzero(headers["type"] == PageType.DICTIONARY)
-    firsts = np.searchsorted(places, first_page)
+    """Find the first dictionary page among the pages of each chunk: int64 [num_chunks, 2], as
+    `dictionaries_before` returns it.
+
+    Args:
+        headers: HEADER_DTYPE [num_pages].
+        first_page: int64 [num_chunks + 1], number of each chunk's first page.
+    """
+    pages = np.flatnonzero(headers["type"] == PageType.DICTIONARY)
+    # Position in `pages` of the first dictionary page of each chunk, or of a later one
+    firsts = np.searchsorted(pages, first_page)
     chunks = np.flatnonzero(np.diff(firsts))
-    found = np.full((len(first_page) - 1, 2), NO_DICTIONARY)
-    chosen = headers[places[firsts[chunks]]]
-    found[chunks, 0] = chosen["offset"]
-    found[chunks, 1] = chosen["header_bytes"] + chosen["stored_bytes"]
-    return found
+    dictionaries = np.full((len(first_page) - 1, 2), NO_DICTIONARY)
+    chosen = headers[pages[firsts[chunks]]]
+    dictionaries[chunks, 0] = chosen["offset"]
+    dictionaries[chunks, 1] = chosen["header_bytes"] + chosen["stored_bytes"]
+    return dictionaries
 
 
 def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
-    """Reject headers of pages that are not data pages, or whose levels use an old encoding.
-
-    Raises: MalformedError, UnsupportedError.
-    """
+    """Check that the headers are those of data pages, and that their levels do not use an old
+    encoding. Raises: MalformedError, UnsupportedError."""
     refuse_pages(
         ~is_data(headers),
         first_page,
@@ -166,7 +177,9 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
 
 
 def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
-    """The headers of the pages of chunks, in parts, and the number of each chunk."""
+    """Scan chunks; returns the headers of their pages, in parts, and the number of pages of each
+    chunk. `fd`: descriptor of the file, or -1."""
+    # By chunk, the offset of its next page, and the number of values in its remaining pages
     offsets = chunks["start"].copy()
     left = chunks["num_values"].copy()
     counts = np.zeros(len(chunks), np.int64)
@@ -181,11 +194,12 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
             ahead = source.read(offset, _ahead_bytes(source, chunks[chunk], offset, limit), "pages")
             probe = np.frombuffer(ahead, np.uint8).copy()
             probe_offset = offset
-        before = chunk
+        previous = chunk
         filled, chunk = walk_headers(
             fd, probe, probe_offset, chunk, offsets, limit, left, counts, part
         )
-        if filled == 0 and chunk == before:
+        made_no_progress = filled == 0 and chunk == previous
+        if made_no_progress:
             filled = 1
             header = read_page_header(source, offset, limit)
             part[0] = header.record(offset)
@@ -195,31 +209,30 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
         parts.append(part[:filled].copy())
     for i in np.flatnonzero(left):
         with source.error_context(int(offsets[i]), "the column chunk"):
-            known = chunks["num_values"][i]
+            stated = chunks["num_values"][i]
             raise MalformedError(
-                f"its pages have {-left[i]} more values than the {known} in its metadata"
+                f"its pages have {-left[i]} more values than the {stated} in its metadata"
             )
     return parts, counts
 
 
 def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> int:
-    """How much is read at a page of a chunk; what was announced are whole chunks."""
-    stop = int(chunk["start"] + chunk["stored_bytes"])
-    return max(
-        0,
-        min(
-            AHEAD_BYTES,
-            (stop if source.is_prefetched and offset < stop else limit) - offset,
-            limit - offset,
-        ),
-    )
+    """Return the number of bytes to read from a page of a chunk on."""
+    stop = limit
+    # Only whole chunks were announced, so that reading beyond this one would be a request
+    chunk_stop = int(chunk["start"] + chunk["stored_bytes"])
+    if source.is_prefetched and offset < chunk_stop:
+        stop = min(chunk_stop, limit)
+    return max(0, min(AHEAD_BYTES, stop - offset))
 
 
 def _read_headers(
     source: FileBytes, fd: int, offsets: Int64s, limits: Int64s, headers: Headers
 ) -> None:
+    """Fill `headers` with those of the pages at `offsets`; see `headers_at`."""
     probe = np.empty(PROBE_BYTES, np.uint8)
-    if fd < 0:  # all at the same time
+    # Without a descriptor, the beginnings of all pages are read at the same time
+    if fd < 0:
         sizes = np.clip(limits - offsets, 0, PROBE_BYTES)
         data, begins = source.read_ranges(offsets, sizes, "the page header")
         addresses = (begins + data.address).astype(np.uint64)
@@ -245,8 +258,8 @@ def _parse_probes(
     limits: Int64s,
     headers: Headers,
 ) -> int:
-    """Parse headers in memory; returns the number of the first that needs care, also for a page
-    beyond its limit."""
+    """Parse headers in memory up to the first that the kernel rejects, or whose page extends beyond
+    its limit; returns its number."""
     done = parse_headers(addresses, sizes, headers)
     headers["offset"][:done] = offsets[:done]
     ends = offsets + headers["header_bytes"] + headers["stored_bytes"]
@@ -256,8 +269,8 @@ def _parse_probes(
 
 @contextmanager
 def _scattered(source: FileBytes) -> Iterator[int]:
-    """A descriptor for small scattered reads (-1 if there is none):
-    read-ahead would read the whole file."""
+    """Yield a descriptor for small scattered reads, without read-ahead, which would read the whole
+    file; -1 if the storage has none."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)
@@ -269,5 +282,6 @@ def _scattered(source: FileBytes) -> Iterator[int]:
 
 
 def _advise(fd: int, advice: int) -> None:
-    with suppress(OSError):  # only a hint: a file system that does not support it is fine
+    # It is only a hint, which some file systems do not support
+    with suppress(OSError):
         os.posix_fadvise(fd, 0, 0, advice)

@@ -1,4 +1,4 @@
-"""A page's levels: their encoding, and the rows that they describe.
+"""The levels of pages: their encoding, and the rows that they describe.
 
 Source: parquet-format, README.md ("Data Pages") and Encodings.md.
 """
@@ -23,15 +23,13 @@ from megablend.kernels.parquet.levels import (
 from megablend.kernels.parquet.page_headers import DATA_V2, Headers
 
 Levels = npt.NDArray[np.void]
-"""LEVELS_DTYPE [num_pages]."""
+"""LEVELS_DTYPE [num_pages]: where the levels of each page are, and what was counted in them."""
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
-    """Reject levels in BIT_PACKED, which RLE replaced:
-    readers disagree about its bit order (arrow issue 42368).
-
-    Some writers state it when there are no levels; that is accepted. Raises UnsupportedError.
-    """
+    """Reject levels encoded as BIT_PACKED, which RLE replaced: readers disagree about its order of
+    bits (arrow issue 42368). It is accepted in pages without levels, since some writers state it
+    there. Raises: UnsupportedError."""
     for level, field in ((column.max_def, "def_encoding"), (column.max_rep, "rep_encoding")):
         others = headers[field][headers[field] != int(Encoding.RLE)]
         if level and len(others):
@@ -44,16 +42,17 @@ def check_level_encodings(headers: Headers, column: Column) -> None:
 def levels_of(
     headers: Headers, addresses: Int64s, sizes: Int64s, column: Column, num_pieces: Int64s | None
 ) -> tuple[Levels, Int64s, Int64s]:
-    """Decode the levels of many data pages; problems are reported by `check_levels`.
+    """Decode the levels of many data pages; `check_levels` reports problems.
 
     Args:
         headers: HEADER_DTYPE [n].
-        addresses, sizes: int64 [n], of the bytes that begin with the levels of each.
-        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 if unknown.
-            None if the positions of pieces are not needed.
+        addresses, sizes: int64 [n], address and size of the bytes that begin with each page's
+            levels.
+        num_pieces: int64 [n], number of pieces that each page is expected to have, below 0 if
+            unknown; None if the offsets of pieces are not needed.
 
-    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; the first of each page
-        among these, int64 [n + 1].
+    Returns: LEVELS_DTYPE [n]; the offsets of the pieces of all pages, int64; and the position among
+        these of each page's first offset, int64 [n + 1].
     """
     levels = np.zeros(len(headers), LEVELS_DTYPE)
     levels["address"] = addresses
@@ -72,14 +71,16 @@ def levels_of(
         first = np.concatenate(([0], np.cumsum(num_pieces + 1)))
         offsets = np.empty(first[-1], np.int64)
         read_levels(levels, column.max_def, column.max_rep > 0, offsets, first)
-        if (num_pieces < 0).any() and (levels["problem"] == NONE).all():
-            num_pieces = levels["pieces"]
-            continue
-        return levels, offsets, first
+        is_complete = (num_pieces >= 0).all() or (levels["problem"] != NONE).any()
+        if is_complete:
+            return levels, offsets, first
+        # The first pass has counted them
+        num_pieces = levels["pieces"]
 
 
 def check_levels(level: np.void, column: Column) -> None:
-    """Check the decoded levels of a page (LEVELS_DTYPE). Raises MalformedError."""
+    """Raise MalformedError if decoding the levels of a page, a record of LEVELS_DTYPE, found a
+    problem."""
     problem = level["problem"]
     detail = int(level["detail"])
     if problem == NONE:
@@ -93,5 +94,5 @@ def check_levels(level: np.void, column: Column) -> None:
         raise MalformedError(
             f"it has level {detail}, above the column's maximum of {column.max_def}"
         )
-    found = "broken" if problem == BROKEN else detail
-    raise MalformedError(f"it has {found} levels, but its header states {level['num_levels']}")
+    num_levels = "broken" if problem == BROKEN else detail
+    raise MalformedError(f"it has {num_levels} levels, but its header states {level['num_levels']}")

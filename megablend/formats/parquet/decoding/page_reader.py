@@ -1,8 +1,8 @@
-"""Decoding pages to tokens, many at a time: one kernel call each for headers,
-bodies, levels and values.
+"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and
+values.
 
-PLAIN tokens stay in the buffer that their page was decompressed to;
-no block keeps another block's bytes.
+PLAIN tokens stay in the buffer to which their page was decompressed. No block keeps the bytes of
+another block in memory.
 """
 
 from __future__ import annotations
@@ -48,42 +48,45 @@ from megablend.storage.ranges import FetchedRanges, FileRanges
 
 
 class SelectedBlocks(NamedTuple):
-    """Blocks in the order of the file, each once."""
+    """Requested blocks in the order of the file, each once."""
 
     pages: Array
-    """PLACED_BLOCK_DTYPE [num_pages]"""
+    """PLACED_BLOCK_DTYPE [num_pages], blocks that are pages."""
     groups: Array
-    """PLACED_BLOCK_DTYPE [num_groups], column chunks that pyarrow reads whole."""
+    """PLACED_BLOCK_DTYPE [num_groups], blocks that are whole column chunks, which pyarrow reads."""
     places: Int64s
-    """int64 [n], for each requested block its position in pages followed by groups."""
+    """int64 [n], for each requested block its index in `pages` followed by `groups`."""
 
 
 def select_blocks(blocks: Array) -> SelectedBlocks:
-    """Sort blocks PLACED_BLOCK_DTYPE [n] into the order in which they are read."""
+    """Sort blocks, PLACED_BLOCK_DTYPE [n], into the order of the file, and separate pages from
+    column chunks."""
     offsets = blocks["offset"]
-    if (offsets[1:] > offsets[:-1]).all():  # as they are mostly requested
-        wanted = blocks
+    # They mostly are requested in this order
+    if (offsets[1:] > offsets[:-1]).all():
+        distinct = blocks
         places = np.arange(len(blocks))
     else:
         firsts, places = _in_file_order(offsets)
-        wanted = blocks[firsts]
-    encodings = wanted["encoding"]
-    if BY_ROW_GROUP not in encodings.tolist():  # of a few pages, faster than a comparison
-        return SelectedBlocks(wanted, wanted[:0], places)
+        distinct = blocks[firsts]
+    encodings = distinct["encoding"]
+    # For a few pages, a list is faster than comparing arrays
+    if BY_ROW_GROUP not in encodings.tolist():
+        return SelectedBlocks(distinct, distinct[:0], places)
     is_group = encodings == BY_ROW_GROUP
-    return SelectedBlocks(
-        wanted[~is_group], wanted[is_group], np.argsort(np.argsort(is_group, kind="stable"))[places]
-    )
+    # Positions after all pages were moved before all groups
+    moved_to = np.argsort(np.argsort(is_group, kind="stable"))
+    return SelectedBlocks(distinct[~is_group], distinct[is_group], moved_to[places])
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
-    """Offsets of blocks in the file, and their sizes: int64 [n] each."""
+    """Return the offsets of blocks in the file, and their sizes in bytes: int64 [n] each."""
     return np.ascontiguousarray(blocks["offset"]), blocks["stored_bytes"].astype(np.int64)
 
 
 def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """First occurrence of each of `offsets` int64 [n], ascending, and each one's position among
-    these: np.unique, but faster."""
+    """Return the position of the first occurrence of each distinct offset, by ascending offset; and
+    for each of `offsets` int64 [n] its position among these. As np.unique, but faster."""
     order = np.argsort(offsets, kind="stable")
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)
@@ -94,18 +97,22 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
 
 
 RLE = int(Encoding.RLE)
-"""As a plain integer: NumPy compares arrays with enum members slowly."""
+"""A plain integer, since NumPy compares arrays with members of an enum slowly."""
 
 
 class _StoredPages(NamedTuple):
-    """Pages of a file, in its order, and what was fetched of it."""
+    """Pages of one file, in the order of the file, and their bytes."""
 
     reader: ParquetReader
+    """The reader of the file."""
     blocks: Array
-    """PLACED_BLOCK_DTYPE [n]."""
+    """PLACED_BLOCK_DTYPE [n], the pages."""
     chunks: Array
+    """CHUNK_DTYPE [m], chunk table of the file."""
     fetched: FetchedRanges
+    """Bytes of the pages."""
     dictionaries: Sequence[FetchedRanges]
+    """Bytes of dictionary pages that were not cached."""
 
 
 class ParquetReader:
@@ -128,8 +135,8 @@ class ParquetReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`.
-        Raises CorruptFileError.
+        """Return the ranges of pages, of whole column chunks, and of dictionaries that are not
+        cached; see `BlockReader.byte_ranges`. Raises: CorruptFileError.
 
         Levels are stored within the pages, so finding documents needs whole pages, too.
         """
@@ -137,46 +144,40 @@ class ParquetReader:
             return []
         path = self._source.path
         selected = select_blocks(blocks)
-        found = list[FileRanges]()
+        ranges = list[FileRanges]()
         for rows, what in ((selected.pages, "the page"), (selected.groups, "the column chunk")):
             if len(rows):
-                found.append(FileRanges(path, *places_of(rows)))
-                self._source.check_ranges(found[-1].offsets, found[-1].sizes, what)
-        needed = set(selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])].tolist())
+                ranges.append(FileRanges(path, *places_of(rows)))
+                self._source.check_ranges(ranges[-1].offsets, ranges[-1].sizes, what)
+        by_dictionary = is_by_dictionary(selected.pages["encoding"])
+        needed = set(selected.pages["chunk"][by_dictionary].tolist())
         for chunk in chunks[sorted(needed)] if needed else ():
-            place = (
-                chunk["dictionary_offset"].reshape(1),
-                chunk["dictionary_bytes"].reshape(1).astype(np.int64),
-            )
-            if place[0][0] >= 0 and (self._number, int(place[0][0])) not in CACHE:
-                self._source.check_ranges(*place, "the dictionary page")
-                found.append(FileRanges(path, *place, is_shared=True))
-        return found
+            offset = chunk["dictionary_offset"].reshape(1)
+            size = chunk["dictionary_bytes"].reshape(1).astype(np.int64)
+            if offset[0] >= 0 and (self._number, int(offset[0])) not in CACHE:
+                self._source.check_ranges(offset, size, "the dictionary page")
+                ranges.append(FileRanges(path, offset, size, is_shared=True))
+        return ranges
 
     def decode(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> DecodedBlocks:
-        """See `BlockReader.decode`. Raises CorruptFileError, UnsupportedFileError."""
+        """See `BlockReader.decode`. Raises: CorruptFileError, UnsupportedFileError."""
         selected = select_blocks(blocks)
-        others = list(fetched)
+        # As `byte_ranges` requested them: pages, column chunks, dictionaries
+        dictionaries = list(fetched)
+        pages = dictionaries.pop(0) if len(selected.pages) else None
+        groups = dictionaries.pop(0) if len(selected.groups) else None
         parts = list[DecodedBlocks]()
-        pages = others.pop(0) if len(selected.pages) else None
-        groups = others.pop(0) if len(selected.groups) else None
         if pages is not None:
-            parts.append(
-                self._decode_pages(
-                    [_StoredPages(self, selected.pages, chunks, pages, others)], pieces=pieces
-                )
-            )
+            stored = _StoredPages(self, selected.pages, chunks, pages, dictionaries)
+            parts.append(self._decode_pages([stored], pieces=pieces))
         if groups is not None:
-            parts.append(
-                DecodedBlocks.of(
-                    [
-                        self._decode_group(block, chunks, groups[i])
-                        for i, block in enumerate(selected.groups)
-                    ]
-                )
-            )
+            decoded_groups = [
+                self._decode_group(block, chunks, groups[i])
+                for i, block in enumerate(selected.groups)
+            ]
+            parts.append(DecodedBlocks.of(decoded_groups))
         decoded = DecodedBlocks.joined(parts)
         return decoded if selected.pages is blocks else decoded.taken(selected.places)
 
@@ -187,17 +188,15 @@ class ParquetReader:
         return column.physical, column.dtype, column.max_def, column.max_rep
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """See `JointReader.decode_jointly`: of pages in the order of their files."""
+        """See `JointReader.decode_jointly`. Only pages in the order of their files are decoded
+        jointly."""
         stored = list[_StoredPages]()
-        for each in reads:
-            if select_blocks(each.blocks).pages is not each.blocks:
+        for read in reads:
+            if select_blocks(read.blocks).pages is not read.blocks:
                 return None
-            assert isinstance(each.reader, ParquetReader)
-            stored.append(
-                _StoredPages(
-                    each.reader, each.blocks, each.chunks, each.fetched[0], each.fetched[1:]
-                )
-            )
+            assert isinstance(read.reader, ParquetReader)
+            pages, *dictionaries = read.fetched
+            stored.append(_StoredPages(read.reader, read.blocks, read.chunks, pages, dictionaries))
         return self._decode_pages(stored, pieces=pieces)
 
     def find_pieces(
@@ -208,7 +207,7 @@ class ParquetReader:
         return [block.offsets for block in self.decode(blocks, chunks, fetched)], stored_bytes
 
     def _decode_group(self, block: np.void, chunks: Array, stored: Bytes) -> DecodedBlock:
-        """A block that is a whole chunk, through pyarrow."""
+        """Decode a block that is a whole column chunk, by pyarrow."""
         offset = int(block["offset"])
         with self._source.error_context(offset, "the page"):
             row_group = int(chunks[block["chunk"]]["row_group"])
@@ -220,8 +219,8 @@ class ParquetReader:
         return DecodedBlock(tokens, offsets)
 
     def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
-        """Pages of files whose columns are alike; errors name this reader's.
-        Raises CorruptFileError, UnsupportedFileError."""
+        """Decode pages of files whose readers are alike; errors name the file of this reader.
+        Raises: CorruptFileError, UnsupportedFileError."""
         source = self._source
         column = self._column
         blocks = stored[0].blocks
@@ -252,32 +251,33 @@ class ParquetReader:
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            [array for each in stored for array in each.reader._dictionaries(each)],
+            [dictionary for pages in stored for dictionary in pages.reader._dictionaries(pages)],
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
-        found = _cut(piece_offsets, first) if pieces else None
-        return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, found)
+        block_offsets = _cut(piece_offsets, first) if pieces else None
+        return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, block_offsets)
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
-        """Check that they are headers of data pages with the sizes in the index."""
+        """Check that headers are those of data pages, with the sizes and encodings in the index.
+        Raises: CorruptFileError, UnsupportedFileError."""
         for i in ((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
         self._check_encodings(headers, blocks)
-        left = blocks["stored_bytes"] - headers["header_bytes"]
+        body_bytes = blocks["stored_bytes"] - headers["header_bytes"]
         has_data = is_data(headers)
-        for i in (~has_data | (left != headers["stored_bytes"])).nonzero()[0]:
+        for i in (~has_data | (body_bytes != headers["stored_bytes"])).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 if not has_data[i]:
                     raise MalformedError(
                         f"it is a page of type {headers['type'][i]}, not a data page"
                     )
-                _check_body(int(headers["stored_bytes"][i]), int(left[i]))
+                _check_body(int(headers["stored_bytes"][i]), int(body_bytes[i]))
 
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
-        """Check that values are encoded as they were when they were indexed; the two dictionary
-        encodings are equivalent."""
+        """Check that values have the encodings in the index; the two dictionary encodings count as
+        the same. Raises: CorruptFileError."""
         found = headers["encoding"]
         expected = blocks["encoding"]
         if not (found != expected).any():
@@ -291,7 +291,7 @@ class ParquetReader:
                 )
 
     def _check(self, blocks: Array, levels: Levels) -> None:
-        """Check that levels are valid and agree with the index."""
+        """Check that levels are valid, and agree with the index. Raises: CorruptFileError."""
         rows = levels["pieces"] - levels["continues"]
         continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
         wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
@@ -309,26 +309,26 @@ class ParquetReader:
                 )
 
     def _dictionaries(self, pages: _StoredPages) -> list[Array | None]:
-        """The dictionary of each page, int32 or int64 [num_entries];
-        None if it has none or needs none."""
-        found = list[Array | None]([None] * len(pages.blocks))
-        needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
-        if len(needed):
+        """Return the dictionary of each page, int32 or int64 [num_entries]; None if its values are
+        not encoded by one, or its chunk has none."""
+        dictionaries = list[Array | None]([None] * len(pages.blocks))
+        needing = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
+        if len(needing):
             stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
-            places = pages.blocks["chunk"][needed].tolist()
+            chunks = pages.blocks["chunk"][needing].tolist()
             by_chunk = {
-                place: self._dictionary(pages.chunks[place], stored)
-                for place in sorted(set(places))
+                chunk: self._dictionary(pages.chunks[chunk], stored)
+                for chunk in sorted(set(chunks))
             }
-            for i, place in zip(needed.tolist(), places, strict=True):
-                found[i] = by_chunk[place]
-        return found
+            for i, chunk in zip(needing.tolist(), chunks, strict=True):
+                dictionaries[i] = by_chunk[chunk]
+        return dictionaries
 
     def _dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array | None:
-        """The dictionary of a chunk, int32 or int64 [num_entries]; None if it has none.
+        """Return the dictionary of a chunk, int32 or int64 [num_entries]; None if it has none.
 
         Args:
-            stored: dictionary pages that were fetched, by their offset.
+            stored: by offset, the dictionary pages that were fetched.
         """
         offset = int(chunk["dictionary_offset"])
         size = int(chunk["dictionary_bytes"])
@@ -339,11 +339,10 @@ class ParquetReader:
         def decode() -> Array:
             if offset in stored:
                 return self._decode_dictionary(offset, codec, stored[offset].data)
-            # It was evicted after the pages were requested; or the page's header contradicts the
-            # index.
-            return self._decode_dictionary(
-                offset, codec, memoryview(self._source.read(offset, size, "the dictionary page"))
-            )
+            # It was in the cache when the pages were requested, and was evicted since; or a page's
+            # header contradicts the index
+            page = self._source.read(offset, size, "the dictionary page")
+            return self._decode_dictionary(offset, codec, memoryview(page))
 
         return CACHE.get((self._number, offset), decode)
 
@@ -357,21 +356,21 @@ class ParquetReader:
             if header.crc is not None:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
-            found: Array = plain_values(values, header.num_values, self._column.physical)
-            # A view of what was fetched, which may have other pages' bytes, too
+            dictionary: Array = plain_values(values, header.num_values, self._column.physical)
+            # A view of the fetched buffer, which may have bytes of other pages, must not be cached
             if codec == UNCOMPRESSED:
-                found = found.copy()
-            found.setflags(write=False)
-            return found
+                dictionary = dictionary.copy()
+            dictionary.setflags(write=False)
+            return dictionary
 
 
 def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
-    """The offsets of each page, as separate arrays."""
-    found = []
+    """Copy the offsets of each page to an array of its own, read-only."""
+    by_page = []
     for low, high in itertools.pairwise(first.tolist()):
-        found.append(offsets[low:high].copy())
-        found[-1].setflags(write=False)
-    return found
+        by_page.append(offsets[low:high].copy())
+        by_page[-1].setflags(write=False)
+    return by_page
 
 
 def _check_body(size: int, expected: int) -> None:
@@ -382,10 +381,8 @@ def _check_body(size: int, expected: int) -> None:
 def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
         raise MalformedError(f"it has {tokens} tokens, but the index records {block['tokens']}")
-    if block["rows"] >= 0 and (rows, continues) != (
-        block["rows"],
-        bool(block["flags"] & STARTS_MID_DOCUMENT),
-    ):
+    expected = block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)
+    if block["rows"] >= 0 and (rows, continues) != expected:
         begins = "in the middle of a row" if continues else "with a row"
         raise MalformedError(
             f"it begins {begins} and {rows} rows begin in it, which differs from the index"

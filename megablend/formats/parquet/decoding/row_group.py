@@ -1,4 +1,4 @@
-"""Fallback: a whole column chunk through pyarrow, for pages that cannot be read one by one."""
+"""Reading a whole column chunk by pyarrow: the fallback for pages that cannot be decoded one by one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from megablend.storage.file_object import FileObject
 def read_row_group(
     source: FileBytes, column: Column, row_group: int, fetched: Mapping[int, Bytes] | None = None
 ) -> tuple[npt.NDArray[Any], Int64s]:
-    """Tokens [num_tokens] of a column chunk, and its rows: row i is
-    tokens[offsets[i]:offsets[i+1]].
+    """Read a column chunk.
 
     Args:
-        fetched: bytes of the file that were fetched, by offset; others, such as the footer, are
+        fetched: by offset, bytes of the file that were fetched; other bytes, such as the footer, are
             read.
 
+    Returns: tokens [num_tokens], and offsets, int64 [num_rows + 1]: row i is
+        tokens[offsets[i]:offsets[i+1]].
     Raises: MalformedError.
     """
-    import pyarrow.parquet as pq  # few files need it, and it takes some 50 ms
+    # Few files need it, and importing it takes some 50 ms
+    import pyarrow.parquet as pq
 
+    python_file = pa.PythonFile(_open(source, fetched or {}), "r")
     try:
-        with pq.ParquetFile(
-            pa.PythonFile(_open(source, fetched or {}), "r"), page_checksum_verification=True
-        ) as file:
+        with pq.ParquetFile(python_file, page_checksum_verification=True) as file:
             table = file.read_row_group(
                 row_group, columns=[".".join(column.path)], use_threads=False
             )
@@ -45,13 +46,15 @@ def read_row_group(
 
 
 def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
-    """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or
-    of structs around either."""
+    """Convert an Arrow array of integers, of lists of integers, or of structs around either, to
+    tokens and offsets as `read_row_group` returns them."""
     import pyarrow.compute as pc
 
     num_rows = len(rows)
+    # The row that each item of the current level belongs to
     parents = np.arange(num_rows)
-    while rows.type.num_fields:  # pyarrow 15's is_nested leaves out lists of a fixed size
+    # Not `is_nested`, which in pyarrow 15 is false for lists of a fixed size
+    while rows.type.num_fields:
         valid = rows.is_valid()
         rows = rows.filter(valid)
         parents = parents[as_numpy(valid)]
@@ -68,7 +71,7 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
 
 
 def _open(source: FileBytes, fetched: Mapping[int, Bytes]) -> FileObject:
-    """A file for pyarrow, some bytes of which were fetched."""
+    """Return a file object for pyarrow, which reads bytes that were not fetched from the source."""
 
     def read(offset: int, size: int) -> bytes:
         for start, data in fetched.items():

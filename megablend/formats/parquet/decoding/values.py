@@ -1,8 +1,8 @@
-"""Decoding the values of pages to tokens: a table selects the decoder,
-one kernel contains all of them.
+"""Decoding the values of pages to tokens: a table selects the decoder of a page, and one kernel
+contains all decoders.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. An encoding that
-is not in the table is detected when the file is indexed, and read by whole row groups.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. If a chunk has pages
+with an encoding that is not in the table, which indexing finds out, it is read as a whole by pyarrow.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from megablend.kernels.parquet.values import (
 from megablend.storage.ranges import portions
 
 BY_ROW_GROUP = -1
-"""In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""
+"""A block's `encoding` if the block is a whole column chunk, which pyarrow reads."""
 _DICTIONARY = (int(Encoding.PLAIN_DICTIONARY), int(Encoding.RLE_DICTIONARY))
-"""As plain integers: NumPy compares arrays with enum members slowly."""
+"""Plain integers, since NumPy compares arrays with members of an enum slowly."""
 
 Array = npt.NDArray[Any]
 
@@ -48,9 +48,9 @@ STORED: dict[int, np.dtype[Any]] = {
     Physical.FLOAT: np.dtype("<i4"),
     Physical.DOUBLE: np.dtype("<i8"),
 }
-"""Types of values in memory; floats are handled as integers with the same bits."""
+"""By physical type, the dtype of decoded values; floats are decoded as integers with the same bits."""
 WIDE_BYTES = 1 << 20
-"""Values converted at a time to tokens of a narrower type."""
+"""Bytes of values that are decoded at a time if tokens have a narrower type than values."""
 DECODERS: dict[tuple[int, int], int] = {
     (physical, int(encoding)): decoder
     for physical in STORED
@@ -66,25 +66,27 @@ DECODERS: dict[tuple[int, int], int] = {
     (Physical.BOOLEAN, Encoding.PLAIN): PLAIN_BOOLEANS,
     (Physical.BOOLEAN, Encoding.RLE): RLE_BOOLEANS,
 }
-"""(physical type, encoding) -> how the kernel decodes it."""
+"""By physical type and encoding, the kernel's decoder."""
 
 
 class Encoded(NamedTuple):
     """The encoded values of n pages."""
 
     offsets: Int64s
-    """int64 [n], bytes of the file, for error messages."""
+    """int64 [n], offset of each page in the file, for error messages."""
     owners: list[pa.Buffer | None]
-    """Owner of the values' memory, of that page only; None if it contains other pages' bytes,
-    too."""
+    """The buffer with the values of each page; None if it has bytes of other pages, too."""
     addresses: Int64s
+    """int64 [n], address in memory of each page's values."""
     sizes: Int64s
-    """int64 [n], in bytes."""
+    """int64 [n], size in bytes of each page's values."""
     counts: Int64s
-    """int64 [n], values."""
+    """int64 [n], number of values of each page."""
     encodings: Int64s
+    """int64 [n], encoding of each page's values."""
     dictionaries: list[Array | None]
-    """Dictionaries, int32 or int64 [num_entries]; None if a chunk has none, or none is needed."""
+    """The dictionary of each page, int32 or int64 [num_entries]; None if it needs none, or its chunk
+    has none."""
 
 
 def tokens_of(
@@ -92,76 +94,85 @@ def tokens_of(
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
     """Decode the values of pages to tokens of type `dtype`.
 
-    Returns: the owner of the tokens' memory, of that page only; their addresses, int64 [n].
+    Returns: for each page the owner of the memory of its tokens, which has no bytes of other pages;
+        and the addresses of its tokens, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     stored = STORED[physical]
     if dtype.itemsize == stored.itemsize:
-        return _as_stored(source, encoded, physical)
+        return _decode_as_stored(source, encoded, physical)
     owners = list[pa.Buffer | Array]()
-    found = np.zeros(len(encoded.counts), np.int64)
+    addresses = np.zeros(len(encoded.counts), np.int64)
     for part in portions(encoded.counts * stored.itemsize, WIDE_BYTES):
-        mine = Encoded._make(column[part] for column in encoded)
-        wide = _as_stored(source, mine, physical)
+        encoded_part = Encoded._make(column[part] for column in encoded)
+        wide_owners, wide_addresses = _decode_as_stored(source, encoded_part, physical)
         for owner, address, count in zip(
-            wide[0], wide[1].tolist(), mine.counts.tolist(), strict=True
+            wide_owners, wide_addresses.tolist(), encoded_part.counts.tolist(), strict=True
         ):
-            owners.append(_narrowed(owner, address, count, stored, dtype))
-        found[part] = [address_of(owner) for owner in owners[part]]
-    return owners, found
+            owners.append(_narrow(owner, address, count, stored, dtype))
+        addresses[part] = [address_of(owner) for owner in owners[part]]
+    return owners, addresses
 
 
-def _as_stored(
+def _decode_as_stored(
     source: FileBytes, encoded: Encoded, physical: int
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
-    """`tokens_of` in the type in which they are stored."""
+    """Decode the values of pages as `tokens_of` does, to tokens of the type STORED[physical]."""
     stored = STORED[physical]
     offsets = encoded.offsets
     counts = encoded.counts
     decoders = _choose_decoders(source, offsets, encoded.encodings, physical)
     owners = list[pa.Buffer | Array](encoded.owners)
-    found = encoded.addresses.copy()
+    addresses = encoded.addresses.copy()
     in_place = np.array([owner is not None for owner in owners]) & (decoders == PLAIN)
-    made = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
-    if not len(made):
-        return owners, found
+    # Pages whose values are decoded into new memory; the kernel reports those that are too short
+    decoded = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
+    if not len(decoded):
+        return owners, addresses
     pages = np.zeros(len(offsets), VALUES_DTYPE)
     pages["decoder"] = decoders
     pages["count"] = counts
     pages["address"] = encoded.addresses
     pages["size"] = encoded.sizes
-    with source.error_context(0, "the page") as place:
-        for place.offset, i, count in zip(
-            offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True
+    with source.error_context(0, "the page") as location:
+        for location.offset, i, count in zip(
+            offsets[decoded].tolist(), decoded.tolist(), counts[decoded].tolist(), strict=True
         ):
             owners[i] = allocate_buffer(count * stored.itemsize)
         for i in np.flatnonzero(decoders == RLE_DICTIONARY).tolist():
-            if (dictionary := encoded.dictionaries[i]) is not None:
+            dictionary = encoded.dictionaries[i]
+            if dictionary is not None:
                 pages["dictionary"][i] = address_of(dictionary)
                 pages["entries"][i] = len(dictionary)
             elif counts[i]:
-                place.offset = int(offsets[i])
+                location.offset = int(offsets[i])
                 raise MalformedError(
                     "its values are dictionary-encoded, but its column chunk has no dictionary"
                 )
-        found[made] = pages["out"][made] = addresses_of([owners[i] for i in made.tolist()])
-        mine = pages[made]
-        decode_values(mine, np.empty(0, stored))
-        for i in np.flatnonzero(mine["problem"] != SOUND).tolist():
-            place.offset = int(offsets[made[i]])
-            raise MalformedError(_problem(mine[i], stored.itemsize))
-    return owners, found
+        outs = addresses_of([owners[i] for i in decoded.tolist()])
+        addresses[decoded] = outs
+        pages["out"][decoded] = outs
+        decoded_pages = pages[decoded]
+        # The empty array tells the kernel the type of values
+        decode_values(decoded_pages, np.empty(0, stored))
+        for i in np.flatnonzero(decoded_pages["problem"] != SOUND).tolist():
+            location.offset = int(offsets[decoded[i]])
+            raise MalformedError(_problem(decoded_pages[i], stored.itemsize))
+    return owners, addresses
 
 
 def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
-    """Which pages, by the encodings [n] of their values, are dictionary-encoded: bool [n]."""
-    found: npt.NDArray[np.bool_] = (encodings == _DICTIONARY[0]) | (encodings == _DICTIONARY[1])
-    return found
+    """Whether encodings [n] are dictionary encodings: bool [n]."""
+    plain_dictionary, rle_dictionary = _DICTIONARY
+    is_dictionary: npt.NDArray[np.bool_] = (encodings == plain_dictionary) | (
+        encodings == rle_dictionary
+    )
+    return is_dictionary
 
 
 def plain_values(data: Buffer, count: int, physical: int) -> Array:
-    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view.
-    Raises MalformedError."""
+    """Return `count` PLAIN values at the start of `data` as a view, int32 or int64 [count].
+    Raises: MalformedError."""
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
         raise MalformedError(
@@ -174,22 +185,23 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
 def _choose_decoders(
     source: FileBytes, offsets: Int64s, encodings: Int64s, physical: int
 ) -> Int64s:
-    """The decoder of each page's values: int64 [n]. Raises UnsupportedFileError."""
+    """Return the decoder of each page's values: int64 [n]. Raises: UnsupportedFileError."""
     decoders = np.zeros(len(encodings), np.int64)
     for encoding in sorted(set(encodings.tolist())):
-        mine = encodings == encoding
-        if (decoder := DECODERS.get((physical, encoding))) is None:
-            with source.error_context(int(offsets[mine][0]), "the page"):
+        has_encoding = encodings == encoding
+        decoder = DECODERS.get((physical, encoding))
+        if decoder is None:
+            with source.error_context(int(offsets[has_encoding][0]), "the page"):
                 name = name_of(Encoding, encoding)
                 raise UnsupportedError(
                     f"{name_of(Physical, physical)} values with encoding {name} are not supported"
                 )
-        decoders[mine] = decoder
+        decoders[has_encoding] = decoder
     return decoders
 
 
 def _problem(page: np.void, itemsize: int) -> str:
-    """The message for a page (VALUES_DTYPE) that could not be decoded."""
+    """Return the message for a page, a record of VALUES_DTYPE, that could not be decoded."""
     decoder = page["decoder"]
     count = page["count"]
     needed = page["count"] * itemsize
@@ -206,16 +218,18 @@ def _problem(page: np.void, itemsize: int) -> str:
     }[int(decoder)]
 
 
-def _narrowed(
+def _narrow(
     owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]
 ) -> Array:
-    """Values of a type narrower than the one they are stored as."""
+    """Convert `count` values of type `stored` at an address in the memory of `owner` to a narrower
+    type."""
     if not count:
         return np.empty(0, dtype)
-    held = pa.py_buffer(owner)
-    wide = np.frombuffer(held, stored, count, address - held.address)
+    memory = pa.py_buffer(owner)
+    wide = np.frombuffer(memory, stored, count, address - memory.address)
     if count * dtype.itemsize < LARGE_BYTES:
         return wide.astype(dtype)
+    # Mapped, so that its memory returns to the system
     narrow: Array = np.frombuffer(allocate_buffer(count * dtype.itemsize), dtype)
     np.copyto(narrow, wide, casting="unsafe")
     return narrow

@@ -1,5 +1,5 @@
-"""Counting pages by their headers, and by their levels if headers are not enough; the fallback
-is the whole row group."""
+"""Counting pages by their headers, and by their levels if headers are not enough; pages that cannot be
+decoded one by one are read by row group."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from megablend.storage.parallel_map import parallel_map
 def count_from_offset_index(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes
 ) -> ChunkPages:
-    """Count the pages of chunks that have an OffsetIndex. Raises CorruptFileError,
+    """Count the pages of chunks that have an OffsetIndex. Raises: CorruptFileError,
     UnsupportedFileError."""
     headers = headers_at(search.source, places.offsets, np.full(len(places.offsets), search.limit))
-    before = dictionaries_before(
-        search.source, chunks["start"], places.offsets[places.first_page[:-1]]
-    )
-    return _count_headed(search, chunks, places.first_page, headers, places.rows, before)
+    first_offsets = places.offsets[places.first_page[:-1]]
+    dictionaries = dictionaries_before(search.source, chunks["start"], first_offsets)
+    return _count_by_headers(search, chunks, places.first_page, headers, places.rows, dictionaries)
 
 
 def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Count the pages of chunks by scanning from header to header. Raises CorruptFileError,
+    """Count the pages of chunks by scanning from header to header. Raises: CorruptFileError,
     UnsupportedFileError."""
     headers, first_page = walk_pages(search.source, chunks, search.limit, search.in_flight)
-    among = dictionaries_among(headers, first_page)
-    data = np.flatnonzero(is_data(headers))
-    headers = headers[data]
-    first_page = np.searchsorted(data, first_page)
-    return _count_headed(search, chunks, first_page, headers, np.full(len(headers), -1), among)
+    dictionaries = dictionaries_among(headers, first_page)
+    data_pages = np.flatnonzero(is_data(headers))
+    headers = headers[data_pages]
+    first_page = np.searchsorted(data_pages, first_page)
+    unknown_rows = np.full(len(headers), -1)
+    return _count_by_headers(search, chunks, first_page, headers, unknown_rows, dictionaries)
 
 
-def _count_headed(
+def _count_by_headers(
     search: PageScanContext,
     chunks: Chunks,
     first_page: Int64s,
@@ -66,36 +66,35 @@ def _count_headed(
     rows: Int64s,
     dictionaries: Int64s,
 ) -> ChunkPages:
-    """Count by headers and levels; chunks with a page
-    that cannot be decoded separately are read by row group.
+    """Count pages by headers and levels. Chunks with a page that cannot be decoded by itself are
+    read by row group.
 
     Args:
-        first_page: int64 [num_chunks + 1], the data pages of each chunk.
+        first_page: int64 [num_chunks + 1], number of each chunk's first data page.
         headers: HEADER_DTYPE [num_pages].
-        rows: int64 [num_pages], rows that begin in each; -1 if unknown.
+        rows: int64 [num_pages], rows that begin in each page; -1 if unknown.
         dictionaries: as ChunkPages has them.
     """
     with search.error_context(chunks):
         check_headers(headers, first_page, search.column)
-    decoded = [encoding for physical, encoding in DECODERS if physical == search.column.physical]
-    whole = sum_by_chunk(~np.isin(headers["encoding"], decoded), first_page) > 0
-    if not whole.any():
+    supported = [encoding for physical, encoding in DECODERS if physical == search.column.physical]
+    # Chunks that are read as a whole, and those that are read page by page
+    is_whole = sum_by_chunk(~np.isin(headers["encoding"], supported), first_page) > 0
+    if not is_whole.any():
         return _count(search, chunks, first_page, headers, rows, dictionaries)
+    is_paged = ~is_whole
     counts = np.diff(first_page)
-    paged = ~whole
-    kept = np.repeat(paged, counts)
-    rest = _count(
+    kept = np.repeat(is_paged, counts)
+    paged = _count(
         search,
-        chunks[paged],
-        starts_of(counts[paged]),
+        chunks[is_paged],
+        starts_of(counts[is_paged]),
         headers[kept],
         rows[kept],
-        dictionaries[paged],
+        dictionaries[is_paged],
     )
-    parts = [
-        (np.flatnonzero(paged), rest),
-        (np.flatnonzero(whole), _by_row_group(search, chunks[whole])),
-    ]
+    whole = _count_by_row_group(search, chunks[is_whole])
+    parts = [(np.flatnonzero(is_paged), paged), (np.flatnonzero(is_whole), whole)]
     return join_parts(len(chunks), parts)
 
 
@@ -107,6 +106,7 @@ def _count(
     rows: Int64s,
     dictionaries: Int64s,
 ) -> ChunkPages:
+    """Count pages that can be decoded one by one; see `_count_by_headers`."""
     levels = headers["num_values"]
     counts = np.diff(first_page)
     sums = sum_by_chunk(levels, first_page)
@@ -123,29 +123,31 @@ def _count(
     pages["stored_bytes"] = headers["header_bytes"] + headers["stored_bytes"]
     count_full(pages, levels, rows if search.column.max_rep else levels)
     is_full = np.repeat(_are_full(chunks, search.column), counts)
-    unsure = np.flatnonzero(~is_full | (pages["scan"] & search.documents))
-    scanned = 0
-    if len(unsure):
-        again = pages[unsure]
-        codecs = np.repeat(chunks["codec"], counts)[unsure]
-        scanned = scan(
-            search.source, headers[unsure], codecs, search.column, again, search.in_flight
+    # Pages whose tokens or documents only their levels tell
+    uncertain = np.flatnonzero(~is_full | (pages["scan"] & search.documents))
+    scanned_bytes = 0
+    if len(uncertain):
+        recounted = pages[uncertain]
+        codecs = np.repeat(chunks["codec"], counts)[uncertain]
+        scanned_bytes = scan(
+            search.source, headers[uncertain], codecs, search.column, recounted, search.in_flight
         )
-        pages[unsure] = again
-    return ChunkPages(first_page, pages, dictionaries, scanned)
+        pages[uncertain] = recounted
+    return ChunkPages(first_page, pages, dictionaries, scanned_bytes)
 
 
 def _are_full(chunks: Chunks, column: Column) -> Bools:
-    """For which chunks the metadata proves that each level is a token; a list's null_count does not
-    count empty lists."""
+    """Whether the metadata of chunks proves that each level is a token: bool [num_chunks]. The
+    null_count of lists proves nothing, since it does not count empty lists."""
     full: Bools = has_histogram(chunks, column) & (chunks["top_level"] == chunks["num_values"])
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)
     return full
 
 
-def _by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Each chunk as one page, read through pyarrow."""
+def _count_by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
+    """Count chunks by reading them through pyarrow; each chunk becomes one page. Raises:
+    CorruptFileError, UnsupportedFileError."""
     source = search.source
     pages = np.zeros(len(chunks), PAGE_DTYPE)
     pages["offset"] = chunks["start"]

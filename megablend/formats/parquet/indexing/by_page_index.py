@@ -1,4 +1,4 @@
-"""Pages located by OffsetIndexes, and counted by ColumnIndexes if these contain enough."""
+"""Locating pages by OffsetIndexes, and counting them by ColumnIndexes if these contain enough."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ from megablend.formats.parquet.metadata.page_index import (
 from megablend.formats.parquet.metadata.schema import Column
 
 _DICTIONARY_ENCODINGS = 1 << Encoding.PLAIN_DICTIONARY | 1 << Encoding.RLE_DICTIONARY
+"""Bits of the dictionary encodings in `encodings` of a chunk."""
 
 
 def read_page_indexes(
     search: PageScanContext, chunks: Chunks
 ) -> tuple[OffsetIndexes, ColumnIndexes]:
-    """Read the page indexes of chunks that all have an OffsetIndex. Raises CorruptFileError."""
+    """Read the page indexes of chunks that all have an OffsetIndex. Raises: CorruptFileError."""
     source = search.source
     num_chunks = len(chunks)
-    places = chunks["offset_index"]
-    place_bytes = chunks["offset_index_bytes"]
-    counts = chunks["column_index"]
-    count_bytes = chunks["column_index_bytes"]
-    counts = np.where(count_bytes > 0, counts, places)
-    sizes = np.concatenate((place_bytes, count_bytes))
+    offset_index = chunks["offset_index"]
+    column_bytes = chunks["column_index_bytes"]
+    # A chunk without a ColumnIndex has an empty range
+    column_index = np.where(column_bytes > 0, chunks["column_index"], offset_index)
+    offsets = np.concatenate((offset_index, column_index))
+    sizes = np.concatenate((chunks["offset_index_bytes"], column_bytes))
     has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0
-    # The next step, at the same time as this one
+    # The next step reads them; they are requested at the same time as the page indexes
     request_headers(source, chunks["start"][has_dictionary])
-    data, begins = source.read_coalesced(np.concatenate((places, counts)), sizes, "the page index")
+    data, begins = source.read_coalesced(offsets, sizes, "the page index")
     ends = begins + sizes
-    with source.blamed_among(places, chunks["row_group"], "the OffsetIndex"):
-        found = parse_offset_indexes(
+    with source.blamed_among(offset_index, chunks["row_group"], "the OffsetIndex"):
+        places = parse_offset_indexes(
             data,
             begins[:num_chunks],
             ends[:num_chunks],
@@ -55,26 +56,28 @@ def read_page_indexes(
             limit=search.limit,
             num_rows=chunks["num_rows"],
         )
-    with source.blamed_among(counts, chunks["row_group"], "the ColumnIndex"):
-        return found, parse_column_indexes(
+    with source.blamed_among(column_index, chunks["row_group"], "the ColumnIndex"):
+        counts = parse_column_indexes(
             data,
             begins[num_chunks:],
             ends[num_chunks:],
-            first_page=found.first_page,
+            first_page=places.first_page,
             max_def=search.column.max_def,
             max_rep=search.column.max_rep,
         )
+    return places, counts
 
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
-    """The encoding of all data pages, int64 [num_chunks]; -1 for several, or one that requires
-    reading the headers."""
-    known = {
+    """Return the encoding of the data pages of each chunk, int64 [num_chunks]; -1 if they have
+    several, or if their headers have to be read."""
+    encoding_of_bits = {
         1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical
     }
     encodings = np.array(
-        [known.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64
+        [encoding_of_bits.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64
     )
+    # Levels, too, may be encoded so, and then the headers tell
     if column.max_def > 0:
         encodings[chunks["encodings"] & (1 << Encoding.BIT_PACKED) > 0] = -1
     return encodings
@@ -87,40 +90,41 @@ def locate_from_page_index(
     places: OffsetIndexes,
     counts: ColumnIndexes,
 ) -> ChunkPages:
-    """The pages of chunks whose page indexes have token counts and encodings.
-    Raises CorruptFileError, UnsupportedFileError."""
+    """Locate and count the pages of chunks whose page indexes have counts of tokens, and whose pages
+    have the given encodings. Raises: CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
-        pages, num_unsure = count_from_page_index(
+        pages, num_uncertain = count_from_page_index(
             places, counts, search.column, chunks, encodings, documents=search.documents
         )
-    scanned = _scan_unsure(search, chunks, places, pages) if search.documents and num_unsure else 0
-    before = dictionaries_before(
-        search.source, chunks["start"], places.offsets[places.first_page[:-1]]
-    )
-    return ChunkPages(places.first_page, pages, before, scanned)
+    scanned_bytes = 0
+    if search.documents and num_uncertain:
+        scanned_bytes = _scan_uncertain(search, chunks, places, pages)
+    first_offsets = places.offsets[places.first_page[:-1]]
+    dictionaries = dictionaries_before(search.source, chunks["start"], first_offsets)
+    return ChunkPages(places.first_page, pages, dictionaries, scanned_bytes)
 
 
-def _scan_unsure(
+def _scan_uncertain(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
 ) -> int:
-    """Count pages by their levels if the counts do not determine the documents; returns the
-    bytes that were read."""
-    unsure = np.flatnonzero(pages["scan"])
-    first_page = np.searchsorted(unsure, places.first_page)
-    again = pages[unsure]
-    headers = headers_at(search.source, again["offset"], np.full(len(again), search.limit))
+    """Count the pages whose documents the page index does not determine by their levels; returns the
+    number of bytes that were read. Raises: CorruptFileError, UnsupportedFileError."""
+    uncertain = np.flatnonzero(pages["scan"])
+    first_page = np.searchsorted(uncertain, places.first_page)
+    recounted = pages[uncertain]
+    headers = headers_at(search.source, recounted["offset"], np.full(len(recounted), search.limit))
     with search.error_context(chunks):
         check_headers(headers, first_page, search.column)
     codecs = np.repeat(chunks["codec"], np.diff(first_page))
-    scanned = scan(search.source, headers, codecs, search.column, again, search.in_flight)
-    said = pages["tokens"][unsure]
+    scanned_bytes = scan(search.source, headers, codecs, search.column, recounted, search.in_flight)
+    stated = pages["tokens"][uncertain]
     with search.error_context(chunks):
         refuse_pages(
-            again["tokens"] != said,
+            recounted["tokens"] != stated,
             first_page,
             lambda i: (
-                f"a page has {again['tokens'][i]} tokens, but its ColumnIndex states {said[i]}"
+                f"a page has {recounted['tokens'][i]} tokens, but its ColumnIndex states {stated[i]}"
             ),
         )
-    pages[unsure] = again
-    return scanned
+    pages[uncertain] = recounted
+    return scanned_bytes

@@ -1,4 +1,4 @@
-"""The pages of a column's chunks, and the parameters for finding them."""
+"""The data pages of a column's chunks, and the parameters for finding them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from megablend.formats.parquet.metadata.source import FileBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageScanContext:
-    """Parameters for finding pages."""
+    """Parameters for finding the pages of a column."""
 
     source: FileBytes
     column: Column
     limit: int
-    """The first byte of the footer; pages end before it."""
+    """First byte of the footer: pages end before it."""
     documents: bool
-    """Rows, and the documents that end in each page, must be exact, even if that requires a
-    scan."""
+    """Whether the rows of each page, and the documents that end in it, must be exact, even if that
+    requires reading levels."""
     in_flight: int
-    """Threads that read and decompress in parallel."""
+    """Number of threads that read and decompress in parallel."""
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
-        """Add the location of the chunk that a MalformedError names; see
+        """Convert errors, and add the location of the chunk whose number they have; see
         `FileBytes.blamed_among`."""
         return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
 
@@ -42,26 +42,29 @@ class ChunkPages:
     """The data pages of chunks."""
 
     first_page: Int64s
-    """int64 [num_chunks + 1], the pages of each chunk."""
+    """int64 [num_chunks + 1], number of each chunk's first page."""
     pages: Pages
     """PAGE_DTYPE [num_pages], chunk by chunk."""
     dictionaries: Int64s
-    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY if there
-    is none."""
+    """int64 [num_chunks, 2]: offset and stored size of each chunk's dictionary page; NO_DICTIONARY if
+    it has none."""
     scanned_bytes: int
+    """Bytes of pages that had to be read for counting."""
     note: str | None = None
-    """A warning about wrong chunk metadata that was not needed."""
+    """A warning about wrong metadata of chunks that was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
-    """The pages of all chunks.
+    """Join the pages of parts of the chunks.
 
     Args:
-        parts: each the numbers of some chunks, int64 [n], and their pages. A chunk that is in no
-            part has no pages.
+        parts: for each part the numbers of its chunks, int64 [n], and their pages. A chunk that is
+            in no part has no pages.
     """
-    if len(parts) == 1 and len(parts[0][0]) == num_chunks:
-        return parts[0][1]
+    if len(parts) == 1:
+        numbers, pages_of_part = parts[0]
+        if len(numbers) == num_chunks:
+            return pages_of_part
     counts = np.zeros(num_chunks, np.int64)
     dictionaries = np.full((num_chunks, 2), NO_DICTIONARY)
     for chunks, part in parts:
@@ -70,14 +73,15 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     first_page = starts_of(counts)
     pages = np.zeros(first_page[-1], PAGE_DTYPE)
     for chunks, part in parts:
-        # From the number of a page in its part to its number among all
+        # Number of a page among all minus its number in the part, by chunk
         shifts = first_page[chunks] - part.first_page[:-1]
-        pages[np.repeat(shifts, counts[chunks]) + np.arange(len(part.pages))] = part.pages
+        new_numbers = np.arange(len(part.pages)) + np.repeat(shifts, counts[chunks])
+        pages[new_numbers] = part.pages
     return ChunkPages(first_page, pages, dictionaries, sum(part.scanned_bytes for _, part in parts))
 
 
 def without_empty(found: ChunkPages) -> ChunkPages:
-    """The same pages without those that have neither rows nor tokens."""
+    """Remove pages that have neither rows nor tokens."""
     kept = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
     first_page = np.searchsorted(kept, found.first_page).astype(np.int64)
     return replace(found, first_page=first_page, pages=found.pages[kept])

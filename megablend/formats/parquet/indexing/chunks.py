@@ -1,12 +1,12 @@
-"""The pages of column chunks, located and counted in the cheapest exact way;
-chunks that allow the same way are done together.
+"""Locating and counting the pages of column chunks in the cheapest exact way; chunks for which this is
+the same way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
     scan from header to header    if there is no page index
     levels                        if none of these determines tokens or rows: V1 pages are read whole, V2 pages in part
 
-The counts of nulls and rows in V2 headers are not used: the levels are available, exact, and small.
+The counts of nulls and rows in V2 headers are not used: levels are exact, and small in V2 pages.
 """
 
 from __future__ import annotations
@@ -45,46 +45,46 @@ from megablend.kernels.parquet.document_counts import sum_chunks
 
 
 def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Locate and count the pages of chunks; those without rows and tokens are left out.
+    """Locate and count the pages of chunks; pages with neither rows nor tokens are left out.
 
     Raises: CorruptFileError, UnsupportedFileError.
     """
     has_values = chunks["num_values"] > 0
     has_index = has_values & (chunks["offset_index_bytes"] > 0)
     indexed = np.flatnonzero(has_index)
-    walked = np.flatnonzero(has_values & ~has_index)
+    unindexed = np.flatnonzero(has_values & ~has_index)
     miscounted = (chunks["num_levels"] >= 0) & (chunks["all_levels"] != chunks["num_values"])
     parts = []
     if len(indexed):
-        of_indexed = chunks[indexed]
-        places, counts = read_page_indexes(search, of_indexed)
-        miscounted[indexed] |= find_miscounted(counts, places.first_page, of_indexed)
-        encodings = uniform_page_encodings(of_indexed, search.column)
+        indexed_chunks = chunks[indexed]
+        places, counts = read_page_indexes(search, indexed_chunks)
+        miscounted[indexed] |= find_miscounted(counts, places.first_page, indexed_chunks)
+        encodings = uniform_page_encodings(indexed_chunks, search.column)
+        # Chunks whose ColumnIndex is enough
         by_index = (
-            (of_indexed["column_index_bytes"] > 0)
+            (indexed_chunks["column_index_bytes"] > 0)
             & (encodings >= 0)
             & has_token_counts(counts, search.column)
+            & ~miscounted[indexed]
         )
-        by_index &= ~miscounted[indexed]
         if by_index.any():
-            of_counted = places.of(by_index), counts.of(by_index, places.first_page)
-            parts.append(
-                (
-                    indexed[by_index],
-                    locate_from_page_index(
-                        search, of_indexed[by_index], encodings[by_index], *of_counted
-                    ),
-                )
+            located = locate_from_page_index(
+                search,
+                indexed_chunks[by_index],
+                encodings[by_index],
+                places.of(by_index),
+                counts.of(by_index, places.first_page),
             )
-        if not by_index.all():
-            parts.append(
-                (
-                    indexed[~by_index],
-                    count_from_offset_index(search, of_indexed[~by_index], places.of(~by_index)),
-                )
+            parts.append((indexed[by_index], located))
+        by_headers = ~by_index
+        if by_headers.any():
+            counted = count_from_offset_index(
+                search, indexed_chunks[by_headers], places.of(by_headers)
             )
-    if len(walked):
-        parts.append((walked, count_streamed(search, chunks[walked], count_by_scanning_headers)))
+            parts.append((indexed[by_headers], counted))
+    if len(unindexed):
+        scanned = count_streamed(search, chunks[unindexed], count_by_scanning_headers)
+        parts.append((unindexed, scanned))
     found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
     sums = np.empty((3, len(chunks)), np.int64)
     all_filled = sum_chunks(found.pages, found.first_page, sums)
@@ -94,8 +94,8 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """The warning about wrong level histograms, as ClickHouse 26 writes them
-    when a dictionary overflows."""
+    """Return the warning about wrong level histograms, which ClickHouse 26 writes if a dictionary
+    overflows; None if there are none."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
@@ -107,8 +107,8 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """Check the sums over pages against the metadata of chunks and row groups.
-    Raises MalformedError."""
+    """Compare the sums of rows, tokens and continued pages of each chunk, int64 [3, num_chunks], with
+    the metadata of chunks and row groups. Raises: MalformedError."""
     rows, tokens, continues = sums
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(

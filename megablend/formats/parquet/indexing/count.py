@@ -1,4 +1,4 @@
-"""How many rows and tokens each page has, and which documents end in it: pure functions on
+"""Counting the rows and tokens of each page, and the documents that end in it: pure functions on
 arrays."""
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ Counts = npt.NDArray[np.int64]
 
 
 def count_rows(page: np.void, offsets: Counts) -> None:
-    """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens,
-    int64 [num_rows + 1]."""
+    """Fill the counts of a page that is a whole chunk, a record of PAGE_DTYPE.
+
+    Args:
+        offsets: int64 [num_rows + 1], where the chunk's rows begin among its tokens.
+    """
     lengths = np.diff(offsets)
     page["tokens"] = offsets[-1]
     page["rows"] = len(lengths)
@@ -60,8 +63,8 @@ def count_rows(page: np.void, offsets: Counts) -> None:
 
 
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
-    """Write the counts from the levels of many pages (LEVELS_DTYPE [num_pages]) into their
-    records."""
+    """Fill the counts of pages, PAGE_DTYPE [num_pages], from their decoded levels, LEVELS_DTYPE
+    [num_pages]."""
     for name in ("tokens", "continues", "head", "inner", "tail"):
         pages[name] = levels[name]
     pages["rows"] = levels["pieces"] - levels["continues"]
@@ -69,8 +72,12 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
 
 
 def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
-    """Count pages in which every level is a token: no nulls, no empty lists.
-    Rows are -1 if unknown."""
+    """Fill the counts of pages in which every level is a token: without nulls and empty lists.
+
+    Args:
+        levels: int64 [num_pages], number of levels.
+        rows: int64 [num_pages], rows that begin in each page; -1 if unknown.
+    """
     pages["tokens"] = levels
     pages["rows"] = rows
     pages["inner"] = np.maximum(rows, 0)
@@ -86,17 +93,18 @@ def count_from_page_index(
     *,
     documents: bool,
 ) -> tuple[Pages, int]:
-    """Locate and count the pages of chunks with `has_token_counts` from their page indexes.
+    """Locate and count the pages of chunks with `has_token_counts` by their page indexes.
 
     Args:
-        encodings: int64 [num_chunks], of the pages of each.
+        encodings: int64 [num_chunks], encoding of the pages of each chunk.
         documents: whether rows must be exact; otherwise they are -1 if they are uncertain.
 
-    Returns: PAGE_DTYPE [num_pages]; the number of pages with `scan`.
+    Returns: PAGE_DTYPE [num_pages]; and the number of pages with `scan`, whose rows are uncertain.
     Raises: MalformedError.
     """
     pages = empty_from_arrow_pool(len(places.offsets), PAGE_DTYPE)
-    chunk, problem, detail = count_indexed_pages(
+    # Without a problem, the last result is the number of pages with `scan`
+    chunk, problem, num_uncertain = count_indexed_pages(
         places.first_page,
         places.offsets,
         places.sizes,
@@ -120,12 +128,12 @@ def count_from_page_index(
             }[problem],
             chunk,
         )
-    return pages, detail
+    return pages, num_uncertain
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
-    """Which chunks have a consistent histogram of definition levels
-    in their metadata, bool [num_chunks]."""
+    """Whether the metadata of chunks has a consistent histogram of definition levels: bool
+    [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
     return fits
@@ -134,8 +142,8 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 def find_miscounted(
     counts: ColumnIndexes, first_page: Counts, chunks: Chunks
 ) -> npt.NDArray[np.bool_]:
-    """For which chunks the ColumnIndex's level histograms do not add up to the metadata's
-    num_values, bool [num_chunks]."""
+    """Whether the level histograms in the ColumnIndex of chunks do not add up to num_values in their
+    metadata: bool [num_chunks]."""
     wrong: npt.NDArray[np.bool_] = (
         sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
     )
@@ -143,21 +151,22 @@ def find_miscounted(
 
 
 def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
-    """For which chunks the page index determines the tokens of each page, bool [num_chunks]."""
+    """Whether the page index of chunks determines the tokens of each page: bool [num_chunks]."""
     if column.max_rep:
         return counts.has_levels
     return counts.has_nulls | (column.max_def == 0)
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
-    """Convert pages to blocks. Each page has rows or tokens;
-    if the rows of one are unknown, those of all are.
+    """Convert pages to blocks. Each page has rows or tokens; if the rows of one page are unknown,
+    those of all blocks are.
 
     Args:
-        first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with
-            a row.
+        first_page: int64 [num_chunks + 1], number of each chunk's first page, which begins with a
+            row.
 
-    Returns: BLOCK_DTYPE [num_pages]; the tokens before each chunk, and all, int64 [num_chunks + 1].
+    Returns: BLOCK_DTYPE [num_pages]; and the number of tokens before each chunk, and of all, int64
+        [num_chunks + 1].
     """
     blocks = np.empty(len(pages), BLOCK_DTYPE)
     first_tokens = np.empty(len(first_page), np.int64)

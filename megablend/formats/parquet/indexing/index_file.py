@@ -1,4 +1,4 @@
-"""A Parquet file's blocks: its data pages, chunk by chunk."""
+"""Indexing a Parquet file: its blocks are its data pages, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -21,41 +21,45 @@ from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
 
-_WORDS = {
+_STATISTICS_DTYPES = {
     (Physical.INT32, False): "<i4",
     (Physical.INT32, True): "<u4",
     (Physical.INT64, False): "<i8",
 }
-"""How statistics are stored: (physical type, unsigned) -> dtype. No token column is an unsigned
-INT64."""
+"""By physical type, and whether values are unsigned, the dtype of statistics. No token column is an
+unsigned INT64."""
 
 
 def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
-    """The smallest and the largest value of the chunks that have statistics; None if none has.
+    """Return the smallest and the largest value of the chunks that have statistics; None if none
+    has.
 
     Args:
         chunks: CHUNK_DTYPE [n].
     """
     is_unsigned = column.dtype.startswith("u")
-    dtype = np.dtype(_WORDS.get((Physical(column.physical), is_unsigned), "V0"))
+    dtype = np.dtype(_STATISTICS_DTYPES.get((Physical(column.physical), is_unsigned), "V0"))
     if not dtype.itemsize:
         return None
-    newer = _has_fields(chunks, (5, 6), dtype.itemsize) & (
-        chunks["ranges"] & (1 << 7 | 1 << 8) == 0
-    )
-    older = _has_fields(chunks, (1, 2), dtype.itemsize) & (not is_unsigned) & ~newer
+    # max_value and min_value, unless they are marked as not exact
+    is_exact = chunks["ranges"] & (1 << 7 | 1 << 8) == 0
+    has_new = _has_fields(chunks, (5, 6), dtype.itemsize) & is_exact
+    # The deprecated max and min, which are of signed values
+    has_old = _has_fields(chunks, (1, 2), dtype.itemsize) & (not is_unsigned) & ~has_new
     lows, highs = (
-        np.concatenate([chunks[new][newer], chunks[old][older]])
+        np.concatenate([chunks[new][has_new], chunks[old][has_old]])
         .astype(f"<u{dtype.itemsize}")
         .view(dtype)
         for new, old in (("min_value", "old_min"), ("max_value", "old_max"))
     )
-    sound = lows <= highs
-    return (int(lows[sound].min()), int(highs[sound].max())) if sound.any() else None
+    valid = lows <= highs
+    if not valid.any():
+        return None
+    return int(lows[valid].min()), int(highs[valid].max())
 
 
 def _has_fields(chunks: Chunks, fields: tuple[int, int], width: int) -> npt.NDArray[np.bool_]:
-    """Which chunks have both fields of Statistics, of `width` bytes: bool [n]."""
+    """Whether chunks have both fields of Statistics, by their ids, with `width` bytes: bool [n]."""
     bits = sum(1 << (field if width == 4 else field + 8) for field in fields)
     has: npt.NDArray[np.bool_] = chunks["ranges"] & bits == bits
     return has
@@ -69,55 +73,54 @@ def index_file(
     span: tuple[int, int] | None = None,
     threaded_bytes: int = 64 << 20,
 ) -> FileIndex:
-    """Find and count the pages of a file's column, or of its chunks that begin within bytes `span`.
+    """Find and count the pages of a file's column.
 
-    If tokens are known without a scan, but rows are not, and documents need not be counted, rows
-    and ends of blocks are -1.
+    If documents need not be counted, and tokens are known without reading levels, but rows are not,
+    rows and ends of blocks are -1.
 
     Args:
-        threaded_bytes: smaller columns are indexed faster without threads.
+        span: bytes [start, stop): only chunks that begin within it are indexed; None for all.
+        threaded_bytes: columns with fewer bytes are indexed without threads, which is faster.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
     source = FileBytes(path, storage, storage.stat(path).size)
     footer = read_footer(source)
     with source.error_context(footer.offset, "the footer"):
-        leaf, num_leaves = find_column(footer.schema, read.column, path, numbers=read.allow_float)
-        chunks = column_chunks(footer, leaf, num_leaves)
-        _check_chunks(chunks, leaf)
+        column, num_leaves = find_column(footer.schema, read.column, path, numbers=read.allow_float)
+        chunks = column_chunks(footer, column, num_leaves)
+        _check_chunks(chunks, column)
     first_rows = np.cumsum(chunks["num_rows"]) - chunks["num_rows"]
     if span is not None:
         begins = np.where(chunks["num_values"] > 0, chunks["start"], 0)
         chunks = chunks[(span[0] <= begins) & (begins < span[1])]
-    large = chunks["stored_bytes"].sum() >= threaded_bytes
-    found = find_pages(
-        PageScanContext(
-            source=source,
-            column=leaf,
-            limit=footer.offset,
-            documents=read.count_documents,
-            in_flight=source.limits.max_reads if large and not source.is_prefetched else 1,
-        ),
-        chunks,
+    is_threaded = chunks["stored_bytes"].sum() >= threaded_bytes and not source.is_prefetched
+    search = PageScanContext(
+        source=source,
+        column=column,
+        limit=footer.offset,
+        documents=read.count_documents,
+        in_flight=source.limits.max_reads if is_threaded else 1,
     )
+    found = find_pages(search, chunks)
     blocks, first_tokens = blocks_of(found.pages, found.first_page)
     return FileIndex(
         rows=int(chunks["num_rows"].sum()),
         tokens=int(first_tokens[-1]),
-        token_dtype=leaf.dtype,
+        token_dtype=column.dtype,
         chunks=_chunk_table(chunks, found, first_tokens, first_rows),
         blocks=blocks,
         structure=footer.digest,
-        meta=leaf.to_meta(),
+        meta=column.to_meta(),
         scanned_bytes=found.scanned_bytes,
-        column=leaf.name,
+        column=column.name,
         note=found.note,
-        token_range=find_value_range(chunks, leaf),
+        token_range=find_value_range(chunks, column),
     )
 
 
 def _check_chunks(chunks: Chunks, column: Column) -> None:
-    """Raises MalformedError, UnsupportedError."""
+    """Check the types, codecs and counts of chunks. Raises: MalformedError, UnsupportedError."""
     refuse(
         chunks["physical"] != column.physical,
         lambda i: f"row group {i} has a different column in place of {column.name!r}",
@@ -136,6 +139,7 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
 def _chunk_table(
     chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s
 ) -> Array:
+    """Make the chunk table that the index stores: CHUNK_DTYPE of `formats.base` [num_chunks]."""
     table = np.zeros(len(chunks), CHUNK_DTYPE)
     table["row_group"] = chunks["row_group"]
     table["codec"] = chunks["codec"]

@@ -1,5 +1,5 @@
-"""Counting by levels, if nothing else determines rows or tokens: V1 pages are read whole, of V2
-pages only the levels."""
+"""Counting pages by their levels, if nothing else determines rows or tokens: V1 pages are read whole,
+of V2 pages only the levels."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def scan(
     pages: Pages,
     in_flight: int,
 ) -> int:
-    """Count pages by their levels; returns the bytes that were read.
+    """Count pages by their levels; returns the number of bytes that were read.
 
     Args:
-        headers: HEADER_DTYPE [n], of data pages in the order of the file.
-        codecs: int64 [n], how each is compressed.
-        pages: PAGE_DTYPE [n], counts are filled.
+        headers: HEADER_DTYPE [n], headers of data pages in the order of the file.
+        codecs: int64 [n], CompressionCodec of each page.
+        pages: PAGE_DTYPE [n], whose counts are filled.
 
     Raises: CorruptFileError, UnsupportedFileError.
     """
     offsets = headers["offset"] + headers["header_bytes"]
     is_v1 = headers["type"] == DATA
     sizes = np.where(is_v1, headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
-    loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
+    memory = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
 
-    merged = merge_ranges(offsets, sizes, source.limits, loads)
-    # Pages are in the order of the file
+    merged = merge_ranges(offsets, sizes, source.limits, memory)
+    # Pages are in the order of the file, so those of a run are neighbours
     bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))
 
     def count(number: int) -> None:
@@ -51,11 +51,13 @@ def scan(
         start = merged.starts[number]
         stop = merged.stops[number]
         data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
-        owners, addresses, held = _level_bytes(
+        owners, addresses, level_sizes = _level_bytes(
             source, headers[run], codecs[run], data.address + offsets[run] - start, sizes[run]
         )
-        levels, _, _ = levels_of(headers[run], addresses, held, column, np.full(len(held), -1))
-        del owners, data  # which own the memory that the levels were read from
+        unknown_pieces = np.full(len(level_sizes), -1)
+        levels, _, _ = levels_of(headers[run], addresses, level_sizes, column, unknown_pieces)
+        # They own the memory of the encoded levels, and had to live until here
+        del owners, data
         for i in np.flatnonzero(levels["problem"] != NONE):
             with source.error_context(int(headers["offset"][run][i]), "the page"):
                 check_levels(levels[i], column)
@@ -64,10 +66,9 @@ def scan(
     if source.is_prefetched:
         stored = merged.stops - merged.starts
         parts = portions(stored, PORTION_BYTES)
-        for part in stream_portions(
-            source.storage, source.path, [(merged.starts[each], stored[each]) for each in parts]
-        ):
-            for number in range(parts[part].start, parts[part].stop):
+        ranges = [(merged.starts[part], stored[part]) for part in parts]
+        for i in stream_portions(source.storage, source.path, ranges):
+            for number in range(parts[i].start, parts[i].stop):
                 count(number)
     else:
         parallel_map(count, range(len(merged.starts)), in_flight)
@@ -77,14 +78,21 @@ def scan(
 def _level_bytes(
     source: FileBytes, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
-    """The bytes that begin with the levels of each page: owner, address, size."""
-    is_v1 = np.flatnonzero(headers["type"] == DATA)
-    check_checksums(source, headers[is_v1], addresses[is_v1])
+    """Decompress V1 pages, and return for each page the bytes that begin with its levels: the owners
+    of decompressed bytes; and the addresses and sizes of all pages' bytes, int64 [n] each."""
+    v1 = np.flatnonzero(headers["type"] == DATA)
+    v1_headers = headers[v1]
+    check_checksums(source, v1_headers, addresses[v1])
     addresses = addresses.copy()
     sizes = sizes.copy()
-    v1 = headers[is_v1]
-    parts = addresses[is_v1], sizes[is_v1], v1["decoded_bytes"]
-    owners, found = decompress_pages(source, v1["offset"], codecs[is_v1], *parts)
-    addresses[is_v1] = found
-    sizes[is_v1] = v1["decoded_bytes"]
+    owners, decompressed = decompress_pages(
+        source,
+        v1_headers["offset"],
+        codecs[v1],
+        addresses[v1],
+        sizes[v1],
+        v1_headers["decoded_bytes"],
+    )
+    addresses[v1] = decompressed
+    sizes[v1] = v1_headers["decoded_bytes"]
     return owners, addresses, sizes

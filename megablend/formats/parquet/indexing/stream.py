@@ -1,8 +1,8 @@
-"""Column chunks without a page index over a network: their bytes are streamed once, and pages are
-found and counted in memory.
+"""Counting column chunks without a page index over a network: their bytes are streamed once, and pages
+are found and counted in memory.
 
-On a local disk headers are read one by one, and most of the bytes between them are never read. Over
-a network each of these reads would wait for the one before it.
+On a local disk, headers are read one by one, and most of the bytes between them are never read. Over a
+network, each of these reads would wait for the one before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from megablend.storage.prefetched import stream_portions
 from megablend.storage.ranges import portions
 
 PORTION_BYTES = 32 << 20
-"""About so many bytes of chunks are streamed together, or one larger chunk."""
+"""Bytes of the chunks that are streamed together, about; a larger chunk is streamed by itself."""
 
 
 def count_streamed(
     search: PageScanContext, chunks: Chunks, count: Callable[[PageScanContext, Chunks], ChunkPages]
 ) -> ChunkPages:
-    """Count the pages of chunks, portion by portion, with the bytes of each in memory.
+    """Count the pages of chunks. If reads are prefetched, this is done portion by portion, with the
+    bytes of a portion in memory.
 
     Args:
-        count: counts the pages of some chunks.
+        count: counts the pages of some of the chunks.
 
     Raises: as `count` does.
     """

@@ -1,1 +1,1 @@
-"""What describes a Parquet file: footer, schema, page headers, page indices."""
+"""Parsing the metadata of a Parquet file: footer, schema, page headers, page indexes."""

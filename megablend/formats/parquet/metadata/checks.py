@@ -1,4 +1,5 @@
-"""Checks of many chunks and pages at once; the first wrong one is reported."""
+"""Checks of many chunks or pages at once, which report the first wrong one; and sums over the pages of
+chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from megablend.formats.parquet.metadata.thrift import MalformedError
 
 
 def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:
-    """Reject chunks. Raises MalformedError for the first wrong one.
+    """Raise MalformedError for the first wrong chunk, if there is one.
 
     Args:
         wrong: bool [num_chunks].
@@ -24,11 +25,11 @@ def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:
 
 
 def refuse_pages(wrong: Bools, first_page: Int64s, problem: Callable[[int], str]) -> None:
-    """Reject pages. Raises MalformedError for the chunk of the first wrong one.
+    """Raise MalformedError for the chunk of the first wrong page, if there is one.
 
     Args:
         wrong: bool [num_pages].
-        first_page: int64 [num_chunks + 1], the pages of each chunk.
+        first_page: int64 [num_chunks + 1], number of each chunk's first page.
         problem: the message for page number i.
     """
     if wrong.any():
@@ -37,12 +38,12 @@ def refuse_pages(wrong: Bools, first_page: Int64s, problem: Callable[[int], str]
 
 
 def chunk_of(page: int, first_page: Int64s) -> int:
-    """The chunk that a page belongs to."""
+    """Return the number of the chunk that a page belongs to."""
     return int(np.searchsorted(first_page, page, "right")) - 1
 
 
 def sum_by_chunk(values: npt.NDArray[np.generic], first_page: Int64s) -> Int64s:
-    """Sums over the pages of each chunk, int64 [num_chunks]."""
+    """Return the sums of values [num_pages] over the pages of each chunk: int64 [num_chunks]."""
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=ends[1:])
     sums: Int64s = ends[first_page[1:]] - ends[first_page[:-1]]
@@ -50,7 +51,8 @@ def sum_by_chunk(values: npt.NDArray[np.generic], first_page: Int64s) -> Int64s:
 
 
 def starts_of(counts: Int64s) -> Int64s:
-    """Start of each of several runs, and the end of the last: int64 [n + 1]."""
+    """Return the start of each of several consecutive runs of `counts` items, and the end of the
+    last: int64 [n + 1]."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -1,7 +1,7 @@
-"""The chunks of one column, as the footer describes them.
+"""Parsing the chunks of one column in the footer.
 
-A kernel parses all row groups in one pass. What it rejects is parsed in Python,
-which reports what is wrong.
+A kernel parses all row groups in one pass. If it rejects them, they are parsed in Python, which reports
+what is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
 Chunks = npt.NDArray[np.void]
-"""CHUNK_DTYPE [num_chunks]: a column's chunks, checked: all bytes of each are before the footer."""
+"""CHUNK_DTYPE [num_chunks]: the chunks of a column. That all their bytes are before the footer was
+checked."""
 
 _OTHER = 1 << NUMBERED
 """The bit of encodings without a bit of their own."""
@@ -31,54 +32,60 @@ _OTHER = 1 << NUMBERED
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
     """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups].
     Raises MalformedError, UnsupportedError."""
-    chunks = _found_at_once(footer, column, num_leaves)
+    chunks = _parse_in_kernel(footer, column, num_leaves)
     if chunks is None:
-        chunks = _read_slowly(footer, column, num_leaves)
+        chunks = _parse_in_python(footer, column, num_leaves)
     rows = int(chunks["num_rows"].sum())
     if rows != footer.num_rows:
         raise MalformedError(f"num_rows is {footer.num_rows}, but the row groups have {rows}")
     return chunks
 
 
-def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
-    """CHUNK_DTYPE [num_row_groups], parsed by a kernel; None if anything is unusual or damaged."""
+def _parse_in_kernel(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
+    """Parse the chunks of a column, CHUNK_DTYPE [num_row_groups], by a kernel; None if anything is
+    unusual or damaged."""
     groups = footer.row_groups
     if not isinstance(groups, Structs):
         return None
-    found = np.zeros(len(groups), CHUNK_DTYPE)
+    chunks = np.zeros(len(groups), CHUNK_DTYPE)
     data = np.frombuffer(footer.data, np.uint8)
     path = np.frombuffer(_path_bytes(column), np.uint8)
-    done = find_chunks(data, groups.start, column.ordinal, num_leaves, path, footer.offset, found)
-    return found if done else None
+    done = find_chunks(data, groups.start, column.ordinal, num_leaves, path, footer.offset, chunks)
+    return chunks if done else None
 
 
 def _path_bytes(column: Column) -> bytes:
-    """The column's path as Thrift encodes it: a list of strings, a length below 15 in four bits."""
+    """Return the column's path as Thrift encodes it: a list of strings."""
     names = [name.encode() for name in column.path]
     written = write_struct([(1, Kind.LIST, (Kind.BINARY, names))])[1:-1]
-    return bytes([len(names) << 4 | Kind.BINARY]) + written[2:] if len(names) < 15 else written
+    if len(names) >= 15:
+        return written
+    # A length below 15 is in the upper four bits of the first byte, not in a byte of its own
+    return bytes([len(names) << 4 | Kind.BINARY]) + written[2:]
 
 
-def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """The same, parsed field by field. Raises MalformedError, UnsupportedError."""
-    found = np.zeros(len(footer.row_groups), CHUNK_DTYPE)
+def _parse_in_python(footer: Footer, column: Column, num_leaves: int) -> Chunks:
+    """Parse the chunks of a column, CHUNK_DTYPE [num_row_groups], field by field. Raises:
+    MalformedError, UnsupportedError."""
+    chunks = np.zeros(len(footer.row_groups), CHUNK_DTYPE)
     for number, group in enumerate(footer.row_groups):
         columns = group.structs(1, f"columns of row group {number}")
         if len(columns) != num_leaves:
             raise MalformedError(
                 f"row group {number} has {len(columns)} columns, but the schema has {num_leaves}"
             )
-        facts = _facts_in(columns[column.ordinal], number, column)
-        facts["num_rows"] = group.count(3, "num_rows of a row group")
-        facts["row_group"] = number
-        _check_bytes(facts, footer.offset)
-        for name, value in facts.items():
-            found[number][name] = value
-    return found
+        fields = _parse_chunk(columns[column.ordinal], number, column)
+        fields["num_rows"] = group.count(3, "num_rows of a row group")
+        fields["row_group"] = number
+        _check_bytes(fields, footer.offset)
+        for name, value in fields.items():
+            chunks[number][name] = value
+    return chunks
 
 
-def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
-    """The fields of CHUNK_DTYPE for a column chunk."""
+def _parse_chunk(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
+    """Return the fields of CHUNK_DTYPE for a column chunk. Raises: MalformedError,
+    UnsupportedError."""
     if 8 in chunk or 9 in chunk:
         raise UnsupportedError(f"the column is encrypted (row group {row_group}); decrypt the file")
     if 1 in chunk and chunk.text(1, "file_path"):
@@ -89,7 +96,7 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
     statistics = meta.struct(12, "statistics") if 12 in meta else Struct({})
     sizes = meta.struct(16, "size_statistics") if 16 in meta else Struct({})
     levels = sizes.integers(3, "definition_level_histogram") if 3 in sizes else None
-    facts = {
+    fields = {
         "physical": meta.integer(1, "type"),
         "codec": meta.integer(4, "codec"),
         "encodings": _bits(meta.integers(2, "encodings")),
@@ -113,24 +120,27 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
         raise MalformedError(
             f"row group {row_group} has a different column in place of {column.name!r}"
         )
-    return facts
+    return fields
 
 
 def _value_statistics(statistics: Struct) -> dict[str, int]:
-    """The smallest and largest values of a chunk, as in CHUNK_DTYPE."""
-    facts = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}
+    """Return the fields of CHUNK_DTYPE for the smallest and largest values of a chunk."""
+    fields = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}
     ranges = 0
-    for name, field in zip(facts, (1, 2, 5, 6), strict=True):
+    for name, field in zip(fields, (1, 2, 5, 6), strict=True):
         data = statistics.binary(field)
         if data is not None and len(data) in (4, 8):
-            facts[name] = int.from_bytes(data, "little")
+            fields[name] = int.from_bytes(data, "little")
             ranges |= 1 << (field if len(data) == 4 else field + 8)
+    # is_max_value_exact, is_min_value_exact
     for field in (7, 8):
         ranges |= (statistics.is_false(field)) << field
-    return {**facts, "ranges": ranges}
+    return {**fields, "ranges": ranges}
 
 
 def _page_encodings(meta: Struct) -> int:
+    """Return the bits of the encodings of data pages, according to encoding_stats; ABSENT if the
+    writer stored none."""
     if 13 not in meta:
         return int(ABSENT)
     stats = meta.structs(13, "encoding_stats")
@@ -144,27 +154,27 @@ def _bits(encodings: list[int]) -> int:
     return bits
 
 
-def _check_bytes(facts: dict[str, int], limit: int) -> None:
-    """Set `start`, and check that all bytes of a chunk and its page index are before byte `limit`.
-    Raises MalformedError."""
-    # Some writers omit dictionary_page_offset or set it to 0, and data_page_offset is that of the
-    # dictionary.
-    start = facts["data_page"]
-    data = facts["data_page"]
-    dictionary = facts["dictionary_page"]
+def _check_bytes(fields: dict[str, int], limit: int) -> None:
+    """Set `start` in the fields of a chunk, and check that all bytes of the chunk and its page index
+    are before byte `limit`. Raises: MalformedError."""
+    # Some writers omit dictionary_page_offset, or set it to 0, and write the dictionary's offset as
+    # data_page_offset
+    start = fields["data_page"]
+    data = fields["data_page"]
+    dictionary = fields["dictionary_page"]
     if 0 < dictionary < data:
         start = dictionary
-    stop = start + facts["stored_bytes"]
-    if facts["num_values"] and not 0 < start < stop <= limit:
+    stop = start + fields["stored_bytes"]
+    if fields["num_values"] and not 0 < start < stop <= limit:
         raise MalformedError(
-            f"row group {facts['row_group']} has bytes {start} to {stop}, but the footer begins at {limit}"
+            f"row group {fields['row_group']} has bytes {start} to {stop}, but the footer begins at {limit}"
         )
-    facts["start"] = start
+    fields["start"] = start
     for name in ("offset_index", "column_index"):
-        begin = facts[name]
-        size = facts[f"{name}_bytes"]
+        begin = fields[name]
+        size = fields[f"{name}_bytes"]
         if begin < 0:
-            facts[f"{name}_bytes"] = 0
+            fields[f"{name}_bytes"] = 0
         elif size and begin + size > limit:
             raise MalformedError(
                 f"{name} has bytes {begin} to {begin + size}, but the footer begins at {limit}"

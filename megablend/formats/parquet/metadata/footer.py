@@ -1,4 +1,4 @@
-"""The footer: schema and row groups."""
+"""Reading and parsing the footer: schema and row groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class Footer:
     column."""
 
     digest: str
+    """See `digest_of`."""
     offset: int
     """First byte of the footer; all pages are before it."""
     num_rows: int
     schema: Sequence[Struct]
     row_groups: Sequence[Struct]
     data: bytes
+    """The bytes of the footer."""
 
 
 def read_footer_bytes(source: FileBytes) -> bytes:
@@ -45,12 +47,10 @@ def read_footer_bytes(source: FileBytes) -> bytes:
             path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4
         )
     if source.size < 12 or tail[-4:] != MAGIC:
-        found = (
-            f"it ends with {tail[-4:]!r}, not {MAGIC!r}"
-            if tail[-4:] != MAGIC
-            else f"it has {source.size} bytes"
-        )
-        problem = f"not a complete Parquet file: {found}; rewrite or re-download it"
+        evidence = f"it has {source.size} bytes"
+        if tail[-4:] != MAGIC:
+            evidence = f"it ends with {tail[-4:]!r}, not {MAGIC!r}"
+        problem = f"not a complete Parquet file: {evidence}; rewrite or re-download it"
         raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
     size = int.from_bytes(tail[-8:-4], "little")
     if not 0 < size <= source.size - 12:
@@ -63,7 +63,7 @@ def read_footer_bytes(source: FileBytes) -> bytes:
 
 
 def digest_of(footer: bytes) -> str:
-    """Hex digest (blake2b, 16 bytes) that identifies a file's structure."""
+    """Compute the hex digest (blake2b, 16 bytes) of a footer, which identifies a file's structure."""
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 

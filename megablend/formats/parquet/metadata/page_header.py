@@ -1,5 +1,5 @@
-"""One page header, parsed in Python: used if the kernel rejects it, to report what is wrong or to
-handle unusual fields.
+"""Parsing one page header in Python, if the kernel rejects it: to report what is wrong, or to handle
+unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -19,21 +19,22 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.page_headers import MAX_HEADER_BYTES, MAX_PAGE
 
 PROBE_BYTES = 128
+"""Bytes that are read first: longer than most headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageHeader:
-    """One page header, whatever its version; the fields of HEADER_DTYPE."""
+    """A page header of any version: the fields of HEADER_DTYPE."""
 
     type: int
     header_bytes: int
     stored_bytes: int
-    """Size of the body."""
+    """Size of the body in the file."""
     decoded_bytes: int
-    """Size of the body, levels included."""
+    """Size of the decompressed body, levels included."""
     crc: int | None
     num_values: int
-    """Number of levels; in a dictionary, of values."""
+    """Number of levels; in a dictionary page, of values."""
     encoding: int
     def_encoding: int
     rep_encoding: int
@@ -42,7 +43,7 @@ class PageHeader:
     is_compressed: bool
 
     def record(self, offset: int) -> tuple[int, ...]:
-        """The header of a page that begins at `offset`, as HEADER_DTYPE has it."""
+        """Return the header of a page that begins at `offset` as a record of HEADER_DTYPE."""
         sizes = (offset, self.header_bytes, self.type, self.stored_bytes, self.decoded_bytes)
         crc = (0, False) if self.crc is None else (self.crc, True)
         levels = (self.def_encoding, self.rep_encoding, self.def_bytes, self.rep_bytes)

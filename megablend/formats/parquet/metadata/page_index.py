@@ -1,5 +1,5 @@
-"""The page indexes of many chunks: positions of pages (OffsetIndex),
-and their level counts (ColumnIndex).
+"""Parsing the page indexes of many chunks: the positions of pages (OffsetIndex), and their counts of
+levels (ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """
@@ -42,16 +42,16 @@ class OffsetIndexes:
     """Positions of the data pages of chunks; dictionary pages are not included."""
 
     first_page: Int64s
-    """int64 [num_chunks + 1], the pages of each chunk."""
+    """int64 [num_chunks + 1], number of each chunk's first page."""
     offsets: Int64s
-    """int64 [num_pages], bytes in the file."""
+    """int64 [num_pages], offset of each page in the file."""
     sizes: Int64s
-    """int64 [num_pages], bytes, headers included."""
+    """int64 [num_pages], bytes of each page, its header included."""
     rows: Int64s
-    """int64 [num_pages]."""
+    """int64 [num_pages], rows that begin in each page."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
-        """Select chunks, bool [num_chunks]."""
+        """Select the pages of chosen chunks, bool [num_chunks]."""
         if chosen.all():
             return self
         counts = np.diff(self.first_page)
@@ -63,21 +63,23 @@ class OffsetIndexes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnIndexes:
-    """Counts of the data pages of chunks, as far as their writers store them."""
+    """Counts of the data pages of chunks, as far as their writers stored them."""
 
     has_nulls: Bools
-    """bool [num_chunks]."""
+    """bool [num_chunks], whether `nulls` of the chunk's pages are known."""
     has_levels: Bools
+    """bool [num_chunks], whether `levels` of the chunk's pages are known."""
     has_starts: Bools
+    """bool [num_chunks], whether `starts` of the chunk's pages are known."""
     nulls: Int64s
-    """int64 [num_pages]."""
+    """int64 [num_pages], number of nulls."""
     levels: Int64s
-    """int64 [max_def + 1, num_pages]: levels by definition level."""
+    """int64 [max_def + 1, num_pages], number of levels by definition level."""
     starts: Int64s
-    """int64 [num_pages]: levels of repetition level 0."""
+    """int64 [num_pages], number of levels with repetition level 0: of rows that begin."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
-        """Select chunks, bool [num_chunks]; `first_page` is that of all chunks."""
+        """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all chunks."""
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))
@@ -100,11 +102,11 @@ def parse_offset_indexes(
     """Parse and check OffsetIndexes: pages in order, not overlapping, within their chunk.
 
     Args:
-        data: uint8, OffsetIndexes.
-        begins, ends: int64 [num_chunks], the position of each in `data`.
-        starts: int64 [num_chunks], the byte of the file before which a chunk's pages do not begin.
-        limit: the byte of the file before which all pages end.
-        num_rows: int64 [num_chunks].
+        data: uint8, the encoded OffsetIndexes.
+        begins, ends: int64 [num_chunks], where the OffsetIndex of each chunk is in `data`.
+        starts: int64 [num_chunks], byte of the file at which each chunk begins.
+        limit: byte of the file before which all pages end.
+        num_rows: int64 [num_chunks], rows of each chunk.
 
     Raises: MalformedError.
     """
@@ -142,9 +144,9 @@ def parse_column_indexes(
     """Parse and check ColumnIndexes. A chunk without one has 0 bytes.
 
     Args:
-        data: uint8, ColumnIndexes.
-        begins, ends: int64 [num_chunks], the position of each in `data`.
-        first_page: int64 [num_chunks + 1], the pages of each chunk.
+        data: uint8, the encoded ColumnIndexes.
+        begins, ends: int64 [num_chunks], where the ColumnIndex of each chunk is in `data`.
+        first_page: int64 [num_chunks + 1], number of each chunk's first page.
 
     Raises: MalformedError.
     """
@@ -152,8 +154,11 @@ def parse_column_indexes(
     nulls = empty_from_arrow_pool((1, num_pages), np.int64)
     starts = empty_from_arrow_pool((max_rep + 1, num_pages), np.int64)
     levels = empty_from_arrow_pool((max_def + 1, num_pages), np.int64)
-    found = np.empty((len(begins), 3), np.int64)
-    chunk, problem, kind = page_counts(data, begins, ends, first_page, nulls, starts, levels, found)
+    # How many counts of nulls, repetition levels and definition levels each chunk has
+    num_counts = np.empty((len(begins), 3), np.int64)
+    chunk, problem, kind = page_counts(
+        data, begins, ends, first_page, nulls, starts, levels, num_counts
+    )
     if problem == UNREADABLE:
         _complain(data[begins[chunk] : ends[chunk]], "ColumnIndex", chunk)
     if problem != NONE:
@@ -161,18 +166,18 @@ def parse_column_indexes(
         pages = first_page[chunk + 1] - first_page[chunk]
         raise MalformedError(
             {
-                INCOMPLETE: f"it has {found[chunk, kind]} counts, expected {width} for each of {pages} pages",
+                INCOMPLETE: f"it has {num_counts[chunk, kind]} counts, expected {width} for each of {pages} pages",
                 BAD_COUNT: "one of its counts is negative or implausibly large",
                 SUMS_DIFFER: "its histograms of definition and repetition levels have different sums",
             }[problem],
             chunk,
         )
-    has_nulls, has_starts, has_levels = found.T > 0
+    has_nulls, has_starts, has_levels = num_counts.T > 0
     return ColumnIndexes(has_nulls, has_levels, has_starts, nulls[0], levels, starts[0])
 
 
 def _complain(data: Bytes, name: str, item: int) -> NoReturn:
-    """Report what is wrong with a struct that the kernel could not parse. Raises MalformedError."""
+    """Raise the MalformedError about a struct that the kernel could not parse, in chunk `item`."""
     try:
         read_struct(data.tobytes())
     except MalformedError as error:

@@ -1,9 +1,9 @@
 """Finding the token column in a schema.
 
-Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name
-them by what they see in Arrow, `input_ids`; a column's `name` here omits the two inner nodes. All
-kinds of lists (also large and fixed-size ones) are the same in Parquet: for reading only the two
-maximal levels matter.
+A list is three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name it
+as they see it in Arrow, `input_ids`, so a column's `name` omits the two inner nodes. Arrow's kinds of
+lists (also large and fixed-size ones) are the same in Parquet: for reading, only the two maximal levels
+matter.
 
 Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel
     paper's levels.
@@ -43,15 +43,15 @@ OTHER_DTYPES: dict[int, str] = {
     Physical.FLOAT: "float32",
     Physical.DOUBLE: "float64",
 }
-"""Types of numbers that are not tokens, by physical type."""
+"""By physical type, numpy's name of a type of numbers that are not tokens."""
 LIST_OF_LISTS = "is a list of lists"
+"""Value of `Column.nesting`."""
 FLOAT16 = "float16"
-"""Names, for messages, of numbers that are not supported."""
+"""Value of `Column.kind` for a type of numbers that is not supported."""
 MAX_LEVEL = 127
-"""Levels are stored in bytes; no sensible schema is deeper."""
+"""Largest level that is read, since levels are kept in bytes; no sensible schema is deeper."""
 MAX_NESTED = 512
-"""Maximal nesting of groups, required ones included: each column of a deep schema has an equally
-long path."""
+"""Largest depth of groups, required ones included: the path of a column in a deep schema is long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,51 +61,59 @@ class Column:
     name: str
     """Dotted path, without the inner nodes of lists."""
     path: tuple[str, ...]
-    """Names of all nodes."""
+    """Names of all nodes from the root to the leaf."""
     ordinal: int
     """Number among the leaves: the position of its chunk in each row group."""
     physical: int
+    """Physical type; see `Physical`."""
     dtype: str
     """numpy name of its values; "" if they are not supported numbers."""
     max_def: int
     max_rep: int
     slot_def: int
-    """Lowest definition level at which a level stands for an element (of a list, or a value of a
-    flat column)."""
+    """Lowest definition level of a level that stands for an element of a list, null or not; 0 in a
+    flat column, in which every level stands for a value."""
     nesting: str = ""
-    """Why its position in the schema excludes it; "" if it does not."""
+    """Why its position in the schema excludes it as a token column; "" if it does not."""
     kind: str = field(default="", compare=False)
     """The type of its values, for messages only."""
 
     def to_meta(self) -> dict[str, Any]:
-        """What a reader needs to know about the column, as JSON."""
+        """Convert to a JSON object with all that a reader needs."""
         kept = ("name", "path", "ordinal", "physical", "dtype", "max_def", "max_rep", "slot_def")
         return {key: list(self.path) if key == "path" else getattr(self, key) for key in kept}
 
     @staticmethod
     def from_meta(meta: dict[str, Any]) -> Column:
-        """The inverse of `to_meta`."""
+        """Convert from a JSON object that `to_meta` made."""
         return Column(**{**meta, "path": tuple(meta["path"])})
 
 
 @dataclass(slots=True)
 class _Group:
-    """An inner node on the path from the root to the current node."""
+    """A node on the path from the root to the current node."""
 
     name: str
     children_left: int
+    """Number of children that have not been visited yet."""
     path: tuple[str, ...]
+    """See Column."""
     names: tuple[str, ...]
+    """Parts of the name of a Column: `path` without the inner nodes of lists."""
     max_def: int
     max_rep: int
     slot_def: int
     in_map: bool
+    """Whether it is a map, or within one."""
     is_list: bool
+    """Whether it is the outer node of a list."""
     holds_element: bool
+    """Whether it is the repeated node of a list whose child is the element."""
 
 
 def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
-    """All columns of a schema (SchemaElements in depth-first order). Raises MalformedError."""
+    """Yield the columns of a schema, given its SchemaElements in depth-first order. Raises:
+    MalformedError."""
     if not schema:
         raise MalformedError("the schema is empty")
     stack = [
@@ -135,33 +143,36 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
 
 @lru_cache(maxsize=16)
 def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
-    """The columns of a schema of `size` elements: thousands of files have the same."""
+    """Return the columns of an encoded schema of `size` elements; kept, since thousands of files
+    have the same."""
     return tuple(leaves(Structs(schema, 0, size)))
+
+
+def _columns_of(schema: Sequence[Struct]) -> Sequence[Column]:
+    if isinstance(schema, Structs):
+        return _known_leaves(schema.written(), len(schema))
+    return list(leaves(schema))
 
 
 def find_column(
     schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False
 ) -> tuple[Column, int]:
-    """Find the column called `name`, or the one that `choose_column` selects;
-    and the number of leaves.
+    """Find the column called `name`, or, if that is None, the one that `choose_column` selects.
 
     Args:
-        numbers: numbers of any kind are accepted, not only tokens.
+        numbers: whether numbers of any kind are accepted, not only tokens.
 
-    Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
+    Returns: the column, and the number of leaves of the schema.
+    Raises: ConfigError (no such column, several, or one of another type), MalformedError.
     """
-    columns = (
-        _known_leaves(schema.written(), len(schema))
-        if isinstance(schema, Structs)
-        else list(leaves(schema))
-    )
-    # The full path is accepted, too
-    physical = {".".join(column.path): column.name for column in columns}
+    columns = _columns_of(schema)
+    # The full path is accepted as a name, too
+    name_of_path = {".".join(column.path): column.name for column in columns}
+    if name:
+        name = name_of_path.get(name, name)
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     lists = {column.name for column in columns if column.max_rep}
-    chosen = choose_column(
-        path, physical.get(name, name) if name else name, problems, lists, numbers=numbers
-    )
+    chosen = choose_column(path, name, problems, lists, numbers=numbers)
     found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
         raise ConfigError(f"{path}: {len(found)} columns are named {chosen!r}; rename one")
@@ -169,13 +180,14 @@ def find_column(
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
-    """Why a column cannot contain tokens, or numbers; None if it can."""
-    is_unsigned = column.kind == "uint64"
-    if column.nesting == LIST_OF_LISTS and (is_unsigned or column.dtype in TOKEN_DTYPES):
-        return f"{column.nesting}{f' of uint64; {UINT64_REMEDY}' if is_unsigned else ''}; {NESTED_REMEDY}"
+    """Return why a column cannot contain tokens, or with `numbers` numbers; None if it can."""
+    is_uint64 = column.kind == "uint64"
+    if column.nesting == LIST_OF_LISTS and (is_uint64 or column.dtype in TOKEN_DTYPES):
+        uint64_remedy = f" of uint64; {UINT64_REMEDY}" if is_uint64 else ""
+        return f"{column.nesting}{uint64_remedy}; {NESTED_REMEDY}"
     if column.nesting:
         return column.nesting
-    if is_unsigned:
+    if is_uint64:
         return f"has type {'list<uint64>' if column.max_rep else 'uint64'}; {UINT64_REMEDY}"
     dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
     if column.dtype in dtypes:
@@ -185,6 +197,7 @@ def _problem(column: Column, *, numbers: bool) -> str | None:
 
 
 def _child(parent: _Group, element: Struct) -> _Group:
+    """Make the node of a SchemaElement. Raises: MalformedError."""
     name = element.text(4, "name of a schema element")
     repetition = element.integer(3, "repetition_type", Repetition.REQUIRED)
     if repetition not in Repetition._value2member_map_:
@@ -193,29 +206,33 @@ def _child(parent: _Group, element: Struct) -> _Group:
     num_children = element.count(5, "num_children", 0)
     logical = element.struct(10, "logicalType") if 10 in element else Struct({})
     converted = element.integer(6, "converted_type", -1)
-    inner = (parent.is_list and repeated) or parent.holds_element
+    is_inner = (parent.is_list and repeated) or parent.holds_element
+    # Old writers omit the third node of a list: the repeated one is then the element itself
+    is_old_element = num_children != 1 or name in ("array", f"{parent.name}_tuple")
     max_def = parent.max_def + (repetition != Repetition.REQUIRED)
     return _Group(
         name=name,
         children_left=num_children,
         path=(*parent.path, name),
-        names=parent.names if inner else (*parent.names, name),
+        names=parent.names if is_inner else (*parent.names, name),
         max_def=max_def,
         max_rep=parent.max_rep + repeated,
         slot_def=max_def if repeated else parent.slot_def,
         in_map=parent.in_map or converted in CONVERTED_MAPS or LOGICAL_MAP in logical,
         is_list=num_children > 0 and (converted == CONVERTED_LIST or LOGICAL_LIST in logical),
-        # Old writers omit the third node: the repeated one is the element itself.
-        holds_element=parent.is_list
-        and repeated
-        and num_children == 1
-        and name not in ("array", f"{parent.name}_tuple"),
+        holds_element=parent.is_list and repeated and not is_old_element,
     )
 
 
 def _column(node: _Group, element: Struct, ordinal: int) -> Column:
+    """Make the column of a leaf. Raises: MalformedError."""
     physical = element.integer(1, "type of a column")
     dtype, kind = _dtype(physical, element)
+    nesting = ""
+    if node.in_map:
+        nesting = "is in a map"
+    elif node.max_rep > 1:
+        nesting = LIST_OF_LISTS
     return Column(
         name=".".join(node.names),
         path=node.path,
@@ -225,13 +242,14 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_def=node.max_def,
         max_rep=node.max_rep,
         slot_def=node.slot_def,
-        nesting="is in a map" if node.in_map else LIST_OF_LISTS if node.max_rep > 1 else "",
+        nesting=nesting,
         kind=kind,
     )
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """(numpy name of the values or "", the column's type for messages)."""
+    """Return the numpy name of a column's values, "" if they are not supported numbers; and the name
+    of its type for messages."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):
@@ -243,7 +261,8 @@ def _dtype(physical: int, element: Struct) -> tuple[str, str]:
         if LOGICAL_INTEGER not in logical:
             return "", f"{kind} with a logical type"
         integer = logical.struct(LOGICAL_INTEGER, "IntType")
-        dtype = f"{'' if integer.boolean(2, 'isSigned', True) else 'u'}int{integer.integer(1, 'bitWidth')}"
+        sign = "" if integer.boolean(2, "isSigned", True) else "u"
+        dtype = f"{sign}int{integer.integer(1, 'bitWidth')}"
     elif 6 in element:
         converted = element.integer(6, "converted_type")
         dtype = CONVERTED_INTEGERS.get(converted, "")

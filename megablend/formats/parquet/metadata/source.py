@@ -1,5 +1,5 @@
-"""One file's bytes: checked reads, and errors that name the file and the offset of malformed
-bytes."""
+"""The bytes of one file: reads that are checked, and errors that name the file and the offset of
+malformed bytes."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class FileBytes:
 
     @property
     def is_prefetched(self) -> bool:
-        """Whether reads should be announced by `request`; see `storage.prefetched`."""
+        """Whether reads have to be announced by `request` to be fast; see `storage.prefetched`."""
         return is_prefetched(self.storage)
 
     def request(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Announce reads of ranges, int64 [n]. Ranges that are not in the file are left to the
-        reads, which report them."""
+        """Announce reads of ranges, int64 [n] each. Ranges outside the file are left out: reading
+        them will raise the error."""
         inside = (offsets >= 0) & (sizes > 0) & (offsets <= self.size - sizes)
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises CorruptFileError
-        if `what` is not within the file."""
+        """Read exactly `size` bytes from `offset` on. Raises CorruptFileError, which names `what` is
+        read, if they are not within the file."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
     def read_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[pa.Buffer, Int64s]:
-        """Bytes of several ranges.
+        """Read several ranges.
 
         Args:
             offsets, sizes: int64 [n].
 
-        Returns: a buffer; where in it each range begins, int64 [n].
-        Raises: CorruptFileError if `what` is not within the file.
+        Returns: a buffer, and the position in it at which each range begins, int64 [n].
+        Raises: CorruptFileError, which names `what` is read, if a range is not within the file.
         """
         self.check_ranges(offsets, sizes, what)
         out, begins = self.storage.read_ranges(
@@ -72,9 +72,9 @@ class FileBytes:
         return pa.py_buffer(out), begins
 
     def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
-        """Read ranges as `read` does, many of which may be adjacent: these are read together.
+        """Read ranges as `read_ranges` does, adjacent ones together.
 
-        Returns: uint8; where in it each range begins, int64 [n].
+        Returns: bytes, uint8, and the position in them at which each range begins, int64 [n].
         """
         starts, stops, runs = merge_ranges(offsets, sizes, self.limits)
         data, begins = self.read_ranges(starts, stops - starts, what)
@@ -92,29 +92,29 @@ class FileBytes:
 
     @contextlib.contextmanager
     def error_context(self, offset: int, what: str) -> Iterator[ErrorLocation]:
-        """Convert MalformedError and UnsupportedError into errors that name the file,
-        the offset and `what`.
+        """Convert MalformedError and UnsupportedError into errors that name the file, the offset
+        and `what`.
 
-        The offset is that of the first byte of `what`; a loop over many may advance it.
+        `offset` is the first byte of `what`; a loop over many items sets it in the yielded object.
         """
-        place = ErrorLocation(offset)
+        location = ErrorLocation(offset)
         try:
-            yield place
+            yield location
         except MalformedError as error:
             problem = f"{what} is damaged: {error}; rewrite or re-download the file"
-            raise CorruptFileError(self.path, problem, offset=place.offset) from error
+            raise CorruptFileError(self.path, problem, offset=location.offset) from error
         except MemoryError as error:
             problem = f"{what} needs more memory than is available: its size is damaged, or the page is far too large"
-            raise CorruptFileError(self.path, problem, offset=place.offset) from error
+            raise CorruptFileError(self.path, problem, offset=location.offset) from error
         except UnsupportedError as error:
             raise UnsupportedFileError(
-                self.path, f"{what}: {error}", offset=place.offset
+                self.path, f"{what}: {error}", offset=location.offset
             ) from error
 
     @contextlib.contextmanager
     def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
-        """Convert errors as `error_context` does, for items of many row groups processed together,
-        int64 [n] each: the error names its `item`."""
+        """Convert errors as `error_context` does, if items of many row groups are processed
+        together: the error's `item` is an index into `offsets` and `row_groups`, int64 [n] each."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

@@ -1,8 +1,8 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it.
 
-A struct is read into a `Struct`: field id -> value, without a schema; the caller asks for each
-field by id, name and type, so that a wrong or missing field is an error that names it. Nothing is
-trusted: every length is checked against what is left of the buffer before it is used.
+A struct is read into a `Struct`: field id -> value, without a schema. The caller requests each field by
+its id, name and type, so that a wrong or missing field is an error that names it. Nothing is trusted:
+every length is compared with the bytes that are left in the buffer before it is used.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -22,7 +22,7 @@ from megablend.kernels.parquet.thrift import skip_structs
 T = TypeVar("T")
 
 MAX_DEPTH = 32
-"""Deeper than the nesting of Parquet's metadata (7)."""
+"""Largest nesting of structs that is read; that of Parquet's metadata is 7."""
 
 
 class MalformedError(ValueError):
@@ -32,15 +32,16 @@ class MalformedError(ValueError):
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
         self.item = item
-        """Among many items processed together, the one that is wrong."""
+        """Number of the wrong item among many that are processed together."""
 
 
 class TruncatedError(MalformedError):
-    """The bytes end too early; more of the file may help."""
+    """The bytes end too early; reading more of the file may help."""
 
 
 class UnsupportedError(ValueError):
-    """Valid, but not supported. Callers convert it to an UnsupportedFileError."""
+    """Bytes that are valid, but not supported. Callers that know the file convert it to an
+    UnsupportedFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
@@ -67,7 +68,8 @@ class Kind(IntEnum):
 
 
 class Struct:
-    """A struct as it was read: typed access to its fields."""
+    """A struct that was read. Its methods return a field by its id; those that take a `name` raise a
+    MalformedError with it if the field is missing or has another type."""
 
     __slots__ = ("_fields",)
 
@@ -78,28 +80,29 @@ class Struct:
         return field in self._fields
 
     def integer(self, field: int, name: str, default: int | None = None) -> int:
-        """A field of any integer type; with a default, another type counts as absent, as in
-        Thrift's own readers."""
+        """A field of any integer type. With a default, a field of another type counts as absent, as
+        in Thrift's own readers."""
         value = self._fields.get(field)
         if type(value) is int:
             return value
-        if default is not None:  # fastparquet writes a repetition_type that is a bool
+        # fastparquet writes a repetition_type that is a boolean
+        if default is not None:
             return int(default)
         raise MalformedError(f"{name} is {'missing' if value is None else 'not an integer'}")
 
     def count(self, field: int, name: str, default: int | None = None) -> int:
-        """An integer that cannot be negative."""
+        """An integer that must not be negative."""
         value = self.integer(field, name, default)
         if not 0 <= value <= MAX_COUNT:
             raise MalformedError(f"{name} is {value}, expected 0 to 2**48")
         return value
 
     def boolean(self, field: int, name: str, default: bool) -> bool:
-        """A field that is true or false."""
+        """A boolean field."""
         return self._typed(field, name, bool, default)
 
     def is_false(self, field: int) -> bool:
-        """Whether a boolean is present and false."""
+        """Whether a boolean field is present and false."""
         return self._fields.get(field) is False
 
     def binary(self, field: int) -> bytes | None:
@@ -142,8 +145,8 @@ class Struct:
 
 
 def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
-    """Read the struct at `start`. Returns the struct and the position after it.
-    Raises MalformedError, TruncatedError."""
+    """Read the struct at `start`. Returns the struct, and the position after it.
+    Raises: MalformedError, TruncatedError."""
     reader = _Reader(data, start)
     try:
         return reader.struct(0), reader.position
@@ -154,8 +157,8 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each parsed on access: out of thousands of columns,
-    a kernel skips all but one."""
+    """A list of structs, each of which is parsed when it is accessed: a kernel skips all but one of
+    thousands of columns."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -183,11 +186,11 @@ class Structs(Sequence[Struct]):
             yield struct
 
     def written(self) -> bytes:
-        """The encoded bytes of the structs."""
+        """Return the encoded bytes of the structs."""
         return bytes(self._data[self.start : self.find(self._size)])
 
     def find(self, index: int) -> int:
-        """The position after `index` structs; below 0 if they are damaged or unusual."""
+        """Return the position after `index` structs; below 0 if they are damaged or unusual."""
         return skip_structs(np.frombuffer(self._data, np.uint8), self.start, index)
 
 
@@ -239,9 +242,10 @@ class _Reader:
             delta = header >> 4
             kind = header & 0x0F
             field = field + delta if delta else self.zigzag()
-            fields[field] = (
-                kind == Kind.TRUE if kind in (Kind.TRUE, Kind.FALSE) else self.value(kind, depth)
-            )
+            if kind in (Kind.TRUE, Kind.FALSE):
+                fields[field] = kind == Kind.TRUE
+            else:
+                fields[field] = self.value(kind, depth)
         return Struct(fields)
 
     def value(self, kind: int, depth: int) -> object:
@@ -253,7 +257,8 @@ class _Reader:
             return self.struct(depth + 1)
         if kind in (Kind.LIST, Kind.SET):
             return self.list(depth + 1)
-        if kind in (Kind.TRUE, Kind.FALSE):  # as a list element, a boolean takes one byte
+        # A boolean in a list takes one byte
+        if kind in (Kind.TRUE, Kind.FALSE):
             return self.byte() == Kind.TRUE
         if kind == Kind.I8:
             return (self.byte() ^ 0x80) - 0x80
@@ -286,7 +291,8 @@ class _Reader:
             raise MalformedError(f"maps are nested deeper than {MAX_DEPTH}")
         size = self.varint()
         self.check_room(size)
-        if size:  # Parquet's metadata has no maps: skip it
+        # Parquet's metadata has no maps: the entries are skipped
+        if size:
             kinds = self.byte()
             for _ in range(size):
                 self.value(kinds >> 4, depth)
@@ -294,8 +300,8 @@ class _Reader:
         return None
 
     def check_room(self, size: int) -> None:
-        """An element takes at least one byte: a list cannot have more elements
-        than there are bytes left."""
+        """Check that as many bytes are left as elements are declared: each takes at least one byte.
+        Raises: TruncatedError."""
         if size > len(self.data) - self.position:
             raise TruncatedError(
                 f"{size} elements are declared, but only {len(self.data) - self.position} bytes are left"
@@ -303,8 +309,8 @@ class _Reader:
 
 
 def write_struct(fields: Sequence[tuple[int, Kind, object]]) -> bytes:
-    """Write a struct of (field id, kind, value), ids ascending. A LIST's value is (kind of its
-    elements, elements)."""
+    """Encode a struct, given (field id, kind, value) of its fields, ids ascending. The value of a
+    LIST is (kind of its elements, elements)."""
     parts = []
     previous = 0
     for field, kind, value in fields:

@@ -29,7 +29,7 @@ def columns_of(footer: Footer) -> list[Column]:
 
 
 def taken(footer: Footer, column: Column, num_leaves: int) -> bool:
-    return column_chunk._found_at_once(footer, column, num_leaves) is not None
+    return column_chunk._parse_in_kernel(footer, column, num_leaves) is not None
 
 
 def outcome(footer: Footer, column: Column, num_leaves: int) -> list[object] | str:
@@ -44,7 +44,7 @@ def slowly(
     footer: Footer, column: Column, num_leaves: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[object] | str:
     with monkeypatch.context() as patch:
-        patch.setattr(column_chunk, "_found_at_once", lambda *_: None)
+        patch.setattr(column_chunk, "_parse_in_kernel", lambda *_: None)
         return outcome(footer, column, num_leaves)
 
 
