@@ -1,5 +1,5 @@
-"""The interface between file formats and the rest of megablend: a file becomes a table of blocks, and
-blocks become tokens.
+"""The interface between file formats and the rest of megablend: a file becomes a table of blocks,
+and blocks become tokens.
 
 A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null
 value: null elements, and the slots of null rows, are not tokens. A *block* is the smallest unit of

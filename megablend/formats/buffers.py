@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 LARGE_BYTES = 8 << 20
-"""Buffers of this size or more are mapped, so that their memory returns to the system as soon as they
-are freed. Arrow's pool and malloc keep freed memory: with one such buffer of each thread, a process
-would exceed `memory`. Smaller buffers come from the pool, since reusing memory costs less."""
+"""Buffers of this size or more are mapped, so that their memory returns to the system as soon as
+they are freed. Arrow's pool and malloc keep freed memory: with one such buffer of each thread, a
+process would exceed `memory`. Smaller buffers come from the pool, since reusing memory costs
+less."""
 
 
 def allocate_buffer(size: int) -> pa.Buffer:

@@ -28,15 +28,15 @@ T = TypeVar("T")
 Check: TypeAlias = Callable[[FetchedRanges], None]
 """Checks fetched ranges, and raises a DataError if they are damaged."""
 _POOLED_BYTES = 1 << 20
-"""Requests of this size or more take their memory from Arrow's pool, which keeps freed memory: malloc
-returns it to the system, and new memory for every batch is slow on first access. Smaller requests do
-not, since a call to the pool lets another thread run, and since the pool keeps more of many small
-buffers that other threads free than a small `memory` allows."""
+"""Requests of this size or more take their memory from Arrow's pool, which keeps freed memory:
+malloc returns it to the system, and new memory for every batch is slow on first access. Smaller
+requests do not, since a call to the pool lets another thread run, and since the pool keeps more of
+many small buffers that other threads free than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
 """The same limit for requests that a caller waits for: only one thread allocates and frees them."""
 BATCH_BYTES = 32 << 20
-"""Decoded size of the blocks that are fetched together if a caller waits for them: the memory that a
-call needs beyond its result."""
+"""Decoded size of the blocks that are fetched together if a caller waits for them: the memory that
+a call needs beyond its result."""
 
 
 def _allocate(size: int) -> Bytes:

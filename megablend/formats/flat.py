@@ -1,5 +1,5 @@
-"""Documents of flat columns, which have one token in each row: a document is a file, a row group, or
-ends with a separator token."""
+"""Documents of flat columns, which have one token in each row: a document is a file, a row group,
+or ends with a separator token."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ file."""
 class ColumnFormat(BaseFormat):
     """A format with columns. The option `documents` divides a flat one into documents.
 
-    Formats that derive from it index and read rows; their `index` and `open` pass the result through
-    `divide` and `read_divided`.
+    Formats that derive from it index and read rows; their `index` and `open` pass the result
+    through `divide` and `read_divided`.
     """
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:

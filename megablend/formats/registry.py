@@ -78,8 +78,8 @@ def list_suffixes() -> list[str]:
 
 
 def format_of(path: str, storage: Storage) -> Format:
-    """Detect the format of a path or glob pattern: by its suffix and, if several formats share that,
-    by its content; or as the prefix of a Megatron pair.
+    """Detect the format of a path or glob pattern: by its suffix and, if several formats share
+    that, by its content; or as the prefix of a Megatron pair.
 
     Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and
         `Format.recognizes` do.

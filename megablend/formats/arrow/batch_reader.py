@@ -1,7 +1,7 @@
 """Record batches of an Arrow file as blocks.
 
-A batch that has little else than the token column's buffers is fetched whole. For others, the message
-is fetched first: it tells where the column's buffers are.
+A batch that has little else than the token column's buffers is fetched whole. For others, the
+message is fetched first: it tells where the column's buffers are.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""The last batch may have fewer rows, so that its offsets begin earlier than in the first: its body is
-requested from the start if the needed part of the first ends within this many bytes."""
+"""The last batch may have fewer rows, so that its offsets begin earlier than in the first: its body
+is requested from the start if the needed part of the first ends within this many bytes."""
 
 
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
@@ -91,8 +91,8 @@ def expect_ranges(
 def _expect_buffers(
     path: str, places: Array, column: Column, storage: Storage
 ) -> tuple[Int64s, Int64s]:
-    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; none if
-    the first message was not requested yet."""
+    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; none
+    if the first message was not requested yet."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
         # Reported when the batch is counted
@@ -115,8 +115,8 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
     Args:
         places: PLACE_DTYPE [num_batches].
 
-    Returns: the blocks of batches that have rows, BLOCK_DTYPE [n]; and the number of bytes of bodies
-        that were read.
+    Returns: the blocks of batches that have rows, BLOCK_DTYPE [n]; and the number of bytes of
+        bodies that were read.
     Raises: CorruptFileError; UnsupportedFileError for a batch that is too large.
     """
     request_batches(path, places, column, storage)

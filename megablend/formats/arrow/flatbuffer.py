@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 
 class FlatbufferError(ValueError):
-    """Raised if an offset or a length points outside the buffer; the caller adds the file's name."""
+    """Raised if an offset or a length points outside the buffer; the caller adds the file's
+    name."""
 
 
 class Table:

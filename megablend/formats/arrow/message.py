@@ -1,5 +1,5 @@
-"""The message of a record batch: the length and the number of nulls of each field, and the positions
-of the buffers.
+"""The message of a record batch: the length and the number of nulls of each field, and the
+positions of the buffers.
 
 Source: Arrow columnar format, "RecordBatch message"; Message.fbs.
 """

@@ -1,8 +1,9 @@
 """Reading the messages of a stream, each of which gives only the position of the next.
 
-A request for each message takes a round trip each. If messages are large, that is faster than reading
-their bodies as well. If they are small, it is faster to request large portions of the file, the next
-one while the messages in the last one are parsed, although indexing does not need all of their data.
+A request for each message takes a round trip each. If messages are large, that is faster than
+reading their bodies as well. If they are small, it is faster to request large portions of the file,
+the next one while the messages in the last one are parsed, although indexing does not need all of
+their data.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def _shorten(values: list[int]) -> list[int]:
 
 
 def _expand(values: list[int], count: int) -> Array:
-    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if there cannot
-    have been so many."""
+    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if there
+    cannot have been so many."""
     is_shortened = len(values) == 2 and count > 2
     if is_shortened:
         first, others = values

@@ -1,8 +1,8 @@
 """The lengths in an `.idx`, read as they are needed, so that a long file is not read as a whole.
 
 Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is
-opened. For a long one, `build` makes a digest of every GROUP_BYTES of header and lengths, and a group
-is compared with its digest when it is first read.
+opened. For a long one, `build` makes a digest of every GROUP_BYTES of header and lengths, and a
+group is compared with its digest when it is first read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Digests = npt.NDArray[np.uint64]
 
 
 class LengthReader:
-    """Reads lengths of the sequences of one `.idx`. Safe to share between threads, and after a fork.
+    """Reads lengths of the sequences of one `.idx`. Safe to share between threads, and after a
+    fork.
 
     Args:
         path: path of the `.idx`.

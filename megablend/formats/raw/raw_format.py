@@ -1,8 +1,8 @@
 """Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of
 them.
 
-If a token separates documents, the file is read once when it is indexed, to find them; otherwise it is
-one document. Large files are indexed in parts: a chunk is the smallest part.
+If a token separates documents, the file is read once when it is indexed, to find them; otherwise it
+is one document. Large files are indexed in parts: a chunk is the smallest part.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _separator(options: RawOptions) -> Separator | None:
 
 
 def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
-    """Return the numbers of the chunks that begin within bytes [start, stop) of the file; the file's
-    first chunk counts as beginning at byte 0."""
+    """Return the numbers of the chunks that begin within bytes [start, stop) of the file; the
+    file's first chunk counts as beginning at byte 0."""
     chunk_bytes = chunk_tokens * layout.token_bytes
     num_chunks = -(-layout.num_tokens // chunk_tokens)
 

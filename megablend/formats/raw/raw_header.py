@@ -24,8 +24,8 @@ from megablend.formats.raw.raw_options import DTYPES, RawOptions
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 1024
-"""Bytes that are read of each file: the longest header of fixed size, and enough for nearly all `.npy`
-headers."""
+"""Bytes that are read of each file: the longest header of fixed size, and enough for nearly all
+`.npy` headers."""
 _NPY = b"\x93NUMPY"
 _MAX_NPY_TEXT = 1 << 16
 _LIT = b"LITPKDS"
@@ -86,8 +86,8 @@ class _Header(NamedTuple):
 def read_layout(
     path: str, size: int, options: RawOptions, storage: Storage
 ) -> tuple[Layout, bytes]:
-    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of the header, as
-    far as they were read.
+    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of the header,
+    as far as they were read.
 
     Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle
         of a token; UnsupportedFileError for a header of another dtype, version or shape;

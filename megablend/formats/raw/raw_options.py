@@ -27,8 +27,8 @@ class RawOptions:
     bos_token: int | None = None
     """The token that each document begins with; it is part of the document."""
     allow_container: bool = False
-    """Whether a file is read as tokens although its bytes look like those of a Parquet, Arrow, gzip,
-    zstd, zip or `.npy` file."""
+    """Whether a file is read as tokens although its bytes look like those of a Parquet, Arrow,
+    gzip, zstd, zip or `.npy` file."""
 
     @property
     def separator(self) -> int | None:
@@ -45,8 +45,8 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """Parse the options of a source. Raises: ValueError, which names the option, what was found, and
-    what was expected."""
+    """Parse the options of a source. Raises: ValueError, which names the option, what was found,
+    and what was expected."""
     for name, value in options.items():
         _check_value(name, value)
     parsed = RawOptions(**options)

@@ -35,8 +35,8 @@ class RawReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return the ranges of the blocks' tokens; none if only documents are needed and the file is
-        one document. See BlockReader.byte_ranges."""
+        """Return the ranges of the blocks' tokens; none if only documents are needed and the file
+        is one document. See BlockReader.byte_ranges."""
         offsets, sizes = self._ranges(blocks)
         if fetched or not len(blocks) or not (tokens or self.separator is not None):
             return []
@@ -87,8 +87,8 @@ class RawReader:
         return offsets, sizes
 
     def _tokens(self, data: Array) -> Array:
-        """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. Bytes that are not
-        aligned in memory as tokens have to be are copied."""
+        """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. Bytes that are
+        not aligned in memory as tokens have to be are copied."""
         tokens: Array = np.require(
             data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
         )

@@ -22,8 +22,8 @@ from megablend.index.tables.source_entry import SourceEntry
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:
-    """Read blocks `ids` int64 [n], with zeros in place of damaged blocks, whose numbers are added to
-    `store.damaged`; warns once of each.
+    """Read blocks `ids` int64 [n], with zeros in place of damaged blocks, whose numbers are added
+    to `store.damaged`; warns once of each.
 
     Raises: as BlockStore.read does, except CorruptFileError.
     """

@@ -19,8 +19,8 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
     """Return the extra columns of a source, by the names of both.
 
-    Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens or
-        rows of a file.
+    Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens
+        or rows of a file.
     """
     # Most of thousands of sources have none, and `next` below would search them all
     if not columns:

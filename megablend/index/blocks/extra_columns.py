@@ -92,9 +92,9 @@ def list_extra_blocks(
     *,
     has_eod: bool,
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield what `read_extra_columns` will read, according to the index: for each column the numbers
-    of its blocks that are needed, int64 [m], and for each of them the position in `ids` of the block
-    that needs it, int64 [m]."""
+    """Yield what `read_extra_columns` will read, according to the index: for each column the
+    numbers of its blocks that are needed, int64 [m], and for each of them the position in `ids` of
+    the block that needs it, int64 [m]."""
     blocks = snapshot.blocks(ids)
     rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
     before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))

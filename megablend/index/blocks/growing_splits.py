@@ -1,5 +1,5 @@
-"""Splits of sources in several snapshots of a run: documents that an earlier snapshot had keep their
-split, and the documents of new files are divided among themselves.
+"""Splits of sources in several snapshots of a run: documents that an earlier snapshot had keep
+their split, and the documents of new files are divided among themselves.
 
 Files are recognised by their content. The files of a source that came with the same snapshot are a
 *cohort*, whose documents are divided by the shares; so a split of a later snapshot has a range of
@@ -85,8 +85,8 @@ class _Documents(NamedTuple):
 def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
-    """Return the splits of all sources in each snapshot of a run, in order; read from the cache if a
-    build stored them, otherwise computed.
+    """Return the splits of all sources in each snapshot of a run, in order; read from the cache if
+    a build stored them, otherwise computed.
 
     Args:
         stores: the stores of the snapshots, in the run's order.
@@ -214,8 +214,8 @@ def _count_documents(store: BlockStore, source: int) -> list[int]:
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Return, by the number of each file's first document in the source, its block and the tokens in
-    the block before it, as `find_document` does, but without reading blocks."""
+    """Return, by the number of each file's first document in the source, its block and the tokens
+    in the block before it, as `find_document` does, but without reading blocks."""
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

@@ -1,5 +1,5 @@
-"""Readers of an index's files. Each is opened when it is first needed, after a check that it is still
-the file that was indexed."""
+"""Readers of an index's files. Each is opened when it is first needed, after a check that it is
+still the file that was indexed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Checksums:
 
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:
-    """Open a file, if it is not on a local disk up to MAX_OPENS times, until its description is what
-    was indexed.
+    """Open a file, if it is not on a local disk up to MAX_OPENS times, until its description is
+    what was indexed.
 
     Raises: as the last call of `open_file` does.
     """
@@ -153,8 +153,8 @@ class OpenedReader(NamedTuple):
 
 
 class OpenFiles:
-    """Readers by file number; the least recently used are dropped. They can be shared by threads, and
-    used after a fork.
+    """Readers by file number; the least recently used are dropped. They can be shared by threads,
+    and used after a fork.
 
     Args:
         snapshot, roots, storage: as in BlockStore.

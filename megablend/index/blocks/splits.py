@@ -3,7 +3,8 @@ clipped at the ends of documents.
 
 The boundaries are those of Megatron: of n documents, a split has documents round(lo * n) to
 round(hi * n) - 1, if its shares begin at `lo` and end at `hi` when they are added up. Counting the
-tokens before a boundary document requires decoding its block, so splits are computed once, at build.
+tokens before a boundary document requires decoding its block, so splits are computed once, at
+build.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
 Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
-"""What rank 0 sends to the others: the nonce of the lock, the columns, the tasks of their files, and
-the notes so far."""
+"""What rank 0 sends to the others: the nonce of the lock, the columns, the tasks of their files,
+and the notes so far."""
 
 
 def build_index(

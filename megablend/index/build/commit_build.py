@@ -71,8 +71,8 @@ class ColumnsTaken:
 
 
 _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
-"""Fields of a manifest that define a snapshot's content. The others, the version of megablend and the
-bytes of the tables, may differ between snapshots with the same content."""
+"""Fields of a manifest that define a snapshot's content. The others, the version of megablend and
+the bytes of the tables, may differ between snapshots with the same content."""
 
 
 def write_snapshot(
@@ -148,8 +148,8 @@ def _is_intact(committed: Path, written: Path) -> bool:
 
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
-    """Add what snapshots of older versions of megablend lack: checksums of rows, and the versions of
-    files. Runs may use any of them. Returns a note for each damaged one.
+    """Add what snapshots of older versions of megablend lack: checksums of rows, and the versions
+    of files. Runs may use any of them. Returns a note for each damaged one.
 
     Args:
         newest: digest of the snapshot that was just built.

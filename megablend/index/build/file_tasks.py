@@ -1,5 +1,5 @@
-"""The work of a build for each file: its fragment is reused; or the file is indexed, as a whole or in
-parts, and a fragment is stored.
+"""The work of a build for each file: its fragment is reused; or the file is indexed, as a whole or
+in parts, and a fragment is stored.
 
 Large files are indexed in parts, so that several ranks can index one file together, and progress is
 reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.

@@ -28,8 +28,8 @@ from megablend.system.log import LOG
 _POST_SECONDS = 0.2
 """Time between two messages about this rank's progress to the other ranks."""
 _TIMES_IN_TURN = 8
-"""Factor by which more files are indexed at a time over a network, if their format makes the requests
-of a file one after another."""
+"""Factor by which more files are indexed at a time over a network, if their format makes the
+requests of a file one after another."""
 
 
 def index_share(
@@ -43,8 +43,8 @@ def index_share(
 ) -> tuple[dict[int, TaskResult], list[str]]:
     """Index this rank's share of the files, and wait for the other ranks.
 
-    Returns: the result of each of this rank's items, by number; and the names of the packs that this
-        rank wrote.
+    Returns: the result of each of this rank's items, by number; and the names of the packs that
+        this rank wrote.
     """
     tally = _Tally(work, items)
 

@@ -1,9 +1,9 @@
 """Finding the files of a source: from patterns to files, each with a name relative to the source's
 root.
 
-Names are relative so that moved data is recognised as the same data. The root is the folder that all
-patterns share before their first wildcard. Files are sorted by name: the order of the patterns is
-irrelevant.
+Names are relative so that moved data is recognised as the same data. The root is the folder that
+all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
+is irrelevant.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
 
 
 def _root_of(spec: SourceSpec) -> str:
-    """Return the folder that names of the source's files are relative to. Raises: ConfigError if the
-    patterns have no folder in common."""
+    """Return the folder that names of the source's files are relative to. Raises: ConfigError if
+    the patterns have no folder in common."""
     try:
         return location.find_root(spec.patterns)
     except ValueError as error:
@@ -294,8 +294,8 @@ def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
-    """Return the first folder of a pattern that does not exist; None if all folders before its first
-    wildcard exist."""
+    """Return the first folder of a pattern that does not exist; None if all folders before its
+    first wildcard exist."""
     folder = location.find_root([pattern])
     missing = None
     while not storage.is_folder(folder) and location.get_parent(folder) != folder:
@@ -339,8 +339,8 @@ def _advice(folder: str, storage: Storage) -> str:
 
 
 def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
-    """Find the folders of splits within a folder; only those that contain some of the files `names`,
-    and none if it is not divided into splits."""
+    """Find the folders of splits within a folder; only those that contain some of the files
+    `names`, and none if it is not divided into splits."""
     dataset_dict = location.join(folder, DATASET_DICT)
     if storage.find(location.escape_wildcards(dataset_dict)).files:
         try:

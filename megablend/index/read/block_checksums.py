@@ -5,10 +5,10 @@ pass over all data.
                                   files.arrow    the number of the first range of each file, and the total
                                   manifest.json  sizes and checksums of these tables
 
-The place of a range is its first byte; for the second file of a pair (an `.idx`), the file's position
-in `Format.files` is in the upper bits. The checksums are not part of the snapshot's digest. What is
-read from elsewhere than a local disk, or from local files that were moved, copied or touched since
-the build, is compared with them: see `index.blocks.open_files`.
+The place of a range is its first byte; for the second file of a pair (an `.idx`), the file's
+position in `Format.files` is in the upper bits. The checksums are not part of the snapshot's
+digest. What is read from elsewhere than a local disk, or from local files that were moved, copied
+or touched since the build, is compared with them: see `index.blocks.open_files`.
 """
 
 from __future__ import annotations

@@ -174,7 +174,8 @@ def complete_table(folder: Path) -> None:
 
 
 class PartDocuments(RangedBlocks):
-    """Ranges of a source's documents, as an order sees them: each document as if it were a block."""
+    """Ranges of a source's documents, as an order sees them: each document as if it were a
+    block."""
 
     def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
         edges = np.array([[each.start, each.stop] for each in ranges], np.int64).reshape(-1, 2)

@@ -34,8 +34,8 @@ Digests = npt.NDArray[np.uint64]
 
 
 LongIdx = tuple[str, str, OpenedFile]
-"""A long `.idx` whose digests are missing: the path of its pair, the name of its format, and what the
-format needs to open it."""
+"""A long `.idx` whose digests are missing: the path of its pair, the name of its format, and what
+the format needs to open it."""
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
@@ -72,8 +72,8 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
 
 
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
-    """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the file
-    that was indexed; DataError; CacheError."""
+    """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the
+    file that was indexed; DataError; CacheError."""
     path, format_name, file = idx
     kind = get_format(format_name)
     assert has_group_digests(kind)
@@ -84,7 +84,8 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
 
 
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
-    """Count the requests, and their bytes, of `make_digests` for the files that belong to `path`."""
+    """Count the requests, and their bytes, of `make_digests` for the files that belong to
+    `path`."""
     if not has_group_digests(kind):
         return Counted(0, 0)
     size = storage.stat(kind.files(path)[1]).size

@@ -2,9 +2,9 @@
 in the order of the snapshots.
 
 Tables stay where they are; each row is read from the table of its snapshot, and verified there. A
-source keeps its name in the last snapshot that has it; in earlier ones it gets the snapshot's number
-as a suffix, so that names stay unique. A renamed file is read from the path at which the last
-snapshot that has its content found it.
+source keeps its name in the last snapshot that has it; in earlier ones it gets the snapshot's
+number as a suffix, so that names stay unique. A renamed file is read from the path at which the
+last snapshot that has its content found it.
 """
 
 from __future__ import annotations
@@ -324,8 +324,8 @@ def name_source(name: str, number: int, later: set[str]) -> str:
 
 
 def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> ColumnEntry:
-    """Return a column of a snapshot as the joined snapshot has it, in which the snapshot's files and
-    blocks are numbered from `first_file` and `first_block` on."""
+    """Return a column of a snapshot as the joined snapshot has it, in which the snapshot's files
+    and blocks are numbered from `first_file` and `first_block` on."""
     moved = dataclasses.replace(
         column,
         source_name=name,

@@ -51,8 +51,8 @@ class FileChecker:
 
 
 def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
-    """Return the numbers of the files of the named sources. Extra columns have numbers of their own,
-    but are in the same files."""
+    """Return the numbers of the files of the named sources. Extra columns have numbers of their
+    own, but are in the same files."""
     return [number for entry in snapshot.sources if entry.name in sources for number in entry.files]
 
 

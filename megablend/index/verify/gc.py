@@ -57,8 +57,8 @@ def collect(
     min_age_seconds: float,
     dry_run: bool,
 ) -> Collected:
-    """Remove files that are not needed and have not been used for `min_age_seconds`, by the clock of
-    the cache's store.
+    """Remove files that are not needed and have not been used for `min_age_seconds`, by the clock
+    of the cache's store.
 
     Args:
         needed: returns digests of the snapshots to keep in addition to the newest; called while the

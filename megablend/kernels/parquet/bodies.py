@@ -74,8 +74,8 @@ def _length(data: Pointer, position: int, end: int, length: int) -> tuple[int, i
 
 @device
 def _copy_words(to: Pointer, i: int, data: Pointer, j: int, count: int) -> None:
-    """Copy `count` bytes from data[j] to to[i], 16 at a time and so some more; source and target are
-    at least 8 bytes apart.
+    """Copy `count` bytes from data[j] to to[i], 16 at a time and so some more; source and target
+    are at least 8 bytes apart.
 
     The first 16 are copied even if `count` is 0: without that branch, it takes half the time.
     """

@@ -98,7 +98,8 @@ def _zigzag(data: Pointer, position: int, end: int) -> tuple[int, np.uint64]:
 
 @device
 def _wide_bits_at(data: Pointer, end: int, bit: int, width: int) -> np.uint64:
-    """Return the `width` bits (0 to 64) that begin at bit number `bit`; all are before data[end]."""
+    """Return the `width` bits (0 to 64) that begin at bit number `bit`; all are before
+    data[end]."""
     low = min(width, 32)
     word: np.uint64 = np.uint64(bits_at(data, end, bit, low))
     if width > 32:

@@ -1,8 +1,8 @@
-"""Parsing the chunks of one column in a Parquet footer: one pass over thousands of row groups, without
-Python for each group.
+"""Parsing the chunks of one column in a Parquet footer: one pass over thousands of row groups,
+without Python for each group.
 
-Unusual or damaged metadata is left to `metadata.column_chunk`, which parses in Python and reports what
-is wrong.
+Unusual or damaged metadata is left to `metadata.column_chunk`, which parses in Python and reports
+what is wrong.
 
 Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics,
     PageEncodingStats, SizeStatistics).
@@ -42,8 +42,8 @@ CHUNK_DTYPE = np.dtype(
         ("data_page", "<i8"),
         ("dictionary_page", "<i8"),  # 0 if absent
         ("null_count", "<i8"),  # -1 if absent
-        # Which fields of Statistics are present: bit f if field f has 4 bytes, bit f + 8 if it has 8
-        # bytes; bits 7 and 8 if these fields, which are boolean, are false
+        # Which fields of Statistics are present: bit f if field f has 4 bytes, bit f + 8 if it has
+        # 8 bytes; bits 7 and 8 if these fields, which are boolean, are false
         ("ranges", "<i8"),
         ("old_max", "<u8"),  # Statistics.max, its bytes as a little-endian integer; 0 if absent
         ("old_min", "<u8"),  # Statistics.min
@@ -86,8 +86,8 @@ def find_chunks(
     limit: int,
     found: Chunks,
 ) -> bool:
-    """Parse the chunks of leaf number `ordinal` of `num_leaves`. Returns False if anything is unusual
-    or damaged.
+    """Parse the chunks of leaf number `ordinal` of `num_leaves`. Returns False if anything is
+    unusual or damaged.
 
     Args:
         footer: uint8 [n], the encoded FileMetaData.
@@ -110,8 +110,8 @@ def find_chunks(
 
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Set `start` of a chunk; returns whether its counts are plausible, and all its bytes are before
-    the limit."""
+    """Set `start` of a chunk; returns whether its counts are plausible, and all its bytes are
+    before the limit."""
     data = chunk["data_page"]
     dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
@@ -240,7 +240,8 @@ def _column_chunk(
 
 @device
 def _count(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int]:
-    """Read an integer; a negative one is unusual. Returns the position after it, and the integer."""
+    """Read an integer; a negative one is unusual. Returns the position after it, and the
+    integer."""
     position, value = integer(data, position, end, kind)
     return (position if position < 0 or value >= 0 else UNUSUAL), value
 

@@ -16,7 +16,8 @@ BROKEN = -1
 
 @device
 def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, bool, int, int]:
-    """Read the header of the run at data[position], and its value if all of its values are the same.
+    """Read the header of the run at data[position], and its value if all of its values are the
+    same.
 
     Args:
         data: the stream, which ends before data[end].
@@ -57,7 +58,8 @@ def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, b
 
 @device
 def bits_at(data: Pointer, end: int, bit: int, width: int) -> int:
-    """Return the `width` bits (0 to 32) that begin at bit number `bit`; all are before data[end]."""
+    """Return the `width` bits (0 to 32) that begin at bit number `bit`; all are before
+    data[end]."""
     position = bit >> 3
     if position + 8 <= end:
         return int((load64(data, position) >> np.uint64(bit & 7)) & np.uint64((1 << width) - 1))

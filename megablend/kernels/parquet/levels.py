@@ -89,8 +89,8 @@ def _read_page(page: np.void, max_def: int, repeated: bool, offsets: npt.NDArray
 def _find_stream(
     page: np.void, data: Pointer, position: int, size: int, stored: bool
 ) -> tuple[int, int]:
-    """Return the begin and the end of the stream of levels at data[position]; its `size` is -1 if it
-    is stored before the stream."""
+    """Return the begin and the end of the stream of levels at data[position]; its `size` is -1 if
+    it is stored before the stream."""
     if size < 0:
         if not stored:
             return position, position
@@ -117,8 +117,8 @@ def _follow(
     repeated: bool,
     offsets: npt.NDArray[np.int64],
 ) -> None:
-    """Read both streams together, and fill the page's output fields. Without repetition levels, each
-    level begins a row; without definition levels, each level is a token."""
+    """Read both streams together, and fill the page's output fields. Without repetition levels,
+    each level begins a row; without definition levels, each level is a token."""
     num_levels = int(page["num_levels"])
     # Bits of a definition level
     def_width = 0

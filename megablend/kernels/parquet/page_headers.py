@@ -1,5 +1,5 @@
-"""Parsing many page headers: in memory, at known offsets of a file, or by scanning from each page to
-the next.
+"""Parsing many page headers: in memory, at known offsets of a file, or by scanning from each page
+to the next.
 
 A header that is unusual, damaged or longer than the bytes read for it is left to
 `formats.parquet.metadata.page_header`, which parses one header in Python and reports what is wrong.
@@ -68,8 +68,8 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
 
 @kernel
 def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
-    """Read the headers of pages at known offsets. Returns the number of the first header that has to
-    be parsed in Python; n if there is none.
+    """Read the headers of pages at known offsets. Returns the number of the first header that has
+    to be parsed in Python; n if there is none.
 
     Args:
         fd: descriptor of the file.
@@ -216,8 +216,8 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
 def _parse_type_header(
     data: Pointer, position: int, end: int, header: np.void, kind: int
 ) -> tuple[int, int, int]:
-    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2, by the type of the page, and
-    fill the fields of `header` about levels and compression. Returns the position after it, the
+    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2, by the type of the page,
+    and fill the fields of `header` about levels and compression. Returns the position after it, the
     number of values, and their encoding."""
     values = encoding = -1
     # Fields 1 to `last_integer` are integers

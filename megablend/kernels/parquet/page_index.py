@@ -92,8 +92,8 @@ def page_locations(
         sizes: int64 [m], filled with the bytes of each page, its header included.
         rows: int64 [m], filled with the rows that begin in each page.
 
-    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none is
-        wrong.
+    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none
+        is wrong.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     filled = 0
@@ -222,8 +222,8 @@ def page_counts(
         found: int64 [n, 3], filled with the number of counts of each kind: 0, or one for each page
             and level.
 
-    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none is
-        wrong.
+    Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none
+        is wrong.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0

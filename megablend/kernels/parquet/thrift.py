@@ -1,9 +1,9 @@
 """Thrift's compact protocol in kernels: integers, fields, and skipping values.
 
-Bytes are read from a pointer `data`, from index `position` on, before index `end`. A returned position
-below 0 is an error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not occur in
-Parquet's metadata. Kernels leave both to `formats.parquet.metadata.thrift`, which parses in Python and
-reports what is wrong.
+Bytes are read from a pointer `data`, from index `position` on, before index `end`. A returned
+position below 0 is an error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not
+occur in Parquet's metadata. Kernels leave both to `formats.parquet.metadata.thrift`, which parses
+in Python and reports what is wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -46,8 +46,8 @@ def varint(data: Pointer, position: int, end: int) -> tuple[int, np.uint64]:
 
 @device
 def integer(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int]:
-    """Read an integer of any kind; a value of another kind is UNUSUAL. Returns the position after it,
-    and the integer."""
+    """Read an integer of any kind; a value of another kind is UNUSUAL. Returns the position after
+    it, and the integer."""
     if kind == I8:
         return (
             (position + 1, np.int64(np.int8(data[position])))

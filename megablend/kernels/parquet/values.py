@@ -96,8 +96,8 @@ def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
 
     Args:
-        address: address of the encoded values, as many bytes as `out` has: first the lowest bytes of
-            all values, then their second bytes, and so on.
+        address: address of the encoded values, as many bytes as `out` has: first the lowest bytes
+            of all values, then their second bytes, and so on.
         out: int32 or int64 [num_tokens], filled.
     """
     data = pointer_at(address, out.nbytes)
@@ -151,8 +151,8 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
 
 @device
 def _stated_bytes(data: Pointer, size: int) -> int:
-    """Return the number in the first four bytes, which is a size; one that is too large if there are
-    fewer bytes."""
+    """Return the number in the first four bytes, which is a size; one that is too large if there
+    are fewer bytes."""
     if size < 4:
         return 1 << 32
     stated = 0

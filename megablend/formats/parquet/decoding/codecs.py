@@ -1,8 +1,9 @@
 """Decompression of pages: it is an error if the output does not have exactly the size in the page
 header.
 
-pyarrow's one-shot codecs do not report that they wrote less than expected, and the rest of the buffer
-would be whatever was in memory before. So the size is checked in a different way for each codec.
+pyarrow's one-shot codecs do not report that they wrote less than expected, and the rest of the
+buffer would be whatever was in memory before. So the size is checked in a different way for each
+codec.
 """
 
 from __future__ import annotations
@@ -225,4 +226,5 @@ CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.ZSTD: (_zstd, 1 << 16),
     CodecId.LZ4_RAW: (_lz4_raw, 256),
 }
-"""By codec, the function that decompresses, and the largest ratio of decompressed to stored size."""
+"""By codec, the function that decompresses, and the largest ratio of decompressed to stored
+size."""

@@ -1,5 +1,5 @@
-"""The cache of decoded dictionaries of recently read column chunks: one in a process, of limited size,
-for any number of files."""
+"""The cache of decoded dictionaries of recently read column chunks: one in a process, of limited
+size, for any number of files."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class DictionaryCache:
 
 CACHE = DictionaryCache(DICTIONARY_BYTES)
 os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
-# At exit, Python frees the cache late, since the hook for forks refers to it; its arrays may be in a
-# memory pool that the program has set in pyarrow, which no longer exists then
+# At exit, Python frees the cache late, since the hook for forks refers to it; its arrays may be in
+# a memory pool that the program has set in pyarrow, which no longer exists then
 atexit.register(CACHE.clear)
 READERS = itertools.count()
 """Gives each reader a number: two readers of one path may have opened different files."""

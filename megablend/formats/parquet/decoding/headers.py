@@ -1,5 +1,5 @@
-"""Headers of many pages: of pages in memory, of pages at known offsets, or of pages found by scanning
-column chunks.
+"""Headers of many pages: of pages in memory, of pages at known offsets, or of pages found by
+scanning column chunks.
 
 Kernels parse them. A header that a kernel rejects is parsed in Python, which reports what is wrong
 with it.
@@ -114,8 +114,8 @@ def walk_pages(
             since some writers do not count the dictionary's header in it.
         in_flight: number of threads that read in parallel.
 
-    Returns: the headers of all pages in order, dictionaries included; and the number of each chunk's
-        first page, int64 [num_chunks + 1].
+    Returns: the headers of all pages in order, dictionaries included; and the number of each
+        chunk's first page, int64 [num_chunks + 1].
     Raises: CorruptFileError.
     """
     size = -(-len(chunks) // (in_flight * TURNS)) if in_flight > 1 else max(1, len(chunks))

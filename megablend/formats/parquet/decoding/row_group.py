@@ -1,4 +1,5 @@
-"""Reading a whole column chunk by pyarrow: the fallback for pages that cannot be decoded one by one."""
+"""Reading a whole column chunk by pyarrow: the fallback for pages that cannot be decoded one by
+one."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def read_row_group(
     """Read a column chunk.
 
     Args:
-        fetched: by offset, bytes of the file that were fetched; other bytes, such as the footer, are
-            read.
+        fetched: by offset, bytes of the file that were fetched; other bytes, such as the footer,
+            are read.
 
     Returns: tokens [num_tokens], and offsets, int64 [num_rows + 1]: row i is
         tokens[offsets[i]:offsets[i+1]].

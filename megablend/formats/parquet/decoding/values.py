@@ -1,8 +1,9 @@
 """Decoding the values of pages to tokens: a table selects the decoder of a page, and one kernel
 contains all decoders.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. If a chunk has pages
-with an encoding that is not in the table, which indexing finds out, it is read as a whole by pyarrow.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. If a chunk has
+pages with an encoding that is not in the table, which indexing finds out, it is read as a whole by
+pyarrow.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ STORED: dict[int, np.dtype[Any]] = {
     Physical.FLOAT: np.dtype("<i4"),
     Physical.DOUBLE: np.dtype("<i8"),
 }
-"""By physical type, the dtype of decoded values; floats are decoded as integers with the same bits."""
+"""By physical type, the dtype of decoded values; floats are decoded as integers with the same
+bits."""
 WIDE_BYTES = 1 << 20
 """Bytes of values that are decoded at a time if tokens have a narrower type than values."""
 DECODERS: dict[tuple[int, int], int] = {
@@ -85,8 +87,8 @@ class Encoded(NamedTuple):
     encodings: Int64s
     """int64 [n], encoding of each page's values."""
     dictionaries: list[Array | None]
-    """The dictionary of each page, int32 or int64 [num_entries]; None if it needs none, or its chunk
-    has none."""
+    """The dictionary of each page, int32 or int64 [num_entries]; None if it needs none, or its
+    chunk has none."""
 
 
 def tokens_of(

@@ -1,5 +1,5 @@
-"""Counting pages by their headers, and by their levels if headers are not enough; pages that cannot be
-decoded one by one are read by row group."""
+"""Counting pages by their headers, and by their levels if headers are not enough; pages that cannot
+be decoded one by one are read by row group."""
 
 from __future__ import annotations
 

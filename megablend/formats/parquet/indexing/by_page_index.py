@@ -90,8 +90,8 @@ def locate_from_page_index(
     places: OffsetIndexes,
     counts: ColumnIndexes,
 ) -> ChunkPages:
-    """Locate and count the pages of chunks whose page indexes have counts of tokens, and whose pages
-    have the given encodings. Raises: CorruptFileError, UnsupportedFileError."""
+    """Locate and count the pages of chunks whose page indexes have counts of tokens, and whose
+    pages have the given encodings. Raises: CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
         pages, num_uncertain = count_from_page_index(
             places, counts, search.column, chunks, encodings, documents=search.documents
@@ -107,8 +107,8 @@ def locate_from_page_index(
 def _scan_uncertain(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
 ) -> int:
-    """Count the pages whose documents the page index does not determine by their levels; returns the
-    number of bytes that were read. Raises: CorruptFileError, UnsupportedFileError."""
+    """Count the pages whose documents the page index does not determine by their levels; returns
+    the number of bytes that were read. Raises: CorruptFileError, UnsupportedFileError."""
     uncertain = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(uncertain, places.first_page)
     recounted = pages[uncertain]

@@ -46,8 +46,8 @@ class ChunkPages:
     pages: Pages
     """PAGE_DTYPE [num_pages], chunk by chunk."""
     dictionaries: Int64s
-    """int64 [num_chunks, 2]: offset and stored size of each chunk's dictionary page; NO_DICTIONARY if
-    it has none."""
+    """int64 [num_chunks, 2]: offset and stored size of each chunk's dictionary page; NO_DICTIONARY
+    if it has none."""
     scanned_bytes: int
     """Bytes of pages that had to be read for counting."""
     note: str | None = None

@@ -1,5 +1,5 @@
-"""Locating and counting the pages of column chunks in the cheapest exact way; chunks for which this is
-the same way are processed together.
+"""Locating and counting the pages of column chunks in the cheapest exact way; chunks for which this
+is the same way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
@@ -107,8 +107,8 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """Compare the sums of rows, tokens and continued pages of each chunk, int64 [3, num_chunks], with
-    the metadata of chunks and row groups. Raises: MalformedError."""
+    """Compare the sums of rows, tokens and continued pages of each chunk, int64 [3, num_chunks],
+    with the metadata of chunks and row groups. Raises: MalformedError."""
     rows, tokens, continues = sums
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(

@@ -142,8 +142,8 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 def find_miscounted(
     counts: ColumnIndexes, first_page: Counts, chunks: Chunks
 ) -> npt.NDArray[np.bool_]:
-    """Whether the level histograms in the ColumnIndex of chunks do not add up to num_values in their
-    metadata: bool [num_chunks]."""
+    """Whether the level histograms in the ColumnIndex of chunks do not add up to num_values in
+    their metadata: bool [num_chunks]."""
     wrong: npt.NDArray[np.bool_] = (
         sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
     )

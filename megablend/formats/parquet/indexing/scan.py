@@ -1,5 +1,5 @@
-"""Counting pages by their levels, if nothing else determines rows or tokens: V1 pages are read whole,
-of V2 pages only the levels."""
+"""Counting pages by their levels, if nothing else determines rows or tokens: V1 pages are read
+whole, of V2 pages only the levels."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def scan(
 def _level_bytes(
     source: FileBytes, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
-    """Decompress V1 pages, and return for each page the bytes that begin with its levels: the owners
-    of decompressed bytes; and the addresses and sizes of all pages' bytes, int64 [n] each."""
+    """Decompress V1 pages, and return for each page the bytes that begin with its levels: the
+    owners of decompressed bytes; and the addresses and sizes of all pages' bytes, int64 [n]
+    each."""
     v1 = np.flatnonzero(headers["type"] == DATA)
     v1_headers = headers[v1]
     check_checksums(source, v1_headers, addresses[v1])

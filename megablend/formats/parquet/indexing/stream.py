@@ -1,8 +1,8 @@
-"""Counting column chunks without a page index over a network: their bytes are streamed once, and pages
-are found and counted in memory.
+"""Counting column chunks without a page index over a network: their bytes are streamed once, and
+pages are found and counted in memory.
 
-On a local disk, headers are read one by one, and most of the bytes between them are never read. Over a
-network, each of these reads would wait for the one before.
+On a local disk, headers are read one by one, and most of the bytes between them are never read.
+Over a network, each of these reads would wait for the one before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks of many chunks or pages at once, which report the first wrong one; and sums over the pages of
-chunks."""
+"""Checks of many chunks or pages at once, which report the first wrong one; and sums over the pages
+of chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parsing the chunks of one column in the footer.
 
-A kernel parses all row groups in one pass. If it rejects them, they are parsed in Python, which reports
-what is wrong.
+A kernel parses all row groups in one pass. If it rejects them, they are parsed in Python, which
+reports what is wrong.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _bits(encodings: list[int]) -> int:
 
 
 def _check_bytes(fields: dict[str, int], limit: int) -> None:
-    """Set `start` in the fields of a chunk, and check that all bytes of the chunk and its page index
-    are before byte `limit`. Raises: MalformedError."""
+    """Set `start` in the fields of a chunk, and check that all bytes of the chunk and its page
+    index are before byte `limit`. Raises: MalformedError."""
     # Some writers omit dictionary_page_offset, or set it to 0, and write the dictionary's offset as
     # data_page_offset
     start = fields["data_page"]

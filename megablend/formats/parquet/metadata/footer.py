@@ -63,7 +63,8 @@ def read_footer_bytes(source: FileBytes) -> bytes:
 
 
 def digest_of(footer: bytes) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of a footer, which identifies a file's structure."""
+    """Compute the hex digest (blake2b, 16 bytes) of a footer, which identifies a file's
+    structure."""
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 

@@ -66,5 +66,6 @@ class CodecId(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """Return the name of an enum's number, for messages; "unknown" and the number if it has none."""
+    """Return the name of an enum's number, for messages; "unknown" and the number if it has
+    none."""
     return kind(number).name if number in kind._value2member_map_ else f"unknown ({number})"

@@ -1,5 +1,5 @@
-"""Parsing one page header in Python, if the kernel rejects it: to report what is wrong, or to handle
-unusual fields.
+"""Parsing one page header in Python, if the kernel rejects it: to report what is wrong, or to
+handle unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """

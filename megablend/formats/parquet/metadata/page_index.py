@@ -1,5 +1,5 @@
-"""Parsing the page indexes of many chunks: the positions of pages (OffsetIndex), and their counts of
-levels (ColumnIndex).
+"""Parsing the page indexes of many chunks: the positions of pages (OffsetIndex), and their counts
+of levels (ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """
@@ -79,7 +79,8 @@ class ColumnIndexes:
     """int64 [num_pages], number of levels with repetition level 0: of rows that begin."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
-        """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all chunks."""
+        """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all
+        chunks."""
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))

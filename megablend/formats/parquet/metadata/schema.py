@@ -1,9 +1,9 @@
 """Finding the token column in a schema.
 
-A list is three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name it
-as they see it in Arrow, `input_ids`, so a column's `name` omits the two inner nodes. Arrow's kinds of
-lists (also large and fixed-size ones) are the same in Parquet: for reading, only the two maximal levels
-matter.
+A list is three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name
+it as they see it in Arrow, `input_ids`, so a column's `name` omits the two inner nodes. Arrow's
+kinds of lists (also large and fixed-size ones) are the same in Parquet: for reading, only the two
+maximal levels matter.
 
 Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel
     paper's levels.
@@ -51,7 +51,8 @@ FLOAT16 = "float16"
 MAX_LEVEL = 127
 """Largest level that is read, since levels are kept in bytes; no sensible schema is deeper."""
 MAX_NESTED = 512
-"""Largest depth of groups, required ones included: the path of a column in a deep schema is long."""
+"""Largest depth of groups, required ones included: the path of a column in a deep schema is
+long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +249,8 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """Return the numpy name of a column's values, "" if they are not supported numbers; and the name
-    of its type for messages."""
+    """Return the numpy name of a column's values, "" if they are not supported numbers; and the
+    name of its type for messages."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):

@@ -51,8 +51,8 @@ class FileBytes:
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Read exactly `size` bytes from `offset` on. Raises CorruptFileError, which names `what` is
-        read, if they are not within the file."""
+        """Read exactly `size` bytes from `offset` on. Raises CorruptFileError, which names `what`
+        is read, if they are not within the file."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 

@@ -1,8 +1,8 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it.
 
-A struct is read into a `Struct`: field id -> value, without a schema. The caller requests each field by
-its id, name and type, so that a wrong or missing field is an error that names it. Nothing is trusted:
-every length is compared with the bytes that are left in the buffer before it is used.
+A struct is read into a `Struct`: field id -> value, without a schema. The caller requests each
+field by its id, name and type, so that a wrong or missing field is an error that names it. Nothing
+is trusted: every length is compared with the bytes that are left in the buffer before it is used.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -68,8 +68,8 @@ class Kind(IntEnum):
 
 
 class Struct:
-    """A struct that was read. Its methods return a field by its id; those that take a `name` raise a
-    MalformedError with it if the field is missing or has another type."""
+    """A struct that was read. Its methods return a field by its id; those that take a `name` raise
+    a MalformedError with it if the field is missing or has another type."""
 
     __slots__ = ("_fields",)
 
