@@ -196,7 +196,7 @@ def as_tensor(data: bytes) -> bytes:
 def with_scalar(data: bytes, start: int, field: int, kind: str, value: int) -> bytes:
     """Change a field of the root table of the flatbuffer at byte `start`."""
     changed = bytearray(data)
-    place = Table.root(data, start)._place(field)
+    place = Table.root(data, start)._field_position(field)
     assert place is not None
     struct.pack_into(kind, changed, place, value)
     return bytes(changed)
@@ -207,7 +207,7 @@ def big_endian(data: bytes) -> bytes:
     changed = bytearray(data)
     schema = Table.root(data, arrow_start(data)).table(1 if data.startswith(b"ARROW1") else 2)
     assert schema is not None
-    assert schema._place(0) is None
+    assert schema._field_position(0) is None
     changed[schema._vtable + 4 : schema._vtable + 6] = changed[
         schema._vtable + 6 : schema._vtable + 8
     ]
