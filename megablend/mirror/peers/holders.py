@@ -92,8 +92,11 @@ class Holders:
     def note(self, key: FileKey, pages: Pages, giver: str | None) -> None:
         """Record that this node got pages of one piece, from the node `giver` or from the source,
         to tell others."""
-        for name in self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1):
-            if name not in (self._own, giver):
+        order = self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1)
+        # The giver of a copy has to know of it, to read it if its own pages are damaged
+        keeps_copy = self._own in order[1 : self.copies]
+        for name in order:
+            if name != self._own and (name != giver or keeps_copy):
                 untold = self._untold[name]
                 untold[key] = unite(untold.get(key, NO_PAGES), pages)
                 self.news[name].set()
