@@ -188,9 +188,11 @@ class NodesOf:
                 await self._tasks.pop(i)
 
     async def stop(self, i: int, *, empties: bool = False) -> None:
-        """End a node, as far as others see: at once, if it has a link."""
+        """End a node, as far as others and the source see: at once, if it has a link."""
         if self.links:
             self.links[i].cut()
+            # Its end takes a moment, in which it would begin further reads
+            self.nodes[i].source.read = _never  # type: ignore[assignment, method-assign]
         task = self._tasks.pop(i)
         task.cancel()
         await asyncio.wait([task])
@@ -244,6 +246,10 @@ class NodesOf:
     async def settle(self) -> None:
         """Wait until all copies are paid."""
         await until(lambda: all(_is_settled(self.cluster(i)) for i in self.nodes))
+
+
+async def _never(*_: object) -> None:
+    await asyncio.Event().wait()
 
 
 def _is_settled(cluster: Cluster) -> bool:
