@@ -89,10 +89,6 @@ class CacheStore(Protocol):
         """Absolute path, or URL without a trailing slash."""
 
     @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """Keys of a config that select this cache, and how it is accessed."""
-
-    @property
     def folder(self) -> Path:
         """Absolute path of the folder in which its files are on this node."""
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, place_below
 from megablend.system.atomic_write import (
@@ -79,11 +78,6 @@ class LocalCacheStore:
     def location(self) -> str:
         """See CacheStore."""
         return str(self.folder)
-
-    @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """See CacheStore."""
-        return {"cache": self.location}
 
     def exists(self) -> bool:
         """See CacheStore."""

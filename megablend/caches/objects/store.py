@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from megablend.caches.base import (
     CHECKSUMS,
@@ -77,12 +76,6 @@ class ObjectCacheStore:
     def location(self) -> str:
         """See CacheStore."""
         return self._prefix.location
-
-    @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """See CacheStore."""
-        local = {} if self._local_cache is None else {"local_cache": self._local_cache}
-        return {"cache": self.location, "storage": self._options, **local}
 
     @cached_property
     def folder(self) -> Path:
