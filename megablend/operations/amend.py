@@ -72,7 +72,7 @@ class Amendment(Record):
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
     """Number of samples from `at` on that are read in the old settings, since the length of samples
-    changes."""
+    changes, or files are withdrawn."""
     drained: Drain | None
     """These samples by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]

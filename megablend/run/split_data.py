@@ -193,7 +193,7 @@ def _check_sequence(run: str, sources: SplitSources) -> None:
     arrivals = np.argmax(
         [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0
     )
-    # The least of it, and of what the sources after it have
+    # For each source, the first snapshot that has it or a source listed after it
     earliest = np.minimum.accumulate(arrivals[::-1])[::-1]
     number = int(np.argmax(arrivals > earliest))
     if arrivals[number] > earliest[number]:
