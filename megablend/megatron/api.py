@@ -85,8 +85,9 @@ def prepare(
             settings of object stores; otherwise the file that MEGABLEND_STORAGE names has them.
         sizes: numbers of samples of train, valid and test, as the builder takes them.
         max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
-            the node's free memory. shared_fs: "yes" if all ranks share the cache's folder, "no" if
-            only those of one machine may share it, "auto" to detect it.
+            the node's free memory.
+        shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine
+            may share it, "auto" to detect it.
 
     Raises: on all ranks, if any of them fails, its error: ConfigError, PlanError, DataError,
         CacheError, LaunchError.

@@ -104,6 +104,10 @@ class GigatokenEngine(Engine):
         if self._is_byte_level:
             data["normalizer"] = None
         self._added = [each["content"] for each in data.get("added_tokens") or ()]
+        pre = data.get("pre_tokenizer") or {}
+        # A blank is put before a text's first word, which would be put before each piece's, too
+        adds_blank = pre.get("type") == "ByteLevel" and bool(pre.get("add_prefix_space", True))
+        self._is_cuttable = not adds_blank and not any("\n" in token for token in self._added)
         self._definition = json.dumps(data)
         self._gigatoken = import_module("gigatoken")
         self.renew()
@@ -154,7 +158,7 @@ class GigatokenEngine(Engine):
         gigatoken knows lets a word go on from a line break, alone between what is no blank and a
         letter, nor does one depend on what is before it."""
         start = 0
-        if not any("\n" in token for token in self._added):
+        if self._is_cuttable:
             while found := _WORD_END.search(text, start + _REFERENCE_CHARACTERS):
                 yield text[start : found.end()]
                 start = found.end()

@@ -110,6 +110,20 @@ def test_long_texts_with_unassigned_code_points_are_tokenised_in_pieces(
     assert at is None, texts[at or 0]
 
 
+def test_long_texts_are_not_cut_if_a_blank_is_put_before_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load(
+        tmp_path, "gpt2", lambda data: data["pre_tokenizer"].update(add_prefix_space=True)
+    )
+    assert tokenizer.is_listed
+    fast = GigatokenEngine(tokenizer)
+    texts = ["the\u0378\nthe", "the\nthe"]
+    expected = Engine(tokenizer).encode(texts)
+    monkeypatch.setattr(engine, "_REFERENCE_CHARACTERS", 1)
+    assert prove.first_difference(fast.encode(texts), expected) is None
+
+
 def test_what_gigatoken_caches_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = GigatokenEngine(load(tmp_path, "gpt2"))
     expected = fast.encode(corpus())

@@ -61,10 +61,10 @@ def fill_blocks(
             chunk's first page begins with a row.
         first_page: int64 [num_chunks + 1], number of each chunk's first page.
         continues_flag, closes_flag, carries_flag: STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END and
-            HAS_EARLIER_TOKENS of formats.base. first_tokens: int64 [num_chunks + 1], filled with
-            the tokens before each chunk, and of all. blocks: BLOCK_DTYPE [num_pages] of
-            formats.base, filled. If the rows of one page are unknown, `rows` and `ends` of all
-            blocks are -1, and no flags are set.
+            HAS_EARLIER_TOKENS of formats.base.
+        first_tokens: int64 [num_chunks + 1], filled with the tokens before each chunk, and of all.
+        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of one page are
+            unknown, `rows` and `ends` of all blocks are -1, and no flags are set.
     """
     is_known = True
     for i in range(len(pages)):

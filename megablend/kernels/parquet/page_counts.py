@@ -47,13 +47,16 @@ def count_indexed_pages(
         first_page: int64 [n + 1], number of each chunk's first page.
         offsets, sizes, rows: int64 [num_pages], from `page_index.page_locations`.
         nulls: int64 [num_pages], number of nulls; used for flat columns.
-        starts: int64 [num_pages], number of levels with repetition level 0. levels: int64 [max_def
-        + 1, num_pages], number of levels by definition level; used for lists. has_starts: bool [n],
-        whether each chunk has `starts`. growths: float64 [n], ratio of decoded to stored bytes of
-        each chunk, by which the decoded sizes of pages are estimated. encodings: int64 [n],
-        encoding of each chunk's pages. slot_def: lowest definition level of a level that stands for
-        an element. documents: whether rows must be exact. pages: PAGE_DTYPE [num_pages] of
-        formats.parquet.indexing.count, filled.
+        starts: int64 [num_pages], number of levels with repetition level 0.
+        levels: int64 [max_def + 1, num_pages], number of levels by definition level; used for
+            lists.
+        has_starts: bool [n], whether each chunk has `starts`.
+        growths: float64 [n], ratio of decoded to stored bytes of each chunk, by which the decoded
+            sizes of pages are estimated.
+        encodings: int64 [n], encoding of each chunk's pages.
+        slot_def: lowest definition level of a level that stands for an element.
+        documents: whether rows must be exact.
+        pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count, filled.
 
     Returns: the number of the first wrong chunk, its problem, and 0; without one n, NONE, and the
         number of pages with `scan`.

@@ -92,8 +92,9 @@ def shuffle_index(first_samples: int, num_samples: int, generator: Generator) ->
 
     Args:
         first_samples: number of samples before a separate final epoch; num_samples if there is
-        none. num_samples: number of samples of the sample index. generator: advanced as Megatron
-        advances its own.
+            none.
+        num_samples: number of samples of the sample index.
+        generator: advanced as Megatron advances its own.
 
     Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. If `num_samples`, which may be
         computed in single precision, is less than `first_samples`, the index has `first_samples`
