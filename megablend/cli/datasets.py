@@ -79,10 +79,15 @@ def add_command(
 def _name_place(located: dict[str, list[str]], message: str) -> str:
     """A message about a location, with the name and the line of the list that it is from, if it is
     from one."""
+    from megablend.storage.location import find_scheme
+    from megablend.storage.objects.urls import LIST_ENDING
+
     location = message.partition(": ")[0]
     for source, patterns in located.items():
-        if source.endswith(".urls") and location in patterns:
-            lines = Path(source).expanduser().read_text().splitlines()
+        # A URL with this ending is a file like any other
+        is_list = source.endswith(LIST_ENDING) and not find_scheme(source)
+        if is_list and location in patterns:
+            lines = Path(source).expanduser().read_text(encoding="utf-8").splitlines()
             numbers = [i for i, line in enumerate(lines, 1) if line.strip() == location]
             return f"{source}{f', line {numbers[0]}' if numbers else ''}: {message}"
     return message

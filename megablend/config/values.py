@@ -37,8 +37,7 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
-        written = str(value).strip().replace("_", "")
-        number = value if isinstance(value, Fraction) else _make_exact(Decimal(written))
+        number = value if isinstance(value, Fraction) else _read_exact(str(value))
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number{_spell_out(value)}") from None
     if number < 0:
@@ -61,8 +60,9 @@ def _spell_out(value: object) -> str:
     return f": write it as {number}e{_POWERS[unit]}"
 
 
-def _make_exact(written: Decimal) -> Fraction:
-    """Raises: OverflowError if there are too many digits."""
+def _read_exact(text: str) -> Fraction:
+    """Raises: InvalidOperation if it is no number; OverflowError if there are too many digits."""
+    written = Decimal(text.strip().replace("_", ""))
     if written and abs(written.adjusted()) > MAX_EXPONENT:
         raise OverflowError
     return Fraction(written) if written else Fraction(0)

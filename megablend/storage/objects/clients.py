@@ -112,9 +112,9 @@ def _note_busy(root: str, seconds: float) -> None:
 def slow_down(root: str, seconds: float) -> None:
     """Send fewer requests to a bucket, container or server, and none for some seconds, since another
     process has heard that it is busy."""
+    _note_busy(root, seconds)  # first: a limiter that is made meanwhile takes its pause from this
     with _lock:
         limiters = [each for (place, _), each in _limiters.items() if place == root]
-    _note_busy(root, seconds)
     for each in limiters:
         each.slow_down(time.monotonic(), seconds, is_told=True)
 

@@ -86,7 +86,8 @@ class RetryPolicy:
         """Call `attempt` until it succeeds, or fails in a way that another try would not change.
 
         Args:
-            first: the failure of an earlier attempt, if there was one.
+            first: the failure of an earlier attempt, if there was one. Attempts then wait for the
+                rates and pauses of the limiter themselves; without it, each is waited for here.
 
         Raises: DataError if it was tried for `give_up_after`.
         """
@@ -110,6 +111,8 @@ class RetryPolicy:
                 if _is_final(found, attempts):
                     return found
                 await self._pause(found, attempts, now())
+                if first is None:
+                    await self._limiter.pay()
                 found = await attempt()
                 attempts += 1
                 if not isinstance(found, Failure):
