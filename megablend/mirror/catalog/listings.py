@@ -12,9 +12,11 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megablend.errors import MegablendError
@@ -24,8 +26,8 @@ from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage
-from megablend.storage.location import find_scheme
-from megablend.storage.objects.urls import split_query
+from megablend.storage.location import escape_wildcards, find_scheme
+from megablend.storage.objects.urls import is_web, split_query
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
@@ -101,8 +103,8 @@ class Listings:
         self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
         plain = [split_query(each)[0] for each in sources]
         told = [split_query(each)[0] for each in said or sources]
-        while sum(map(len, told)) > _MOST_LETTERS:
-            told.pop()
+        # A shell may name 100,000 files
+        told = told[: sum(letters <= _MOST_LETTERS for letters in accumulate(map(len, told)))]
         earlier = self._catalog.list_revisions(dataset)[-1:]
         usual = earlier[0].every if earlier else EVERY
         revision = await self._keep(
@@ -120,8 +122,13 @@ class Listings:
         await self._note(dataset, "")
         return revision
 
-    def _list(self, storage: Storage, sources: Sequence[str]) -> _Files:
-        files = list_files(storage, sources, self._source.check_allowed)
+    def _list(
+        self,
+        storage: Storage,
+        sources: Sequence[str],
+        paths: Mapping[str, str] = MappingProxyType({}),
+    ) -> _Files:
+        files = list_files(storage, sources, self._source.check_allowed, paths)
         return _Files(files, *pack_manifest(files))
 
     async def _keep(self, revision: Revision, found: _Files) -> Revision:
@@ -178,7 +185,8 @@ class Listings:
             among = {*want.nodes} & {*names} if want.nodes else {*names}
             wanted.setdefault(want.dataset, set()).update(among)
         latest: dict[str, Revision] = {}
-        for each in sorted(catalog.revisions.values(), key=lambda each: each.added):
+        # As `list_revisions` has it
+        for each in sorted(catalog.revisions.values(), key=lambda each: (each.added, each.digest)):
             latest[each.dataset] = each
         own = [each for name, each in latest.items() if each.every and name in wanted]
         if self._mates is not None:
@@ -213,10 +221,12 @@ class Listings:
 
         def look(storage: Storage) -> tuple[_Files, list[str]]:
             known = self._catalog.read_files
-            sources = latest.sources
-            if not latest.is_plain:
-                sources = tuple(file.key.location for file in known(latest.digest))
-            found = self._list(storage, sources)
+            if latest.is_plain:
+                found = self._list(storage, latest.sources)
+            else:
+                # Their paths follow from patterns that are not remembered
+                known_paths = {file.key.location: file.path for file in known(latest.digest)}
+                found = self._list(storage, [*map(_escape, known_paths)], known_paths)
             if found.digest == latest.digest:
                 return found, []
             paths = {file.path for file in found.files}
@@ -260,3 +270,8 @@ class Listings:
         """For metrics."""
         failing = sum(bool(each["trouble"]) for each in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
+
+
+def _escape(location: str) -> str:
+    """A source that is this file only. A web server's URL names one file, whatever is in it."""
+    return location if is_web(location) else escape_wildcards(location)

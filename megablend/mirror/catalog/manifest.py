@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -57,7 +58,10 @@ def check_name(name: str) -> None:
 
 
 def list_files(
-    storage: Storage, sources: Sequence[str], check: Callable[[str], None]
+    storage: Storage,
+    sources: Sequence[str],
+    check: Callable[[str], None],
+    paths: Mapping[str, str] = MappingProxyType({}),
 ) -> list[DataFile]:
     """List the files that patterns match, sorted by path. A path is relative to the folders of its
     pattern before the first wildcard. Web servers cannot be listed: the path of a URL is relative
@@ -66,6 +70,7 @@ def list_files(
     Args:
         sources: patterns, files, folders (of which all files are listed), and URLs.
         check: raises ConfigError for a location that may not be read.
+        paths: paths of files that were listed by other patterns, by their locations.
 
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
         the source cannot be read.
@@ -89,9 +94,11 @@ def list_files(
         for found_path, state in states:
             location = split_query(found_path)[0]
             check(location)
-            path = make_relative(location, root)
-            if is_web(location):
-                path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+            path = paths.get(location)
+            if path is None:
+                path = make_relative(location, root)
+                if is_web(location):
+                    path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
             file = DataFile(path, make_key(location, state))
             check_path(file)
             other = found.setdefault(file.path, file)

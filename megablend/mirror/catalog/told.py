@@ -143,7 +143,10 @@ class Told:
         away. Raises: ResourceError if it does not fit on one, or files are gone."""
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):
-                (found,) = [each for each in await self.read_held() if each["want"] == want.target]
+                held = {each["want"]: each for each in await self.read_held()}
+                found = held.get(want.target)
+                if found is None:
+                    continue  # it is not wanted any more since etcd was asked
                 for node, owed in found["owing"].items():
                     if owed["short"]:
                         raise ResourceError(

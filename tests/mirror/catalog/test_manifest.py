@@ -20,6 +20,7 @@ from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.find import Found
+from megablend.storage.location import escape_wildcards
 from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.wrapper import WrapperStorage
@@ -75,6 +76,17 @@ def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
         find_paths(tmp_path / "m/1/a.bin", tmp_path / "m/2/a.bin")
     with pytest.raises(ConfigError, match=r"nothing\*: matches no files\ncheck the"):
         find_paths(tmp_path / "m/*", tmp_path / "nothing*")
+
+
+def test_files_that_are_listed_one_by_one_keep_their_paths(tmp_path: Path) -> None:
+    for name in ("1/a.bin", "2/a.bin", "2/b[1].bin"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    files = list_files(make_storage(), [f"{tmp_path}/*/*"], refuse_nothing)
+    paths = {each.key.location: each.path for each in files}
+    sources = [*map(escape_wildcards, paths)]
+    assert list_files(make_storage(), sources, refuse_nothing, paths) == files
 
 
 def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
