@@ -75,10 +75,10 @@ class ReadMeter:
 
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
-        of_process = get_counts()
-        if self._counts is NOTHING_READ and self._of_process is of_process:
+        if self._counts is NOTHING_READ and self._of_process is get_counts():
             return NOTHING_READ
         with self._lock:
+            of_process = get_counts()
             counts = self._counts
             self._counts = NOTHING_READ
             added = of_process - self._of_process

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megablend.errors import MegablendError
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
 from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
+from megablend.mirror.members.etcd import EtcdAwayError
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.source_reads import SourceReader
@@ -203,17 +204,27 @@ class Listings:
 
     async def _list_again(self, latest: Revision) -> None:
         try:
-            trouble = await self._look(latest)
-        except MegablendError as error:
-            trouble = str(error)
-        except Exception as error:
-            LOG.warning("mirror: this is a bug in megablend", exc_info=True)
-            trouble = repr(error)
+            trouble = await self._find_trouble(latest)
+            await self._note(latest.dataset, trouble)
+        except EtcdAwayError:
+            return  # it stays due until etcd answers
+        finally:
+            del self._running[latest.dataset]
         if trouble:
             self.counts["failed"] += 1
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
-        await self._note(latest.dataset, trouble)
-        del self._running[latest.dataset]
+
+    async def _find_trouble(self, latest: Revision) -> str:
+        """As `_look`, with the error if it cannot be listed. Raises: EtcdAwayError."""
+        try:
+            return await self._look(latest)
+        except EtcdAwayError:
+            raise
+        except MegablendError as error:
+            return str(error)
+        except Exception as error:
+            LOG.warning("mirror: this is a bug in megablend", exc_info=True)
+            return repr(error)
 
     async def _look(self, latest: Revision) -> str:
         """List a dataset again. Returns: why nothing was changed; empty if it is as it was, or a new
