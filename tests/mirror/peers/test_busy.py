@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -20,6 +21,13 @@ from tests.storage.faulty import Faults, FaultySource
 __all__ = ["keys"]
 pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
 PAUSE = 100
+READ = """
+import json, sys
+from megablend.storage.options_parser import parse_options
+from megablend.storage.by_scheme import make_storage
+make_storage(objects=parse_options(json.loads(sys.argv[1]))).read("s3://b/x", 0, 6 << 20)
+"""
+"""A process of its own, which ends before its nodes do."""
 
 
 def find_pause(node: Service) -> float:
@@ -40,13 +48,14 @@ def test_all_nodes_leave_a_source_alone_that_has_asked_one_of_them(tmp_path: Pat
             # One after another
             node.storage["s3://"]["max_requests"] = 1
             node.config.write_text(json.dumps({"storage": node.storage}))
-        reading = Thread(target=nodes[0].read, args=["s3://b/x"], daemon=True)
+        read = [sys.executable, "-c", READ, json.dumps(nodes[0].storage)]
+        reading: subprocess.Popen[bytes] | None = None
         try:
             for node in nodes:
                 node.start()
             for node in nodes:
                 node.wait_for_view(3)
-            reading.start()
+            reading = subprocess.Popen(read)
             until(lambda: source.bytes > MB)
             assert source.most_in_flight == 1
             source.faults = Faults(status={429: 1.0}, retry_after=PAUSE)
@@ -61,6 +70,9 @@ def test_all_nodes_leave_a_source_alone_that_has_asked_one_of_them(tmp_path: Pat
             time.sleep(2)
             assert source.requests == requests
         finally:
+            if reading is not None:
+                reading.kill()
+                reading.wait()
             for node in nodes:
                 node.kill()
 
