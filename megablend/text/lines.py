@@ -200,9 +200,14 @@ class LineParser:
         self._get_key: Callable[[Any], object] = attrgetter("key")
         names = {"text": fields.text, "key": fields.key or ""}
         if fields.text == fields.key or any("." in name for name in names.values()):
-            decoder = msgspec.json.Decoder()  # of all that lines have
-            self._get_text = partial(_find_text, dotted=fields.text)
-            self._get_key = partial(_find_key, dotted=fields.key)
+            # Values stay undecoded until they are asked for: what the others hold does not matter
+            decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+            of_text = msgspec.json.Decoder(str).decode
+            of_key = msgspec.json.Decoder(_Key).decode
+            self._get_text = partial(_decode_nested, fields.text, decoder.decode, of_text)
+            self._get_key = partial(
+                _decode_nested, names["key"], decoder.decode, of_key, is_optional=True
+            )
         else:
             kinds = [("text", str), ("key", _Key, None)][: 1 if fields.key is None else 2]
             line = msgspec.defstruct("Line", kinds, rename=names, kw_only=True, gc=False)
@@ -315,12 +320,22 @@ def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _find_text(record: Mapping[str, Any], dotted: str) -> str:
-    """Raises: KeyError, TypeError if there is none."""
-    text = _find_nested(record, dotted)
-    if not isinstance(text, str):
-        raise TypeError(dotted)
-    return text
+def _decode_nested(
+    dotted: str,
+    decode_object: Callable[[Any], Mapping[str, Any]],
+    decode_value: Callable[[Any], Any],
+    record: Mapping[str, Any],
+    *,
+    is_optional: bool = False,
+) -> Any:
+    """A value by its dotted name, where the values of objects are undecoded; None if it is optional
+    and the last name is missing. Raises: KeyError if another name is; what the decoders raise."""
+    *above, last = dotted.split(".")
+    for name in above:
+        record = decode_object(record[name])
+    if is_optional and last not in record:
+        return None
+    return decode_value(record[last])
 
 
 def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:

@@ -215,6 +215,12 @@ def test_nested_keys(tmp_path: Path) -> None:
         "x",
         "y",
     ]
+    # What other fields hold is not looked at, in however many parts a name is
+    path.write_bytes(b'{"o": "\xff", "a": {"p": "\xff", "b": "x"}, "text": "y"}\n')
+    for name, text in (("a.b", "x"), ("text", "y")):
+        assert texts_of(read(path, 1 << 20, TextFields(text=name, key=None, max_bytes=999))) == [
+            text
+        ]
     # What stands for a key is what `json` makes of it
     keys = ["1e2", "-0", "[1, 2.50]", '{"b": null}', "123456789012345678901234567890", "true", '""']
     lines = [f'{{"text": "t", "k": {key}, "a": {{"k": {key}}}}}' for key in keys]
