@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from operator import attrgetter
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,7 +202,7 @@ class LineParser:
         names = {"text": fields.text, "key": fields.key or ""}
         if fields.text == fields.key or any("." in name for name in names.values()):
             # Values stay undecoded until they are asked for: what the others hold does not matter
-            decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+            decoder = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw)))
             of_text = msgspec.json.Decoder(str).decode
             of_key = msgspec.json.Decoder(_Key).decode
             self._get_text = partial(_decode_nested, fields.text, decoder.decode, of_text)
