@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.holding import (
-    FILES_AT_A_TIME,
-    Holding,
-    State,
-    beside_loop,
-    size_of,
-)
+from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, beside_loop, size_of
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.folder import FileKey
@@ -147,8 +141,9 @@ class Datasets:
         await self._change([revision], is_due=is_due)
 
     async def _is_held(self, revision: Revision) -> bool:
-        """Whether a dataset's latest revision is held where that is wanted, as far as it can be."""
-        with contextlib.suppress(asyncio.TimeoutError):
+        """Whether a dataset's latest revision is held where that is wanted, as far as it can be; not,
+        if that is not known because etcd is away."""
+        with contextlib.suppress(asyncio.TimeoutError, ResourceError):
             await asyncio.wait_for(self.holding.wait_for(lambda: True), _MEETING_SECONDS)
             for state in self.holding.states:
                 is_it = state.goal.revision == revision and state.goal.want.revision == LATEST
@@ -495,11 +490,7 @@ class Datasets:
             num_files += sum(not key.size for key in gone) if any(sizes) else 0
             self.holding.folders.remove(revision, files, ())
             self._catalog.remove_revision(revision)
-        return {
-            "revisions": [str(each) for each in revisions],
-            "files": num_files,
-            "bytes": num_bytes,
-        }
+        return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 
     def remove_all(self) -> None:
         """Delete all that is not the mirror's itself; in the store's thread."""

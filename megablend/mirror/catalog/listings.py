@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megablend.errors import MegablendError
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
 from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
-from megablend.mirror.members.etcd import EtcdAwayError
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.source_reads import SourceReader
@@ -204,31 +203,26 @@ class Listings:
 
     async def _list_again(self, latest: Revision) -> None:
         try:
-            trouble = await self._find_trouble(latest)
+            try:
+                trouble = await self._look(latest)
+            except MegablendError as error:
+                trouble = self._fail(latest, str(error))
+            except Exception as error:
+                LOG.warning("mirror: this is a bug in megablend", exc_info=True)
+                trouble = self._fail(latest, repr(error))
             await self._note(latest.dataset, trouble)
-        except EtcdAwayError:
-            return  # it stays due until etcd answers
         finally:
             del self._running[latest.dataset]
-        if trouble:
-            self.counts["failed"] += 1
-            LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
 
-    async def _find_trouble(self, latest: Revision) -> str:
-        """As `_look`, with the error if it cannot be listed. Raises: EtcdAwayError."""
-        try:
-            return await self._look(latest)
-        except EtcdAwayError:
-            raise
-        except MegablendError as error:
-            return str(error)
-        except Exception as error:
-            LOG.warning("mirror: this is a bug in megablend", exc_info=True)
-            return repr(error)
+    def _fail(self, latest: Revision, trouble: str) -> str:
+        """Count and log a listing that changed nothing. Returns: why."""
+        self.counts["failed"] += 1
+        LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
+        return trouble
 
     async def _look(self, latest: Revision) -> str:
-        """List a dataset again. Returns: why nothing was changed; empty if it is as it was, or a new
-        revision. Raises: as `add` does."""
+        """List a dataset again. Returns: what is wrong with its source; empty if it is as it was, or
+        a new revision. Raises: as `add` does."""
 
         def look(storage: Storage) -> tuple[_Files, list[str]]:
             known = self._catalog.read_files
@@ -248,12 +242,13 @@ class Listings:
         if not await self._is_held(latest):
             # Else a source that changes all the time would never be held
             self.counts["waiting"] += 1
-            return ""
+            return self._catalog.listed[latest.dataset].trouble
         found, gone = await self._source.ask(look)
         if gone:
-            return (
+            return self._fail(
+                latest,
                 f"{len(gone):,} files are gone, such as {gone[0]}: {latest} stays the latest revision\n"
-                f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them"
+                f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
             )
         if found.digest == latest.digest:
             self.counts["same"] += 1

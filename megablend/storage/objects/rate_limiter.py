@@ -161,7 +161,9 @@ class RateLimiter:
         if now - self._slowed_at >= 1:
             self._slowed_at = now
             min_requests = min(_MIN_REQUESTS, self.max_requests)
-            self.limit = max(min_requests, 0.7 * min(self.limit, self.requests))
+            # An idle process may be told: it has no requests of which fewer would be admitted
+            in_use = min(self.limit, self.requests or self.limit)
+            self.limit = max(min_requests, 0.7 * in_use)
         if is_new and not is_told and self.on_busy is not None:
             self.on_busy(until - now)
 

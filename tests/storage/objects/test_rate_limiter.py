@@ -48,6 +48,12 @@ def test_a_busy_source_is_sent_fewer_and_one_more_after_each_round() -> None:
     assert 0.7 * FIRST_REQUESTS + 0.9 < limiter.limit < 0.7 * FIRST_REQUESTS + 1.1
 
 
+def test_an_idle_process_that_is_told_of_a_busy_source_goes_on_with_most_of_its_requests() -> None:
+    limiter = RateLimiter(4096, None, 1)
+    limiter.slow_down(1.0, 5.0, is_told=True)
+    assert (limiter.limit, limiter.paused_until) == (0.7 * FIRST_REQUESTS, 6.0)
+
+
 def test_limits_of_a_job_are_divided_anew_and_a_busy_source_stays_slowed() -> None:
     limiter = RateLimiter(64, 1000, 2)
     assert (limiter.limit, 1 / limiter._seconds_a_byte) == (32, 500)
