@@ -6,7 +6,9 @@
 #   MEGABLEND_TEST_FAULTS (1000)    calls of the system that fail: tests/cli/test_system_faults.py; needs strace
 #   MEGABLEND_TEST_HISTORIES (500)  runs that grow, change and are amended: tests/behaviour/test_histories.py
 #   MEGABLEND_TEST_SOURCES (50)     servers that go wrong: tests/storage/objects/test_whole_runs.py
-#   MEGABLEND_TEST_SEED   (0)       the first seed of these four
+#   MEGABLEND_TEST_NODE_KILLS (200) nodes and etcd that are killed or stopped: tests/mirror/test_kills.py
+#   MEGABLEND_TEST_SEED   (0)       the first seed of these five
+#   MEGABLEND_TEST_SECONDS (60)     how long etcd is off, and wants do not fit: tests/mirror/{test_etcd_off,catalog/test_full_mirrors}.py
 #   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/behaviour/test_mutations.py
 #   MEGABLEND_SEED        (17)      their seed
 #   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/blend/test_epoch_ends.py

@@ -24,7 +24,7 @@ from tests.storage.faulty import Faults
 
 __all__ = ["keys"]
 
-KILLS = int(os.environ.get("MEGABLEND_TEST_KILLS", "200"))
+KILLS = int(os.environ.get("MEGABLEND_TEST_NODE_KILLS", "200"))
 SEED = int(os.environ.get("MEGABLEND_TEST_SEED", "0"))
 pytestmark = [
     pytest.mark.slow,
