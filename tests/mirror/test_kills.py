@@ -1,7 +1,7 @@
 """Nodes and etcd are killed and stopped at random while datasets that are wanted come from the source: all comes, each byte as it
 is there, and little is read twice.
 
-MEGABLEND_TEST_KILLS sets how many are killed or stopped, MEGABLEND_TEST_SEED the first round's seed.
+MEGABLEND_TEST_NODE_KILLS sets how many are killed or stopped, MEGABLEND_TEST_SEED the first round's seed.
 """
 
 from __future__ import annotations

@@ -67,6 +67,24 @@ def make_holders(own: str) -> Holders:
     return Holders(cast(Engine, StubEngine()), NAMES, own, 2)
 
 
+def test_who_keeps_a_copy_tells_its_giver_and_who_keeps_none_does_not() -> None:
+    """The giver reads the copy if its own pages are damaged; it asks no other reader."""
+    key = KEYS[0]
+    home, copier, after = make_holders(NAMES[0]).order(key, 0, 3)
+    reader = next(name for name in NAMES if name not in (home, copier, after))
+    pages = pages_of_file(100_000)
+    for own, giver, told in (
+        (home, None, {copier, after}),
+        (copier, home, {home, after}),
+        (copier, reader, {home, after}),
+        (after, home, {copier}),
+        (reader, home, {copier, after}),
+    ):
+        holders = make_holders(own)
+        holders.note(key, pages, giver)
+        assert {name for name in NAMES if name != own and holders.take_untold(name)} == told
+
+
 def test_pieces_are_balanced_and_a_death_moves_only_those_of_the_dead() -> None:
     homes = Homes(NAMES)
     orders = np.concatenate([homes.order(key.digest, np.arange(PIECES), 3) for key in KEYS[:260]])
