@@ -21,6 +21,8 @@ class Trial:
         self.attempts = RetryPolicy("s3://bucket", give_up_after, self.limiter)
         self.pauses = list[float]()
         self.tried = 0
+        self.times = list[float]()
+        """When it was tried."""
         monkeypatch.setattr("megablend.storage.objects.retry_policy.asyncio.sleep", self._pause)
 
     async def _pause(self, seconds: float) -> None:
@@ -32,6 +34,7 @@ class Trial:
 
         async def attempt() -> str | Failure:
             self.tried += 1
+            self.times.append(asyncio.get_running_loop().time())
             kind = next(ends)
             return "answer" if kind is None else Failure(kind, "it failed", "")
 
@@ -42,6 +45,17 @@ class Trial:
 
         found = asyncio.run(retry())
         return found.kind if isinstance(found, Failure) else None
+
+
+def test_each_attempt_waits_for_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    seconds = 100.0  # far longer than pauses between attempts
+    trial.limiter = RateLimiter(64, None, 1, 1 / seconds)
+    trial.attempts = RetryPolicy("s3://bucket", 600.0, trial.limiter)
+    assert trial.run([Kind.AGAIN, Kind.AGAIN, None]) is None
+    first, second, third = trial.times
+    assert second - first >= seconds - 1e-6
+    assert third - second >= seconds - 1e-6
 
 
 def repeat(kind: Kind) -> Iterator[Kind]:
