@@ -56,17 +56,6 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
     return shares
 
 
-def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
-    """Divide `total` samples by weight, without exceeding any source's cap: [num_sources] integers
-    that sum to `total`.
-
-    A source whose weight, relative to the sources below their caps, would give more than its cap
-    gives its cap; the others are within 1 of their share of the rest. Raises: PlanError as
-    `largest_remainder` and `capped_shares` do.
-    """
-    return largest_remainder(capped_shares(weights, caps, total) if total > 0 else weights, total)
-
-
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
     """The most samples that a stage can have within the caps; None if no cap limits it.
 

@@ -76,11 +76,6 @@ class Reading(NamedTuple):
         stored = placed.stored + starts - (placed.starts - self.shift)
         return Placed(*(column[starts < stops] for column in (placed.rows, stored, starts, stops)))
 
-    def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Convert numbers of blocks in the index to those of local blocks, or of the next ones
-        after them: int64 [n]."""
-        return self.blocks.local_blocks(numbers - self.first_block)
-
 
 class Locator:
     """The orders of one split's sources, each created on first use.

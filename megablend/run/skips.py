@@ -72,12 +72,6 @@ class Skips:
         """The range [start, stop) with start < position < stop; None if there is none."""
         return next((each for each in self.ranges if each[0] < position < each[1]), None)
 
-    def cutting(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The first range that begins after `start` and before `stop`; None if there is none."""
-        if not self.ranges:
-            return None
-        return next((each for each in self.ranges if start < each[0] < stop), None)
-
 
 def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
     """Load the skips that were made for a ledger's plan, or for one that it extends.

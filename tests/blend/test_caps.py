@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.blend.allocate import largest_remainder
-from megablend.blend.caps import capped_shares, capped_totals, longest_stage, plan_full_shares
+from megablend.blend.caps import capped_shares, longest_stage, plan_full_shares
 from megablend.errors import PlanError
 from tests.examples import examples
 
@@ -38,6 +39,11 @@ def water_level(weights: list[int], caps: list[int | None], total: int) -> list[
     ]
     rest = total - sum(amounts(below), Fraction(0))
     return amounts(below if not sum(rising) else below + rest / sum(rising))
+
+
+def capped_totals(weights: Sequence[int], caps: Sequence[int | None], total: int) -> list[int]:
+    """Samples of each source, as the plan of a stage with these caps counts them."""
+    return largest_remainder(capped_shares(weights, caps, total) if total > 0 else weights, total)
 
 
 @examples(300)

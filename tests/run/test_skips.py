@@ -28,6 +28,3 @@ def test_positions_are_those_of_what_is_left(drawn: list[tuple[int, int]]) -> No
         assert stop < start
     for k in range(60):
         assert (skips.containing(k) is not None) == (k in dropped and k - 1 in dropped)
-    for start in range(0, 60, 7):
-        begins = any(k in dropped and k - 1 not in dropped for k in range(start + 1, start + 9))
-        assert (skips.cutting(start, start + 9) is not None) == begins
