@@ -156,7 +156,7 @@ class DamagedCacheError(CacheError):
 
     @classmethod
     def of(cls, problem: str) -> DamagedCacheError:
-        """The error for a problem: where, what was found, what was expected."""
+        """Return the error for a problem: where, what was found, what was expected."""
         return cls(f"{problem}; {REPAIR_REMEDY}", problem)
 
 
@@ -173,8 +173,8 @@ def _rebuild_data_error(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """A question that suggests, in a message, the known name most similar to `name`; "" if none is
-    similar.
+    """Return a question that suggests, in a message, the known name most similar to `name`; "" if
+    none is similar.
 
     Args:
         before: what separates the question from the text before it.

@@ -174,7 +174,8 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
 def library_function(
     library: str, name: str, result: str, *arguments: str
 ) -> Callable[..., int] | None:
-    """A C function of a shared library, for kernels to call; None if this system does not have it.
+    """Return a C function of a shared library, for kernels to call; None if this system does not
+    have it.
 
     Args:
         library: as the loader knows it, such as "libzstd.so.1".

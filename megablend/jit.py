@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def compiled_modules() -> list[Path]:
-    """The modules that machine code depends on."""
+    """Return the modules that machine code depends on."""
     package = Path(__file__).parent
     return [
         package / "arrays.py",
@@ -51,7 +51,7 @@ def compiled_modules() -> list[Path]:
 
 @cache
 def cache_dir() -> Path:
-    """The node's folder of compiled kernels; see `private_kernel_folder`."""
+    """Return the node's folder of compiled kernels; see `private_kernel_folder`."""
     import llvmlite.binding as llvm
     import numba
 
@@ -103,7 +103,8 @@ _loading: list[float] = []
 
 
 def loading_seconds() -> float:
-    """Seconds in which this process has loaded or compiled kernels so far, over all threads."""
+    """Return seconds in which this process has loaded or compiled kernels so far, over all
+    threads."""
     return sum(_loading)
 
 

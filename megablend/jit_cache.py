@@ -52,7 +52,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
     """numba's cache of one function, loaded as described above."""
 
     def contains(self, signature: Any, context: Any) -> bool:
-        """Whether machine code for `signature`, a tuple of argument types, is in the cache."""
+        """Return whether machine code for `signature`, a tuple of argument types, is in the
+        cache."""
         try:
             with _lock:
                 path = self._find(signature, context)
@@ -61,8 +62,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return path is not None and path.exists()
 
     def signatures(self, context: Any) -> list[Any]:
-        """The argument types for which machine code is in the cache;
-        none if its index cannot be read."""
+        """Return the argument types for which machine code is in the cache; none if its index
+        cannot be read."""
         try:
             with _lock:
                 keys = list(self._cache_file._load_index())
@@ -75,8 +76,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return None if name is None else Path(self._cache_file._data_path(name))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function for `sig`; None if it is not in the cache.
-        numba calls this with its lock held."""
+        """Return the compiled function for `sig`; None if it is not in the cache. numba calls this
+        with its lock held."""
         try:
             path = self._find(sig, target_context)
             if path is None:

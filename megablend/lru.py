@@ -28,7 +28,7 @@ class LRUCache(Generic[V]):
         self._kept = OrderedDict[Hashable, V]()  # the most recently used is the last
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of `key`, created if it is not cached."""
+        """Return the value of `key`, created if it is not cached."""
         value = self._kept.get(key)
         if value is None:
             value = self._kept.setdefault(key, make())
@@ -39,8 +39,8 @@ class LRUCache(Generic[V]):
     def get_all(
         self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
     ) -> list[V]:
-        """The values of `keys`; those that are not cached are created together,
-        from the list of their keys."""
+        """Return the values of `keys`; those that are not cached are created together, from the
+        list of their keys."""
         found = {key: value for key in keys if (value := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         if missing:

@@ -33,7 +33,8 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 
 def place_below(kind: str, *names: str) -> str:
-    """The path or key of a part of a cache, below its folder or prefix: all of them are made here.
+    """Return the path or key of a part of a cache, below its folder or prefix: all of them are made
+    here.
 
     Names come from ledgers, manifests and states, which others may have written, so it is checked
     here that none leads out of the cache.
@@ -93,7 +94,7 @@ class CacheStore(Protocol):
         """Absolute path of the folder in which its files are on this node."""
 
     def exists(self) -> bool:
-        """Whether anything was ever built here."""
+        """Return whether anything was ever built here."""
 
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
@@ -110,17 +111,17 @@ class CacheStore(Protocol):
         called while the cache is held."""
 
     def now(self) -> float:
-        """Seconds since 1970, by the clock that sets the times of entries;
-        called while the cache is held."""
+        """Return seconds since 1970, by the clock that sets the times of entries; called while the
+        cache is held."""
 
     def list_files(self, kind: str) -> list[str]:
-        """Names of the files of a kind, sorted."""
+        """Return the names of the files of a kind, sorted."""
 
     def list_entries(self, kind: str) -> list[Entry]:
-        """Files or folders of a kind by name, damaged ones too."""
+        """Return the files or folders of a kind by name, damaged ones too."""
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
-        """The path of a file on this node.
+        """Return the path of a file on this node.
 
         Args:
             is_written: whether another rank has just written it: if the file system does not show
@@ -142,20 +143,21 @@ class CacheStore(Protocol):
         one."""
 
     def list_folders(self, kind: str) -> list[str]:
-        """Names of the committed folders of a kind, sorted."""
+        """Return the names of the committed folders of a kind, sorted."""
 
     def has_folder(self, kind: str, name: str) -> bool:
-        """Whether such a folder is committed."""
+        """Return whether such a folder is committed."""
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
-        """The path of a committed folder on this node; nothing is at the path if there is none.
+        """Return the path of a committed folder on this node; nothing is at the path if there is
+        none.
 
         Args:
             is_fresh: do not trust a copy that the node has.
         """
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
-        """A small file of a committed folder. Raises: FileNotFoundError."""
+        """Return a small file of a committed folder. Raises: FileNotFoundError."""
 
     def commit_folder(
         self,
@@ -192,14 +194,14 @@ class CacheStore(Protocol):
         """
 
     def list_records(self, kind: str) -> list[str]:
-        """Names of the records of a kind, sorted."""
+        """Return the names of the records of a kind, sorted."""
 
     def describe_record(self, kind: str, name: str) -> str:
         """Where a record is stored, for messages."""
 
     def read_record(self, kind: str, name: str) -> Record | None:
-        """The present version of a record. Raises: OSError,
-        UnicodeDecodeError if it cannot be read."""
+        """Return the present version of a record. Raises: OSError, UnicodeDecodeError if it cannot
+        be read."""
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is

@@ -56,7 +56,7 @@ def find_existing(cache: CacheLike) -> CacheStore:
 
 
 def is_remote(cache: object) -> bool:
-    """Whether the location of a cache is a URL."""
+    """Return whether the location of a cache is a URL."""
     return isinstance(cache, str) and bool(find_scheme(cache))
 
 
@@ -74,7 +74,7 @@ def check_location(location: str) -> None:
 
 @lru_cache(maxsize=64)
 def _open_local(folder: str) -> CacheStore:
-    """The store of an absolute folder, which all callers share since it has no state."""
+    """Return the store of an absolute folder, which all callers share since it has no state."""
     return LocalCacheStore(folder)
 
 

@@ -265,7 +265,7 @@ class LocalCacheStore:
 
 
 def _is_committed(folder: str) -> bool:
-    """Whether a folder has a manifest, or cannot be inspected."""
+    """Return whether a folder has a manifest, or cannot be inspected."""
     try:
         return get_file_size(f"{folder}/{MANIFEST}") is not None
     except OSError:

@@ -31,11 +31,11 @@ class Communicator(Protocol):
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
         ...
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank."""
+        """Return every rank's value in rank order, on every rank."""
         ...
 
     def post(self, value: object) -> None:
@@ -81,7 +81,7 @@ class SingleProcess:
         self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """Values posted since the last call."""
+        """Return the values posted since the last call."""
         arrived = self._inbox
         self._inbox = []
         return arrived
@@ -92,8 +92,8 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`:
-    the error's own, 130 for an interrupt, 70 for a bug."""
+    """Return the exit code of a program that ends with `error`: the error's own, 130 for an
+    interrupt, 70 for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

@@ -43,7 +43,7 @@ class FailTogether:
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Raises the error of a rank that
+        """Return every rank's value in rank order, on every rank. Raises the error of a rank that
         aborted."""
         if self._failure is not None:
             raise self._failure
@@ -69,7 +69,7 @@ class FailTogether:
         return self.allgather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
         values = self.allgather(value)
         return values if self.rank == 0 else []
 
@@ -115,8 +115,8 @@ class Subgroup(FailTogether):
         self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank.
-        Raises the error of a rank that aborted, in any group."""
+        """Return every rank's value in rank order, on every rank. Raises the error of a rank that
+        aborted, in any group."""
         self._world.allgather(False)
         return self._exchange(value)
 
@@ -126,7 +126,8 @@ class Subgroup(FailTogether):
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error itself if another process can raise it; otherwise a RuntimeError with its text."""
+    """Return the error itself if another process can raise it; otherwise a RuntimeError with its
+    text."""
     if isinstance(error, MegablendError):
         return error
     substitute = RuntimeError(f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from megablend.errors import LaunchError
 
 
 def this_job() -> Job:
-    """The job that this process belongs to.
+    """Return the job that this process belongs to.
 
     Raises: LaunchError if the MPI library does not match the launcher, or if torchrun started
         several processes that have not initialized a process group.
@@ -77,23 +77,23 @@ def program_launch() -> Iterator[Communicator]:
 
 
 def single_process_job() -> Job:
-    """A job that consists of this process."""
+    """Return a job that consists of this process."""
     return Job(world=_make_single(), members=lambda ranks: _single_members())
 
 
 def _is_initialized() -> bool:
-    """Whether torch.distributed is initialized in this process."""
+    """Return whether torch.distributed is initialized in this process."""
     module: Any = sys.modules.get("torch.distributed")
     return module is not None and bool(module.is_available()) and bool(module.is_initialized())
 
 
 def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
-    """Number of processes that torchrun started; 0 if it did not start this one."""
+    """Return the number of processes that torchrun started; 0 if it did not start this one."""
     return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
 
 
 def _make_single() -> FailTogether:
-    """A communicator of this process alone."""
+    """Return a communicator of this process alone."""
     return FailTogether(0, 1, lambda value: [value])
 
 

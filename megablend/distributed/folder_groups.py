@@ -45,7 +45,7 @@ class _Place:
 
 
 def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
-    """The ranks that build this rank's cache folder, including this rank. Collective.
+    """Return the ranks that build this rank's cache folder, including this rank. Collective.
 
     Args:
         cache: this rank's folder, which need not exist; None on a rank that builds nothing.
@@ -81,7 +81,7 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
 
 
 def _find_place(cache: Path) -> tuple[Path, _Place]:
-    """The nearest existing folder of a cache, and the identity of the cache."""
+    """Return the nearest existing folder of a cache, and the identity of the cache."""
     folder = cache.resolve()
     rest = list[str]()
     with translate_os_errors(cache):
@@ -129,8 +129,8 @@ def _leave_nonce(folder: Path) -> str | None:
 def _find_first_nonce(
     folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
 ) -> int:
-    """The first rank whose nonce is in the folder and whose remaining path equals this rank's;
-    `rank` if there is none."""
+    """Return the first rank whose nonce is in the folder and whose remaining path equals this
+    rank's; `rank` if there is none."""
     own = places[rank]
     assert own is not None
     possible = {

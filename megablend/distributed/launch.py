@@ -44,7 +44,7 @@ class LauncherInfo:
 
 
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
-    """The launcher that started this process, or None.
+    """Return the launcher that started this process, or None.
 
     Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They
     are checked last, since mpirun is often run in a shell that is itself a step of one task.
@@ -67,8 +67,8 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
-    """The communicator of this process; initialises MPI
-    if an MPI launcher started several processes.
+    """Return the communicator of this process; initialises MPI if an MPI launcher started several
+    processes.
 
     Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of
         processes than the launcher.
@@ -95,7 +95,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
-    """The problem and the remedy if mpi4py and the launcher use different MPI libraries."""
+    """Return the problem and the remedy if mpi4py and the launcher use different MPI libraries."""
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or bind "
         f"mpi4py to the launcher's ({_REINSTALL})"
@@ -103,7 +103,7 @@ def _bound_to(library: str) -> str:
 
 
 def read_count(environ: Mapping[str, str], variable: str) -> int:
-    """The whole number in a variable of a launcher. Raises: LaunchError."""
+    """Return the whole number in a variable of a launcher. Raises: LaunchError."""
     try:
         return int(environ[variable])
     except ValueError:

@@ -33,8 +33,8 @@ _POST_TAG = 1
 
 
 def library() -> str:
-    """Name and version of the MPI library that mpi4py is bound to;
-    available before MPI is initialised."""
+    """Return the name and version of the MPI library that mpi4py is bound to; available before MPI is
+    initialised."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
@@ -76,17 +76,17 @@ class MpiLaunch:
         return result
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
         self.barrier()
         return self._comm.gather(value, root=0) or []
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank."""
+        """Return every rank's value in rank order, on every rank."""
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """A communicator of these ranks, in this order.
-        Called, and later freed, by exactly these ranks."""
+        """Return a communicator of these ranks, in this order. Called, and later freed, by exactly
+        these ranks."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:
@@ -126,7 +126,8 @@ class MpiLaunch:
         raise SystemExit(exit_code(error))
 
     def _has_unreceived_posts(self) -> bool:
-        """Whether rank 0 has not received all posts of this rank; received ones are forgotten."""
+        """Return whether rank 0 has not received all posts of this rank; received ones are
+        forgotten."""
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 
@@ -147,7 +148,7 @@ class MpiLaunch:
 
 
 def _pauses() -> Iterator[float]:
-    """Successive pauses in seconds, doubling up to _POLL_SECONDS."""
+    """Return successive pauses in seconds, doubling up to _POLL_SECONDS."""
     seconds = _FIRST_POLL_SECONDS
     while True:
         yield seconds

@@ -31,7 +31,7 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """A digest of settings, which is the same on ranks with the same settings."""
+    """Return a digest of settings, which is the same on ranks with the same settings."""
     return hashlib.blake2b(
         json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16
     ).hexdigest()
@@ -92,7 +92,7 @@ def _shorten(value: str | None) -> str:
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
+    """Return the name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

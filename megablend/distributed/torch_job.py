@@ -41,7 +41,7 @@ _formed: Counter[tuple[int, ...]] = Counter()
 
 
 def torch_job() -> Job:
-    """The job that consists of the processes of torch.distributed."""
+    """Return the job that consists of the processes of torch.distributed."""
     rank = torch.distributed.get_rank()
     size = torch.distributed.get_world_size()
     return Job(world=FailTogether(rank, size, _exchange(None, size)), members=_members)
@@ -112,8 +112,8 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
 
 
 def _find_group(ranks: tuple[int, ...]) -> Any:
-    """The gloo group of these ranks, made when it is first needed. Raises: LaunchError if they
-    cannot reach each other."""
+    """Return the gloo group of these ranks, made when it is first needed. Raises: LaunchError if
+    they cannot reach each other."""
     job = torch.distributed.group.WORLD
     made_in, group = _groups.get(ranks, (None, None))
     if made_in is job:
@@ -134,7 +134,7 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
 
 
 def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
-    """A collective call that returns every rank's value, in rank order; see FailTogether.
+    """Return a collective call that returns every rank's value, in rank order; see FailTogether.
 
     Args:
         group: a gloo group of `size` ranks; None for all ranks of the job.
@@ -159,7 +159,7 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
 
 
 def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
-    """The values of all ranks of a gloo group that torch does not know."""
+    """Return the values of all ranks of a gloo group that torch does not know."""
     options = _C10D.AllgatherOptions()
     options.timeout = _WORK_TIMEOUT
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

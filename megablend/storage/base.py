@@ -18,41 +18,41 @@ from megablend.storage.find import Found
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
 KnownFiles: TypeAlias = Mapping[str, Any]
-"""What is known of files, by path or by scheme; picklable, without credentials."""
+"""Facts about files, such as their versions, by path or by scheme; picklable, without credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """What identifies a version of a file without reading it."""
+    """The size and the identity of a version of a file, which take no read of the file."""
 
     size: int
-    """Bytes."""
+    """The size in bytes."""
     etag: str
-    """Changes whenever the file may have changed; on a local disk made of mtime_ns, ctime_ns and
-    inode."""
+    """A text that changes whenever the file may have changed; on a local disk it is made of
+    mtime_ns, ctime_ns and inode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How reads of a storage are best merged, and how many of them are best in flight."""
+    """Advice to callers: how to merge the reads of a storage, and how many to have in flight."""
 
     max_gap_bytes: int
-    """A gap of up to this many bytes between two ranges is read along with them, since a separate
-    read would cost more."""
+    """The largest gap between two ranges that is read along with them: a separate read would cost
+    more."""
     max_merged_bytes: int
-    """Nearby ranges are read together up to this many bytes; a single range may be larger."""
+    """The limit of bytes that nearby ranges read together have; a single range may be larger."""
     separate_bytes: int | None = None
-    """Ranges of at least this size that different blocks keep are not read together: copying them
-    out of what was read costs more than another read. None if these are read together, too."""
+    """The size from which ranges that different blocks keep are read separately: copying them out
+    of a joint read costs more than another read. None if ranges of any size are read together."""
     max_reads: int
-    """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits
-    for the bytes."""
+    """The number of reads that a process may have in flight at a time; as many threads fetch if
+    `fetch` waits for the bytes."""
     is_synchronous: bool = False
     """Whether `fetch` reads before it returns: `read_ranges` then does the same without a
     future."""
     max_files: int = 1
-    """Files that a process indexes at a time. More than 1 if a read mostly waits for a network:
-    the reads of a file are then requested together, before they are needed
+    """The number of files that a process indexes at a time. More than 1 if a read mostly waits for
+    a network: the reads of a file are then requested together, before they are needed
     (`storage.prefetched`)."""
 
 
@@ -65,22 +65,22 @@ class Storage(Protocol):
     """
 
     def limits(self, path: str) -> ReadLimits:
-        """The read limits for `path`; returns immediately."""
+        """Return the read limits for `path`, without waiting."""
         ...
 
     def for_checking(self) -> Storage:
-        """A view of the storage without caches, for checking files while others read them:
-        a request for a file's state has no effect on readers."""
+        """Return a view of the storage without caches, for checking files while others read them: a
+        request for a file's state has no effect on readers."""
         ...
 
     def for_reading(self) -> Storage:
-        """A view of the storage for one reader, such as an open run: it keeps reading the files
-        that it opened first, whatever this storage finds or opens for others."""
+        """Return a view of the storage for one reader, such as an open run: it keeps reading the
+        files that it opened first, whatever this storage finds or opens for others."""
         ...
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders
-        that could not be read.
+        """Return the files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, with links
+        resolved, and the folders that could not be read.
 
         Readers of this object stay with the version of a file that they read first; `find` accepts
         the version that is there now.
@@ -88,44 +88,45 @@ class Storage(Protocol):
         ...
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted;
-        a plain existing path matches itself."""
+        """Return the sorted paths of the files that match `pattern` (`*`, `?`, `[]`, `**`); a plain
+        existing path matches itself."""
         ...
 
     def is_folder(self, path: str) -> bool:
-        """Whether `path` is an existing folder."""
+        """Return whether `path` is an existing folder."""
         ...
 
     def is_readable(self, path: str) -> bool:
-        """Whether this process is permitted to read the file at `path`,
-        as far as that is known beforehand."""
+        """Return whether this process is permitted to read the file at `path`, as far as that is
+        known beforehand."""
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity. Raises MissingFileError; ChangedFileError if it is not the file
-        that is being read."""
+        """Return the size and the identity of a file. Raises: MissingFileError; ChangedFileError if
+        `path` refers to another file than the one that is being read."""
         ...
 
     def stat_opened(self, path: str) -> FileStat:
-        """Size and identity of the file that reads of `path` use,
-        even if `path` now refers to another file. Raises as `read` does."""
+        """Return the size and the identity of the file that reads of `path` use, even if `path` now
+        refers to another file. Raises: the same errors as `read`."""
         ...
 
     def known_files(self) -> KnownFiles:
-        """What was found out about files since the last call, from listings and requests,
-        for `add_known_files` in other processes. Empty if finding it out costs little."""
+        """Return the facts about files that were found out since the last call, from listings and
+        requests, for `add_known_files` in other processes. Empty if finding them out costs
+        little."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Take over what another process of the same job found out,
-        so that files are not requested for it again."""
+        """Take over the facts that another process of the same job found out, so that files are not
+        requested for them again."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`.
+        """Return exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if it was replaced since it was first read, as
-            far as that is detected; CorruptFileError if the file ends before this range does.
+        Raises: MissingFileError; ChangedFileError if the file was replaced since it was first read,
+            as far as that is detected; CorruptFileError if the file ends before this range does.
         """
         ...
 
@@ -138,20 +139,20 @@ class Storage(Protocol):
             offsets, sizes: int64 [n], in bytes.
             allocate: returns a uint8 array of a number of bytes; it may be uninitialised.
 
-        Returns: a uint8 array; where in it each range begins, int64 [n].
-        Raises: as `read` does.
+        Returns: a uint8 array, and the begin of each range in it, int64 [n].
+        Raises: the same errors as `read`.
         """
         ...
 
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """`read_ranges`, without waiting if the storage supports it: many such calls are in flight
-        at a time, from any thread.
+        """Do what `read_ranges` does, without waiting if the storage supports it: many such calls
+        are in flight at a time, from any thread.
 
         A storage with synchronous reads reads before it returns (`storage.futures.call_now`);
-        callers use one thread for each of the `max_reads` that may be in flight. One with an event
-        loop returns at once; how many requests it has in flight is then up to the storage.
+        callers use one thread for each of the `max_reads` that may be in flight. A storage with an
+        event loop returns at once, and decides by itself how many requests it has in flight.
         Cancelling the future is a hint that the result is no longer needed.
 
         Args and result: as in `read_ranges`. The future has the exceptions that `read` raises.
@@ -159,9 +160,9 @@ class Storage(Protocol):
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """A descriptor of the file, for kernels that read by themselves;
-        -1 if the storage has none.
+        """Return a descriptor of the file, for kernels that read by themselves; -1 if the storage
+        has none.
 
-        Raises: MissingFileError; DataError if it cannot be opened.
+        Raises: MissingFileError; DataError if the file cannot be opened.
         """
         ...

@@ -24,7 +24,7 @@ def make_storage(
     Called once by each command or public function; everything else receives the result.
 
     Args:
-        direct: read blocks without the system's page cache.
+        direct: whether to read blocks without the system's page cache.
         max_open_files: descriptors of local files that the process keeps open; None for no change.
         objects: how object stores and web servers are accessed; None for the environment's
             settings.
@@ -60,9 +60,9 @@ class StorageByScheme(RoutingStorage):
     def known_files(self) -> KnownFiles:
         """See Storage.known_files: by scheme."""
         known = {
-            scheme: each.known_files()
-            for scheme, each in self._made.items()
-            if hasattr(each, "known_files")
+            scheme: storage.known_files()
+            for scheme, storage in self._made.items()
+            if hasattr(storage, "known_files")  # a storage of another package may lack it
         }
         return {scheme: files for scheme, files in known.items() if files}
 
@@ -73,20 +73,20 @@ class StorageByScheme(RoutingStorage):
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
         """See HintedStorage.set_due; each storage that takes hints gets its own ranges."""
-        for storage, own in self._divide(ranges):
-            storage.set_due(reader, own)
+        for storage, own_ranges in self._divide(ranges):
+            storage.set_due(reader, own_ranges)
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
         """See HintedStorage.fill; each storage that takes hints fetches its own ranges."""
         filled = Filled()
-        for storage, own in self._divide(ranges):
-            filled = filled.plus(storage.fill(own, is_dry=is_dry))
+        for storage, own_ranges in self._divide(ranges):
+            filled = filled.plus(storage.fill(own_ranges, is_dry=is_dry))
         return filled
 
     def _divide(
         self, ranges: Sequence[DueRanges]
     ) -> Iterator[tuple[HintedStorage, list[DueRanges]]]:
-        """Yield each storage that takes hints, with those of the ranges that it reads."""
+        """Yield each storage that takes hints, with the ranges that it reads."""
         routes = [(each, self.route(each.path)) for each in ranges]
         for storage in tuple(self._made.values()):
             if takes_hints(storage):
@@ -98,7 +98,7 @@ class StorageByScheme(RoutingStorage):
 
     def route(self, location: str) -> Storage:
         """See RoutingStorage.route."""
-        # Asked several times by each read
+        # Called several times per read
         scheme = "" if location.startswith("/") else find_scheme(location)
         made = self._made.get(scheme)
         if made is None:  # another thread may create one, too: the first one is used
@@ -106,6 +106,7 @@ class StorageByScheme(RoutingStorage):
         return made
 
     def _make(self, scheme: str, location: str) -> Storage:
+        """Create the storage of a scheme. Raises: ConfigError, which begins with the location."""
         if scheme == "file":
             raise ConfigError(f"{location}: write a plain path, without file://")
         factory = find_storage(scheme)
@@ -116,4 +117,5 @@ class StorageByScheme(RoutingStorage):
 
 
 def _restore(options: StorageOptions, checking: bool) -> Storage:
+    """Rebuild a storage that was pickled."""
     return StorageByScheme(options, checking=checking)

@@ -6,7 +6,7 @@ it. Reads are positioned, so threads, and a forked child, may share a descriptor
 
 A descriptor belongs to a path and the file that it referred to when it was opened. Each storage
 records which file it opened at a path first (`OpenedFiles`), and only ever gets descriptors of that
-one: if the path refers to another file when it is opened again, that is an error. Readers of the
+file: if the path refers to another file when it is opened again, that is an error. Readers of the
 old file and of the new one do not disturb each other.
 """
 
@@ -24,19 +24,20 @@ from types import TracebackType
 from typing import TypeAlias
 
 _MAX_DESCRIPTORS = 1 << 10
-"""Most descriptors that a pool keeps open by default."""
+"""The largest number of descriptors that a pool keeps open by default."""
 FileIdentity: TypeAlias = tuple[int, int]
-"""st_dev, st_ino: different for another file under the same path."""
+"""The st_dev and st_ino of a file: different for another file under the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
-"""The file that a storage opened, by path."""
+"""The identity of the file that a storage opened first at each path."""
 
 
 def default_capacity() -> int:
-    """A quarter of the descriptors that this process may open: the rest is for other uses."""
+    """Return the capacity of a pool by default: at most a quarter of the descriptors that this
+    process may open, since the rest is for other uses."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
-    )
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_DESCRIPTORS
+    return min(_MAX_DESCRIPTORS, limit // 4)
 
 
 @dataclass(slots=True)
@@ -45,16 +46,16 @@ class _Descriptor:
 
     fd: int
     holders: int = 0
-    """Loans that have not ended."""
-    pooled: bool = True
-    """Whether it is in the pool; the last holder closes one that is not."""
+    """The number of loans that have not ended."""
+    is_pooled: bool = True
+    """Whether the pool has it; otherwise the end of the last loan closes it."""
 
 
 class DescriptorPool:
     """Read-only descriptors by path and file, the least recently used closed first.
 
     Args:
-        capacity: how many are kept open.
+        capacity: the number of descriptors that are kept open.
         flags: additional flags for opening files, such as os.O_DIRECT.
         name: the name of a pool that the process shares, which can be pickled; "" for any other.
     """
@@ -71,7 +72,7 @@ class DescriptorPool:
 
     @property
     def capacity(self) -> int:
-        """How many are kept open at most."""
+        """The number of descriptors that are kept open at most."""
         return self._capacity
 
     def resize(self, capacity: int) -> None:
@@ -100,86 +101,90 @@ class DescriptorPool:
         Args:
             opened: the files that the caller has opened before; the one at `path` is added.
 
-        Raises: OSError if it cannot be opened; ESTALE if it is not the file in `opened`.
+        Raises: OSError if the file cannot be opened, with ESTALE if it is not the one in `opened`.
         """
         return _Loan(self, self._take(path, opened))
 
-    def give_back(self, held: _Descriptor) -> None:
+    def give_back(self, descriptor: _Descriptor) -> None:
         """End a loan."""
         with self._lock:
-            held.holders -= 1
-            unused = not held.pooled and not held.holders
-        if unused:
-            os.close(held.fd)
+            descriptor.holders -= 1
+            is_unused = not descriptor.is_pooled and not descriptor.holders
+        if is_unused:
+            os.close(descriptor.fd)
 
     def _take(self, path: str, opened: OpenedFiles) -> _Descriptor:
-        """Return a descriptor of the file at `path`, held for the caller; see `borrow`."""
+        """Return a descriptor of the file at `path`, held for the caller. Raises: the same errors
+        as `borrow`."""
         identity = opened.get(path)
-        held = None if identity is None else self._find(path, identity)
-        if held is not None:
-            return held
+        pooled = None if identity is None else self._find(path, identity)
+        if pooled is not None:
+            return pooled
         fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
         identity = identity_of(os.fstat(fd))
         if opened.setdefault(path, identity) != identity:
             os.close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
         # Another thread may have been faster, or another storage may have opened it
-        held = self._find(path, identity)
-        if held is not None:
+        pooled = self._find(path, identity)
+        if pooled is not None:
             os.close(fd)
-            return held
+            return pooled
         new = _Descriptor(fd, holders=1)
         key = (path, identity)
-        closable: list[_Descriptor | None] = []
+        closable = list[_Descriptor]()
         with self._lock:
             if key in self._pool:  # another thread was faster; either descriptor will do
-                closable.append(self._retire(key))
+                closable += self._retire(key)
             self._pool[key] = new
             closable += self._evict_excess()
         self._close(closable)
         return new
 
     def _find(self, path: str, identity: FileIdentity) -> _Descriptor | None:
-        """The pool's descriptor of a file, held for the caller; None if it has none."""
+        """Return the pool's descriptor of a file, held for the caller; None if the pool has
+        none."""
         with self._lock:
-            held = self._pool.get((path, identity))
-            if held is not None:
+            pooled = self._pool.get((path, identity))
+            if pooled is not None:
                 self._pool.move_to_end((path, identity))
-                held.holders += 1
-            return held
+                pooled.holders += 1
+            return pooled
 
-    def _evict_excess(self) -> list[_Descriptor | None]:
+    def _evict_excess(self) -> list[_Descriptor]:
         """Evict descriptors above the capacity, least recently used first (the lock is held).
-        Returns: see `_retire`."""
-        return [
-            self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)
-        ]
+        Returns: the descriptors to be closed."""
+        closable = list[_Descriptor]()
+        while len(self._pool) > self._capacity:
+            least_recent = next(iter(self._pool))
+            closable += self._retire(least_recent)
+        return closable
 
-    def _retire(self, key: tuple[str, FileIdentity]) -> _Descriptor | None:
+    def _retire(self, key: tuple[str, FileIdentity]) -> list[_Descriptor]:
         """Remove a descriptor from the pool (the lock is held).
-        Returns: the descriptor, to be closed; None if it is in use."""
+        Returns: the descriptor, to be closed; none if it is in use."""
         retired = self._pool.pop(key)
-        retired.pooled = False
-        return None if retired.holders else retired
+        retired.is_pooled = False
+        return [] if retired.holders else [retired]
 
     @staticmethod
-    def _close(closable: list[_Descriptor | None]) -> None:
-        for retired in filter(None, closable):
+    def _close(closable: list[_Descriptor]) -> None:
+        for retired in closable:
             os.close(retired.fd)
 
 
 class _Loan:
-    """A borrowed descriptor; a generator's context takes several times as long,
-    which shows when reads are small."""
+    """The context of a borrowed descriptor. It is a class, since a generator's context takes several
+    times as long, which shows when reads are small."""
 
-    __slots__ = ("_held", "_pool")
+    __slots__ = ("_descriptor", "_pool")
 
-    def __init__(self, pool: DescriptorPool, held: _Descriptor) -> None:
+    def __init__(self, pool: DescriptorPool, descriptor: _Descriptor) -> None:
         self._pool = pool
-        self._held = held
+        self._descriptor = descriptor
 
     def __enter__(self) -> int:
-        return self._held.fd
+        return self._descriptor.fd
 
     def __exit__(
         self,
@@ -187,11 +192,11 @@ class _Loan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.give_back(self._held)
+        self._pool.give_back(self._descriptor)
 
 
 def identity_of(state: os.stat_result) -> FileIdentity:
-    """What identifies the file that a state describes."""
+    """Return the identity of the file that a state describes."""
     return state.st_dev, state.st_ino
 
 
@@ -200,16 +205,17 @@ _SHARED = {
     "direct": DescriptorPool(default_capacity(), os.O_DIRECT, name="direct"),
     "checking": DescriptorPool(16, name="checking"),
 }
+"""The pools that the storages of this process share, by name."""
 for _pool in _SHARED.values():
     os.register_at_fork(after_in_child=_pool.unlock_after_fork)
 
 
 def shared_pool(name: str, capacity: int | None = None) -> DescriptorPool:
-    """A pool shared by all storages of the process, since descriptors are limited per process:
-    "local", "direct" (without the page cache) or "checking".
+    """Return a pool that all storages of the process share, since descriptors are limited per
+    process: "local", "direct" (without the page cache) or "checking".
 
     Args:
-        capacity: its new capacity; None for no change.
+        capacity: the new capacity of the pool; None for no change.
     """
     pool = _SHARED[name]
     if capacity is not None:

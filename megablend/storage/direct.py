@@ -28,7 +28,7 @@ from megablend.storage.local import (
 )
 
 ALIGNMENT = 4096
-"""Bytes; logical blocks have 512 or 4096."""
+"""Bytes to which reads are aligned: disks have logical blocks of 512 or 4096."""
 
 
 class DirectStorage(LocalStorage):
@@ -58,48 +58,54 @@ class DirectStorage(LocalStorage):
     ) -> tuple[Bytes, Int64s]:
         """Read several ranges, each extended to aligned boundaries; see Storage.read_ranges.
 
-        Raises: as `read` does; DataError if the file system does not support O_DIRECT.
+        Raises: the same errors as `read`; DataError if the file system does not support O_DIRECT.
         """
         starts = offsets // ALIGNMENT * ALIGNMENT
         lengths = -(-(offsets + sizes) // ALIGNMENT) * ALIGNMENT - starts
+        needed = offsets + sizes - starts  # the file may end within the rest of a length
         ends = np.cumsum(lengths)
         out = allocate(ALIGNMENT + (int(ends[-1]) if len(ends) else 0))
-        begins = ends - lengths + -out.ctypes.data % ALIGNMENT
-        needed = offsets + sizes - starts
+        first_aligned = -out.ctypes.data % ALIGNMENT
+        begins = first_aligned + ends - lengths
         try:
             with self.direct_pool.borrow(path, self.opened) as fd:
-                done = 0
+                num_read = 0
                 while True:
-                    done += read_ranges(
-                        fd, starts[done:], lengths[done:], begins[done:], False, out
+                    num_read += read_ranges(
+                        fd, starts[num_read:], lengths[num_read:], begins[num_read:], False, out
                     )
-                    if done == len(starts):
+                    if num_read == len(starts):
                         return out, begins + (offsets - starts)
-                    begin = int(begins[done])
-                    room = out[begin : begin + int(lengths[done])].data
-                    got = _read_to_end(fd, int(starts[done]), room)
-                    if got < needed[done]:
+                    # The kernel stops at a range that it has not read whole, as the file's last
+                    begin = int(begins[num_read])
+                    memory = out[begin : begin + int(lengths[num_read])].data
+                    num_bytes = _read_to_end(fd, int(starts[num_read]), memory)
+                    if num_bytes < needed[num_read]:
                         raise ends_early(
-                            path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size
+                            path,
+                            int(offsets[num_read]),
+                            int(sizes[num_read]),
+                            os.fstat(fd).st_size,
                         )
-                    done += 1
+                    num_read += 1
         except OSError as error:
             raise _direct_error(path, error, self.opened) from error
 
 
 def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataError:
+    """Return the error for a file that cannot be read without the page cache."""
     if error.errno == errno.EINVAL:
         return DataError(path, "its file system does not support O_DIRECT; set direct_io: false")
     return data_error(path, error, opened)
 
 
-def _read_to_end(fd: int, offset: int, room: memoryview) -> int:
-    """Fill `room`, or read up to the end of the file. Returns: the number of bytes that were
-    read."""
-    got = 0
-    while got < len(room) and got % ALIGNMENT == 0:
-        more = os.preadv(fd, [room[got:]], offset + got)
-        if not more:
+def _read_to_end(fd: int, offset: int, memory: memoryview) -> int:
+    """Read a file from `offset` on until `memory` is full or the file ends, at which a read is not
+    aligned. Returns: the number of bytes that were read."""
+    num_bytes = 0
+    while num_bytes < len(memory) and num_bytes % ALIGNMENT == 0:
+        more_bytes = os.preadv(fd, [memory[num_bytes:]], offset + num_bytes)
+        if not more_bytes:
             break
-        got += more
-    return got
+        num_bytes += more_bytes
+    return num_bytes

@@ -1,4 +1,4 @@
-"""A file of a storage as a file object, for libraries that read from one."""
+"""A file of a storage as a file object, for libraries that read from file objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class FileObject(io.RawIOBase):
     """Reads a file of known size.
 
     Args:
-        size: of the file, bytes.
+        size: the size of the file, in bytes.
         read: returns `size` bytes from `offset`, all of which are in the file.
     """
 
@@ -33,13 +33,14 @@ class FileObject(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """See io.RawIOBase."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        self._position = bases[whence] + offset
         return self._position
 
     def read(self, size: int = -1) -> bytes:
         """See io.RawIOBase."""
-        left = max(0, self._size - self._position)
-        data = self._read(self._position, left if size < 0 else min(size, left))
+        remaining = max(0, self._size - self._position)
+        num_bytes = remaining if size < 0 else min(size, remaining)
+        data = self._read(self._position, num_bytes)
         self._position += len(data)
         return data

@@ -72,14 +72,15 @@ def find_files(pattern: str) -> Found:
 
 
 def _root_of(pattern: str) -> str:
-    """The folder above the first part with a wildcard."""
+    """Return the folder above the first part with a wildcard."""
     parts = PurePath(pattern).parts
     first_wild = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     return str(PurePath(*parts[:first_wild])) if first_wild else ""
 
 
 def _parts_of(pattern: str) -> list[str]:
-    """The parts of a pattern below `_root_of`: names of folders, and last that of the files."""
+    """Return the parts of a pattern below `_root_of`: names of folders, and last that of the
+    files."""
     parts = PurePath(pattern).parts
     first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return list(parts[first:])

@@ -82,7 +82,7 @@ class KeptHeadsAndTails:
         return 0 if self._is_full else self._max_each
 
     def get(self, path: str) -> HeadAndTail | None:
-        """The ends of a file, if they are kept."""
+        """Return the ends of a file, if they are kept."""
         return self._ends.get(path)
 
     def put(self, path: str, ends: HeadAndTail) -> None:
@@ -114,7 +114,7 @@ class KeptHeadsAndTails:
 
 
 def keeps_ends(storage: Storage) -> TypeGuard[HeadAndTailStorage]:
-    """Whether a storage is a HeadAndTailStorage."""
+    """Return whether a storage is a HeadAndTailStorage."""
     return hasattr(storage, "get_ends")
 
 

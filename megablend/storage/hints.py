@@ -65,7 +65,8 @@ class HintedStorage(Storage, Protocol):
 
 
 def takes_hints(storage: Storage, path: str | None = None) -> TypeGuard[HintedStorage]:
-    """Whether a storage is a HintedStorage; with a path, whether it keeps copies of that file."""
+    """Return whether a storage is a HintedStorage; with a path, whether it keeps copies of that
+    file."""
     if not hasattr(storage, "set_due"):
         return False
     route = getattr(storage, "route", None)

@@ -32,13 +32,11 @@ from megablend.system import count_cpus
 from megablend.system.failures import cause_of, remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""Larger reads are checked against the file's size first, since a read allocates its requested
-size."""
-
-
+"""The size from which a read is first checked against the file's size: a read allocates the
+requested bytes, which a damaged offset makes very many."""
 MAX_READS = 8
-"""More reads in flight make no disk faster. Reads through the page cache also copy bytes, so LIMITS
-has at most one per CPU: more would only take memory."""
+"""The number of reads in flight above which no disk gets faster. Reads through the page cache also
+copy bytes, so LIMITS has at most one per CPU: more would only take memory."""
 LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
@@ -46,6 +44,7 @@ LIMITS = ReadLimits(
     max_reads=min(MAX_READS, count_cpus()),
     is_synchronous=True,
 )
+"""Limits of reads through the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,7 @@ class LocalStorage:
         return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern`, and folders that could not be read; see Storage.find.
-        Replaced files are accepted."""
+        """See Storage.find: files that have replaced others are accepted."""
         found = find_files(pattern)
         if self.opened:
             for match in found.files:
@@ -87,12 +85,11 @@ class LocalStorage:
         return found
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern`, sorted; see Storage.glob.
-        Directories are not included."""
+        """See Storage.glob."""
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
-        """Whether `path` is an existing folder."""
+        """See Storage.is_folder."""
         return Path(path).is_dir()
 
     def is_readable(self, path: str) -> bool:
@@ -100,7 +97,7 @@ class LocalStorage:
         return os.access(path, os.R_OK)
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity of a file.
+        """See Storage.stat.
 
         Raises: MissingFileError; ChangedFileError if it replaced the file that is being read;
             DataError if it is not a file or cannot be accessed.
@@ -121,18 +118,18 @@ class LocalStorage:
             raise data_error(path, error, self.opened) from error
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: a stat costs little."""
+        """See Storage.known_files: there are none, since a stat costs little."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`.
+        """See Storage.read.
 
         Raises: MissingFileError; ChangedFileError if `path` refers to another file than before,
-            without a `find` in between; CorruptFileError if the file ends before; DataError if it
-            cannot be read.
+            without a `find` in between; CorruptFileError if the file ends before the range does;
+            DataError if the file cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
@@ -150,7 +147,7 @@ class LocalStorage:
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s]:
-        """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
+        """See Storage.read_ranges."""
         ends = sizes.cumsum()
         begins = ends - sizes
         out = allocate(int(ends[-1]) if len(ends) else 0)
@@ -171,8 +168,7 @@ class LocalStorage:
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """The pool's descriptor of a file. Raises: MissingFileError;
-        DataError if it cannot be opened."""
+        """See Storage.descriptor: it is the pool's."""
         try:
             return self.pool.borrow(path, self.opened)
         except OSError as error:
@@ -180,8 +176,8 @@ class LocalStorage:
 
 
 class _CheckingStorage(LocalStorage):
-    """Local files through separate descriptors, so
-    that their readers keep the files that they opened."""
+    """Local files, read through separate descriptors, so that other readers keep the files that
+    they opened."""
 
     __slots__ = ()
 
@@ -195,8 +191,8 @@ class _CheckingStorage(LocalStorage):
 
 
 def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
-    """The state of a regular file. Raises: MissingFileError; DataError if it is not a file or
-    cannot be accessed."""
+    """Return the state of a regular file. Raises: MissingFileError; DataError if the path is not a
+    file or cannot be accessed."""
     try:
         state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
     except OSError as error:
@@ -211,45 +207,49 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
 
 
 def file_stat(state: os.stat_result) -> FileStat:
-    """Size and identity of a file, from what the system says about it."""
+    """Return the size and the identity of a file, given the state that the system reports."""
     return FileStat(
         size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}"
     )
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
-    """Read ranges; a read that stops early (at 2 GiB on Linux, or at a signal) is completed
-    here."""
-    done = 0
+    """Read ranges into `out`; complete here a read that stopped early (at 2 GiB on Linux, or at a
+    signal)."""
+    num_read = 0
     while True:
-        # For a single range nothing is gained, and the system's own read-ahead is lost.
-        ahead = len(offsets) - done > 1
-        done += read_ranges(fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
-        if done == len(offsets):
+        # Announcing a single range gains nothing, and disables the system's own read-ahead
+        ahead = len(offsets) - num_read > 1
+        num_read += read_ranges(
+            fd, offsets[num_read:], sizes[num_read:], begins[num_read:], ahead, out
+        )
+        if num_read == len(offsets):
             return
-        offset = int(offsets[done])
-        size = int(sizes[done])
-        begin = int(begins[done])
-        out[begin : begin + size] = np.frombuffer(_read_rest(path, fd, offset, size, b""), np.uint8)
-        done += 1
+        offset = int(offsets[num_read])
+        size = int(sizes[num_read])
+        begin = int(begins[num_read])
+        data = _read_rest(path, fd, offset, size, b"")
+        out[begin : begin + size] = np.frombuffer(data, np.uint8)
+        num_read += 1
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
-    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal).
-    Raises: CorruptFileError if the file ends."""
+    """Complete a read that stopped early, after `data`. Raises: CorruptFileError if the file
+    ends."""
     parts = [data]
-    got = len(data)
-    while got < size:
-        part = os.pread(fd, size - got, offset + got)
+    num_bytes = len(data)
+    while num_bytes < size:
+        part = os.pread(fd, size - num_bytes, offset + num_bytes)
         if not part:
             raise ends_early(path, offset, size, os.fstat(fd).st_size)
         parts.append(part)
-        got += len(part)
+        num_bytes += len(part)
     return b"".join(parts)
 
 
 def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
-    """The error for a file of `found` bytes if `size` bytes at `offset` are requested."""
+    """Return the error for a file of `found` bytes of which `size` bytes at `offset` are
+    requested."""
     return CorruptFileError(
         path,
         f"truncated: {size} bytes expected here, but the file ends at byte {found}; restore it",
@@ -258,8 +258,8 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
 
 
 def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataError:
-    """The error for a file that the system cannot open or read. `opened`:
-    the files that were opened before."""
+    """Return the error for a file that the system cannot open or read, given the files `opened`
+    before."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
@@ -270,5 +270,5 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
 
 
 def replaced_error(path: str) -> ChangedFileError:
-    """The error for a path that refers to another file than the one that is being read."""
+    """Return the error for a path that refers to another file than the one that is being read."""
     return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")

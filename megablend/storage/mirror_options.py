@@ -115,7 +115,7 @@ class MirrorOptions:
     """Limit of the bytes per second that this node sends to others."""
 
     def covers(self, location: str) -> bool:
-        """Whether reads of a location go through the mirror."""
+        """Return whether reads of a location go through the mirror."""
         return any(has_prefix(location, prefix) for prefix in self.prefixes)
 
     def find_refusal(self, location: str) -> str:
@@ -138,7 +138,8 @@ class MirrorOptions:
         return ""
 
     def alone(self) -> MirrorOptions:
-        """The same folder without the other nodes: for commands, which do not wait for them."""
+        """Return the same folder without the other nodes: for commands, which do not wait for
+        them."""
         settings: dict[str, Any] = _CLUSTER_DEFAULTS
         return dataclasses.replace(self, **settings)
 
@@ -197,7 +198,7 @@ def _check_cluster(options: MirrorOptions) -> None:
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
-    """The same with the paths in it relative to `base` made absolute."""
+    """Return the same with the paths in it relative to `base` made absolute."""
 
     def absolute(path: Any) -> Any:
         return path and os.path.normpath(base / Path(path).expanduser())
@@ -228,7 +229,7 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
 
 
 def _is_near(location: str) -> bool:
-    """Whether a URL's host is an address of this machine or of its links."""
+    """Return whether a URL's host is an address of this machine or of its links."""
     host = (urlsplit(location).hostname or "").rstrip(".").lower()
     try:
         address = ipaddress.ip_address(host)

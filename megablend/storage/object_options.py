@@ -89,14 +89,14 @@ class ObjectOptions:
         return self  # not by a pickle, which may lack queries
 
     def alone(self) -> ObjectOptions:
-        """The same with this node's mirror alone: for commands, which read little, while the other
-        nodes may not be there."""
+        """Return the same with this node's mirror alone: for commands, which read little, while the
+        other nodes may not be there."""
         if self.mirror is None:
             return self
         return dataclasses.replace(self, mirror=self.mirror.alone())
 
     def find(self, location: str) -> StoreOptions:
-        """The options for reading a location."""
+        """Return the options for reading a location."""
         chosen: dict[str, Any] = {}
         for prefix, settings in self.by_prefix:
             if has_prefix(location, prefix):
@@ -105,8 +105,8 @@ class ObjectOptions:
 
 
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
-    """The same options with the paths in them (`ca_file`, those of the mirror) relative to `base`
-    made absolute."""
+    """Return the same options with the paths in them (`ca_file`, those of the mirror) relative to
+    `base` made absolute."""
 
     def absolute(name: str, value: Any) -> Any:
         return str(base / Path(value).expanduser()) if name == "ca_file" else value
@@ -131,7 +131,7 @@ def carrying_queries() -> Iterator[None]:
 
 
 def _is_starting_process() -> bool:
-    """Whether what is pickled now goes to a process that is being started, and nowhere else:
+    """Return whether what is pickled now goes to a process that is being started, and nowhere else:
     multiprocessing or `carrying_queries` says so."""
     return multiprocessing.context.get_spawning_popen() is not None or getattr(
         _pickling, "carries_queries", False

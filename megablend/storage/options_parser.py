@@ -26,8 +26,8 @@ _SECRETS = ("key", "secret", "token", "password", "sas")
 
 
 def parse_options(given: object) -> ObjectOptions:
-    """The `storage` setting of a config: prefixes to settings, and `mirror`.
-    Raises: ValueError, which names the key."""
+    """Return the `storage` setting of a config: prefixes to settings, and `mirror`. Raises:
+    ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
         return given
     if not isinstance(given, Mapping):

@@ -28,7 +28,7 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
 
 
 def read_clocks() -> tuple[float, float]:
-    """Seconds that have passed, and seconds of processor time of this thread."""
+    """Return seconds that have passed, and seconds of processor time of this thread."""
     return time.perf_counter(), time.thread_time()
 
 

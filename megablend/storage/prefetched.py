@@ -70,7 +70,7 @@ class PrefetchedStorage(WrapperStorage):
         self._request(path, offsets, sizes)
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
-        """Whether a read of this range needs no further request."""
+        """Return whether a read of this range needs no further request."""
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
@@ -192,8 +192,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)
 
     def _small_of(self, path: str) -> list[_Held]:
-        """Small ranges of a file, sorted by start: at first those
-        that the storage has read along with its state."""
+        """Return the small ranges of a file, sorted by start: at first those that the storage has read
+        along with its state."""
         if path not in self._held:
             ends = get_ends(self.inner, path)
             read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
@@ -206,7 +206,7 @@ class PrefetchedStorage(WrapperStorage):
         return ends.tail_start if ends is not None and ends.tail else -1
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
-        """Requested ranges that together contain another one; None if there are none."""
+        """Return requested ranges that together contain another one; None if there are none."""
         small = self._small_of(path)
         cover = list[_Held]()
         done = offset
@@ -258,7 +258,7 @@ def stream_portions(
 
 
 def is_prefetched(storage: Storage) -> bool:
-    """Whether it is worth announcing reads."""
+    """Return whether it is worth announcing reads."""
     return isinstance(storage, PrefetchedStorage)
 
 
@@ -268,7 +268,7 @@ def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
 
 
 def _hold(path: str, start: int, data: bytes) -> _Held:
-    """A range that was read before."""
+    """Return a range that was read before."""
     read = Future[tuple[Bytes, Int64s]]()
     read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
     return _Held(path, start, start + len(data), read, 0)

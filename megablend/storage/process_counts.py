@@ -24,8 +24,8 @@ def count(name: Counted, number: int = 1) -> None:
 
 
 def get_counts() -> Counter[str]:
-    """All counters so far, the same object until something is counted; a forked child goes on from
-    its parent's numbers."""
+    """Return all counters so far, the same object until something is counted; a forked child goes
+    on from its parent's numbers."""
     return _counts
 
 

@@ -45,7 +45,7 @@ class FetchedRanges:
     """int64 [n], where each range begins in its buffer."""
 
     def __getitem__(self, i: int) -> Bytes:
-        """Bytes of range i: uint8 [size], not copied."""
+        """Return bytes of range i: uint8 [size], not copied."""
         begin = int(self.begins[i])
         return self.buffers[int(self.buffer_of[i])][begin : begin + int(self.ranges.sizes[i])]
 

@@ -28,76 +28,8 @@ if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOptions:
-    """The storage options of a config; each storage uses those that apply to it."""
-
-    direct: bool = False
-    """Read blocks without the system's page cache."""
-    max_open_files: int | None = None
-    """Descriptors that the process keeps open; None for the storage's default."""
-    objects: ObjectOptions = field(default_factory=ObjectOptions)
-    """How object stores and web servers are accessed and read."""
-
-
 ENTRY_POINTS = "megablend.storages"
 """The group of entry points by which other packages add storages."""
-StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
-
-
-def _make_local(options: StorageOptions) -> Storage:
-    from megablend.storage.descriptors import shared_pool
-
-    # Compiled kernels: a config is read without them
-    from megablend.storage.direct import DirectStorage
-    from megablend.storage.local import LocalStorage
-
-    kind = DirectStorage if options.direct else LocalStorage
-    storage = kind(shared_pool("local", options.max_open_files))
-    mirror = find_mirror(options.objects)
-    if mirror is None or all(map(find_scheme, mirror.prefixes)):
-        return storage
-    return _read_through(mirror, storage, options)
-
-
-def _make_objects(options: StorageOptions) -> Storage:
-    from megablend.storage.objects.store import ObjectStorage
-
-    mirror = find_mirror(options.objects)
-    storage = ObjectStorage(dataclasses.replace(options.objects, mirror=mirror))
-    return storage if mirror is None else _read_through(mirror, storage, options)
-
-
-def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
-    """The mirror that the config sets, or else the environment; None if neither does.
-    Raises: ConfigError."""
-    folder = os.environ.get(VARIABLE)
-    if objects.mirror is not None or not folder:
-        return objects.mirror
-    if Path(folder).is_file():
-        raise ConfigError(f"{VARIABLE}: {folder} is a file\nset it to the mirror's folder")
-    try:
-        return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
-    except ValueError as error:
-        raise ConfigError(f"{VARIABLE}: {error}") from None
-
-
-def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
-    """Put a mirror in front of a storage. Mirrors are in a room above this one, so they are
-    imported only if there is one."""
-    ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
-    read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
-    return read_through
-
-
-OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
-"""Schemes read through a client that does not work after a fork."""
-STORAGES: dict[str, StorageFactory] = {
-    "": _make_local,
-    **dict.fromkeys(OBJECT_SCHEMES, _make_objects),
-}
-"""By scheme, in lower case; "" is that of plain paths."""
-
 _ALTERNATIVES = {
     "hf": "download the dataset once (`hf download`) and use the folder's path, or https:// URLs of its files",
     "msc": "use the bucket's s3://, gs:// or az:// URL, and set its endpoint under `storage`",
@@ -108,18 +40,27 @@ _ALTERNATIVES = {
     "abfss": "write az://container/key, and set the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
     "azure": "write az://",
 }
-"""What to use instead of a scheme that has no storage."""
+"""The remedy for each scheme that has no storage but is often tried."""
 
 
-def explain_scheme(scheme: str) -> str:
-    """The message for a scheme that has no storage, with what works instead."""
-    instead = _ALTERNATIVES.get(scheme)
-    known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
-    return f"{scheme}:// is not supported: {instead or f'expected a plain path or one of {known}'}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """The storage options of a config; each storage uses those that apply to it."""
+
+    direct: bool = False
+    """Whether to read blocks without the system's page cache."""
+    max_open_files: int | None = None
+    """The number of descriptors that the process keeps open; None for the storage's default."""
+    objects: ObjectOptions = field(default_factory=ObjectOptions)
+    """The settings for object stores and web servers."""
+
+
+StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
+"""Creates the storage of a scheme for the options of a config."""
 
 
 def find_storage(scheme: str) -> StorageFactory | None:
-    """The factory of a scheme's storage; None if no package provides one.
+    """Return the factory of a scheme's storage; None if no package provides one.
 
     Raises: ConfigError if a package provides one that cannot be loaded.
     """
@@ -136,3 +77,66 @@ def find_storage(scheme: str) -> StorageFactory | None:
                 ) from error
             break
     return STORAGES.get(scheme)
+
+
+def explain_scheme(scheme: str) -> str:
+    """Return the message for a scheme that has no storage, with what works instead."""
+    instead = _ALTERNATIVES.get(scheme)
+    known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
+    return f"{scheme}:// is not supported: {instead or f'expected a plain path or one of {known}'}"
+
+
+def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
+    """Return the mirror that the config sets, or else the environment; None if neither does.
+    Raises: ConfigError."""
+    folder = os.environ.get(VARIABLE)
+    if objects.mirror is not None or not folder:
+        return objects.mirror
+    if Path(folder).is_file():
+        raise ConfigError(f"{VARIABLE}: {folder} is a file\nset it to the mirror's folder")
+    try:
+        return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {error}") from None
+
+
+def _make_local(options: StorageOptions) -> Storage:
+    """Create the storage of plain paths, behind a mirror if one covers mounted folders."""
+    from megablend.storage.descriptors import shared_pool
+
+    # Compiled kernels: a config is read without them
+    from megablend.storage.direct import DirectStorage
+    from megablend.storage.local import LocalStorage
+
+    kind = DirectStorage if options.direct else LocalStorage
+    storage = kind(shared_pool("local", options.max_open_files))
+    mirror = find_mirror(options.objects)
+    if mirror is None or all(map(find_scheme, mirror.prefixes)):
+        return storage
+    return _read_through(mirror, storage, options)
+
+
+def _make_objects(options: StorageOptions) -> Storage:
+    """Create the storage of object stores and web servers, behind a mirror if there is one."""
+    from megablend.storage.objects.store import ObjectStorage
+
+    mirror = find_mirror(options.objects)
+    storage = ObjectStorage(dataclasses.replace(options.objects, mirror=mirror))
+    return storage if mirror is None else _read_through(mirror, storage, options)
+
+
+def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
+    """Put a mirror in front of a storage. The room of mirrors is above this one, so it is imported
+    by name, and only if there is a mirror."""
+    ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
+    read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
+    return read_through
+
+
+OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
+"""Schemes read through a client that does not work after a fork."""
+STORAGES: dict[str, StorageFactory] = {
+    "": _make_local,
+    **dict.fromkeys(OBJECT_SCHEMES, _make_objects),
+}
+"""The factories of storages by scheme, in lower case; "" stands for plain paths."""

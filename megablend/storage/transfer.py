@@ -48,7 +48,7 @@ class Transfer:
 
 
 def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Transfer:
-    """The transfer between `least` and `most`, with its cost."""
+    """Return the transfer between `least` and `most`, with its cost."""
     return Transfer(
         requests=round(least.requests),
         bytes=round(least.bytes),

@@ -23,21 +23,21 @@ def check_signature(location: str) -> None:
 
 
 def is_server_url(url: str) -> bool:
-    """Whether this is the URL of a server, with or without a port and a path.
-    The client panics at anything else."""
+    """Return whether this is the URL of a server, with or without a port and a path. The client
+    panics at anything else."""
     found = _SERVER.fullmatch(url)
     return found is not None and int(found["port"] or 0) < 1 << 16
 
 
 def is_region(name: str) -> bool:
-    """Whether this can be the name of a region. Without an endpoint it becomes part
-    of the host's name: with other characters the client panics, or connects to another host."""
+    """Return whether this can be the name of a region. Without an endpoint it becomes part of the
+    host's name: with other characters the client panics, or connects to another host."""
     return _REGION.fullmatch(name) is not None
 
 
 def split_address(text: str) -> tuple[str, int | None] | None:
-    """The host and the port of `host` or `host:port`; None if it is neither.
-    An IPv6 address is in brackets, and stays so."""
+    """Return the host and the port of `host` or `host:port`; None if it is neither. An IPv6 address
+    is in brackets, and stays so."""
     found = re.fullmatch(_ADDRESS, text)
     port = int(found["port"]) if found and found["port"] else None
     if found is None or (port is not None and not 0 < port < 1 << 16):

@@ -20,7 +20,7 @@ class RoutingStorage:
     __slots__ = ()
 
     def route(self, location: str) -> Storage:
-        """The storage that answers for a location."""
+        """Return the storage that serves a location."""
         raise NotImplementedError
 
     def limits(self, path: str) -> ReadLimits:
@@ -72,7 +72,8 @@ class RoutingStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. A subclass that overrides only `read_ranges` has that called."""
+        """See Storage.fetch. The ranges are read by `read_ranges` if a subclass overrides only
+        that."""
         if type(self).read_ranges is RoutingStorage.read_ranges:
             return self.route(path).fetch(path, offsets, sizes, allocate)
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
@@ -83,11 +84,11 @@ class RoutingStorage:
 
 
 class WrapperStorage(RoutingStorage):
-    """Passes every call on to `inner`. Picklable if `inner` and what a subclass adds are.
+    """Passes every call on to `inner`. Picklable if `inner` and the attributes of a subclass are.
 
     A subclass that must see all reads also overrides `descriptor` to return -1: kernels read
-    directly through descriptors. One that keeps what it has read of a file overrides `for_reading`,
-    so that its views do not share that.
+    directly through descriptors. A subclass that keeps bytes of files overrides `for_reading`, so
+    that its views do not share these bytes.
     """
 
     # `inner` is a slot so that views may share all other attributes
@@ -101,12 +102,12 @@ class WrapperStorage(RoutingStorage):
         return self.inner
 
     def for_checking(self) -> Storage:
-        """See Storage.for_checking: that of `inner`, without this wrapper."""
+        """Return `inner.for_checking()`, without this wrapper."""
         return self.inner.for_checking()
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: a view with all attributes of this object but `inner`;
-        what one of them counts is counted in both."""
+        """See Storage.for_reading. The view has another `inner`, and shares all other attributes
+        with this object: a count of one is a count of both."""
         view = copy(self)
         view.__dict__ = self.__dict__
         view.inner = self.inner.for_reading()

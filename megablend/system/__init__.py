@@ -6,6 +6,6 @@ import os
 
 
 def count_cpus() -> int:
-    """CPUs that this process may use: a rank that its launcher binds to some has fewer than the
-    machine."""
+    """Return the CPUs that this process may use: a rank that its launcher binds to some has fewer than
+    the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

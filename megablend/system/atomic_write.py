@@ -80,7 +80,7 @@ class reading:  # noqa: N801  # used like a function
 
 
 def temp_sibling(path: Path) -> Path:
-    """A name in the same folder that marks an unfinished file."""
+    """Return a name in the same folder that marks an unfinished file."""
     return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -97,8 +97,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Sorted names in `folder`, except temporary files;
-    empty if the folder does not exist. Raises: CacheError."""
+    """Return the sorted names in `folder`, except temporary files; empty if the folder does not exist.
+    Raises: CacheError."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []
@@ -188,7 +188,8 @@ def flush_folder(path: Path) -> None:
 
 
 def checksum(path: Path | str) -> str:
-    """Hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be read."""
+    """Return the hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be
+    read."""
     digest = hashlib.blake2b(digest_size=16)
     with reading(path), open_regular(path) as file:
         while part := file.read(_READ_BYTES):
@@ -197,7 +198,8 @@ def checksum(path: Path | str) -> str:
 
 
 def seal(data: Data, key: bytes = b"") -> bytes:
-    """The stored form of data that is verified whenever it is read: the data, and a digest of it.
+    """Return the stored form of data that is verified whenever it is read: the data, and a digest
+    of it.
 
     Args:
         key: what the data belongs to, if its file could be taken for another one's.
@@ -206,7 +208,7 @@ def seal(data: Data, key: bytes = b"") -> bytes:
 
 
 def unseal(stored: Data, key: bytes = b"") -> Data | None:
-    """The data of a stored form; None if it is damaged, or sealed with another key."""
+    """Return the data of a stored form; None if it is damaged, or sealed with another key."""
     data = stored[:-DIGEST_BYTES]
     digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
     return data if digest == stored[-DIGEST_BYTES:] else None

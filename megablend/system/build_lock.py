@@ -144,7 +144,7 @@ def _try_lock(file: IO[str]) -> int:
 
 
 def _in_use(path: Path, waited: float) -> CacheError:
-    """The error for a lock that another build holds, after waiting `waited` seconds."""
+    """Return the error for a lock that another build holds, after waiting `waited` seconds."""
     verb = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
     return CacheError(
         f"{path}: another build {verb} ({_name_holder(path)}): wait for it to finish, or stop it"
@@ -152,7 +152,7 @@ def _in_use(path: Path, waited: float) -> CacheError:
 
 
 def _name_holder(path: Path) -> str:
-    """The host, pid and start of the build that holds the lock, for messages."""
+    """Return the host, pid and start of the build that holds the lock, for messages."""
     holder = _read_holder(path.parent)
     return ", ".join(f"{name} {holder.get(name, 'unknown')}" for name in ("host", "pid")) + (
         f", since {holder.get('since', 'unknown')}"

@@ -43,20 +43,20 @@ they come without an errno."""
 
 
 def remedy_of(number: int | None) -> str:
-    """The remedy for a system error by its errno."""
+    """Return the remedy for a system error by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         return _open_files_remedy(*resource.getrlimit(resource.RLIMIT_NOFILE))
     return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
 
 
 def cache_remedy_of(number: int | None) -> str:
-    """The remedy for a system error at a path inside a cache: what is there in place of a file may
-    be removed, since a build writes the file again."""
+    """Return the remedy for a system error at a path inside a cache: what is there in place of a
+    file may be removed, since a build writes the file again."""
     return REMOVE_REMEDY if number in (errno.ENXIO, errno.EISDIR) else remedy_of(number)
 
 
 def _open_files_remedy(limit: int, hard_limit: int) -> str:
-    """The remedy for too many open files, given the limits of their number."""
+    """Return the remedy for too many open files, given the limits of their number."""
     enough = max(_ENOUGH_FILES, 4 * limit)
     if hard_limit == limit:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
@@ -66,7 +66,8 @@ def _open_files_remedy(limit: int, hard_limit: int) -> str:
 
 
 def _kernel_cache_remedy() -> str:
-    """The remedy if compiled kernels cannot be stored: too few open files may be the cause."""
+    """Return the remedy if compiled kernels cannot be stored: too few open files may be the
+    cause."""
     elsewhere = (
         "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
     )
@@ -76,13 +77,13 @@ def _kernel_cache_remedy() -> str:
 
 
 def cause_of(error: OSError) -> str:
-    """The system's own description of an error."""
+    """Return the system's own description of an error."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """The system's error as a megablend error; None for errors of other kinds,
-    and for megablend's own.
+    """Return the system's error as a megablend error; None for errors of other kinds, and for
+    megablend's own.
 
     Args:
         place: the file, folder or command concerned, if the error itself does not name a file.

@@ -35,7 +35,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def fits(value: object, shape: Any) -> bool:
-    """Whether a parsed value has a shape.
+    """Return whether a parsed value has a shape.
 
     Args:
         shape: one of these:
@@ -62,8 +62,8 @@ def fits(value: object, shape: Any) -> bool:
 
 
 def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:
-    """The first of `fields` (name -> shape) that is missing from an object, or has another shape;
-    None if all are valid."""
+    """Return the first of `fields` (name -> shape) that is missing from an object, or has another
+    shape; None if all are valid."""
     if not isinstance(value, dict):
         return "the structure of an object"
     for name, shape in fields.items():
@@ -73,7 +73,7 @@ def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a whole number, 0 or more."""
+    """Return whether a value is a whole number, 0 or more."""
     return type(value) is int and value >= 0
 
 

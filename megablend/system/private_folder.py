@@ -25,7 +25,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def find_private_folder(
     bases: Sequence[Path], name: Path, *, prefix: str
 ) -> tuple[Path, list[str]]:
-    """The folder `name` under the first of `bases` where it is private, created if missing;
+    """Return the folder `name` under the first of `bases` where it is private, created if missing;
     a new temporary folder if it is private under none.
 
     Args:
@@ -48,7 +48,7 @@ def find_private_folder(
 
 
 def _try_base(base: Path, name: Path) -> tuple[Path, str | None]:
-    """The folder `name` under a base; the reason why it cannot be used, or None."""
+    """Return the folder `name` under a base; the reason why it cannot be used, or None."""
     folder = base / name
     try:
         _make_folders(base, name)
@@ -124,7 +124,7 @@ _VARIABLE = "MEGABLEND_KERNEL_CACHE"
 
 
 def private_kernel_folder(name: Path) -> Path:
-    """A private folder `name` for compiled kernels.
+    """Return a private folder `name` for compiled kernels.
 
     It is below the first of MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the temporary
     folder under which it is private; otherwise it is a new temporary folder, which is removed when

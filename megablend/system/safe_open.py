@@ -37,8 +37,8 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_regular(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has more
-    than `most_bytes`."""
+    """Return the content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has
+    more than `most_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -86,8 +86,8 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 
 
 def get_file_size(path: str) -> int | None:
-    """Size of a regular file; None if there is none.
-    Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
+    """Return the size of a regular file; None if there is none. Faster than `Path.is_file` and
+    `Path.stat`. Raises: OSError."""
     try:
         state = os.stat(path)  # noqa: PTH116  (the path is a string)
     except ValueError:  # a NUL character

@@ -40,13 +40,13 @@ class Chain:
         self.key = key
 
     def read_last(self) -> Record | None:
-        """The last version; None if there is none.
-        Raises: CacheError if it is damaged or of a newer format."""
+        """Return the last version; None if there is none. Raises: CacheError if it is damaged or of
+        a newer format."""
         return self.read(self.find_end())
 
     def find_end(self) -> int:
-        """The number of the last version, even if the store does not list it
-        yet; -1 if there is none."""
+        """Return the number of the last version, even if the store does not list it yet; -1 if
+        there is none."""
         keys = (each.key for each in self._prefix.list_objects(self.key))
         number = find_last(key for key in keys if in_folder(key, self.key))
         while self._prefix.read(self.object_key(number + 1)) is not None:
@@ -54,12 +54,12 @@ class Chain:
         return number
 
     def read(self, number: int) -> Record | None:
-        """A version by its number; None if there is none."""
+        """Return a version by its number; None if there is none."""
         data = None if number < 0 else self._prefix.read(self.object_key(number))
         return None if data is None else self.parse(number, data)
 
     def object_key(self, number: int) -> str:
-        """The key of a version."""
+        """Return the key of a version."""
         return f"{self.key}/{number:04d}.json"
 
     def append(self, content: Any, after: int) -> bool:
@@ -99,12 +99,12 @@ class Chain:
 
 
 def in_folder(key: str, folder: str) -> bool:
-    """Whether a key is a version of the chain at `folder`."""
+    """Return whether a key is a version of the chain at `folder`."""
     return key.startswith(f"{folder}/") and _NAME.fullmatch(key[len(folder) + 1 :]) is not None
 
 
 def find_last(keys: Iterable[str]) -> int:
-    """The largest number of the versions with these keys; -1 if there are none."""
+    """Return the largest number of the versions with these keys; -1 if there are none."""
     names = (_NAME.fullmatch(key.rpartition("/")[2]) for key in keys)
     return max((int(name[1]) for name in names if name), default=-1)
 
@@ -152,14 +152,14 @@ class Commit(NamedTuple):
     CacheStore.commit_folder."""
 
     def make_content(self) -> dict[str, Any]:
-        """The content of this commit's version in the folder's chain."""
+        """Return the content of this commit's version in the folder's chain."""
         return {
             "files": {name: file._asdict() for name, file in self.files.items()},
             "replaced": sorted(self.replaced),
         }
 
     def list_keys(self, folder: str) -> dict[str, StoredFile]:
-        """The files of the commit, by the keys of their objects."""
+        """Return the files of the commit, by the keys of their objects."""
         return {f"{folder}/{file.at}/{name}": file for name, file in self.files.items()}
 
 
@@ -200,7 +200,7 @@ def describe_files(
 
 
 def _measure(data: bytes | Path) -> tuple[int, str]:
-    """Size and checksum."""
+    """Return the size and checksum."""
     if isinstance(data, Path):
         return data.stat().st_size, checksum(data)
     return len(data), hashlib.blake2b(data, digest_size=16).hexdigest()

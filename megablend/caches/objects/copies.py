@@ -126,8 +126,8 @@ class Copies:
         self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """The commit of which this node has a complete copy, which counts as used now; None if it
-        has none."""
+        """Return the commit of which this node has a complete copy, which counts as used now; None
+        if it has none."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Record(record["content"], record["number"]))

@@ -34,8 +34,8 @@ _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 
 
 def is_own(name: str) -> bool:
-    """Whether a file or a folder can belong to the cache:
-    its name begins with a digest, and with a dash if more follows."""
+    """Return whether a file or a folder can belong to the cache: its name begins with a digest, and
+    with a dash if more follows."""
     return _OWN.fullmatch(name) is not None
 
 
@@ -60,7 +60,7 @@ class Folders:
         """The commits that were read, by the keys of their objects, which never change."""
 
     def describe_all(self, kind: str) -> list[Entry]:
-        """The committed folders of a kind, sorted by name."""
+        """Return the committed folders of a kind, sorted by name."""
         by_folder: dict[str, dict[str, ObjectEntry]] = {}
         for each in self._list_members(kind):
             by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
@@ -84,7 +84,7 @@ class Folders:
         return entries
 
     def read(self, folder: str) -> Commit | None:
-        """The last commit of a folder; None if there is none, or the folder was removed."""
+        """Return the last commit of a folder; None if there is none, or the folder was removed."""
         commit = self._read_last(folder)
         return commit if commit is not None and commit.files else None
 
@@ -96,8 +96,8 @@ class Folders:
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """The path of this node's copy of a folder, after it was brought up to date; nothing may be
-        there if there is no such folder.
+        """Return the path of this node's copy of a folder, after it was brought up to date; nothing
+        may be there if there is no such folder.
 
         Args:
             is_fresh: download all of it, even if there is a copy.
@@ -163,7 +163,7 @@ class Folders:
             self._prefix.remove(list(last.list_keys(folder)))
 
     def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
-        """Objects that were written before a time and belong to no present commit."""
+        """Return the objects that were written before a time and belong to no present commit."""
         listed = [each for each in self._list_members(kind) if not _is_commit(each.key)]
         used: set[str] = set()
         for folder in {_folder_of(each.key) for each in listed}:
@@ -173,8 +173,8 @@ class Folders:
         return (each for each in listed if each.modified < before and each.key not in used)
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
-        """Objects of all folders of a kind; without others, such as the markers that consoles
-        create for folders."""
+        """Return the objects of all folders of a kind; without others, such as the markers that
+        consoles create for folders."""
         listed = (
             each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES
         )
@@ -205,8 +205,8 @@ class Folders:
     def _find_reusable(
         self, folder: str, last: Commit, written: Path, is_same: Callable[[Path, Path], bool]
     ) -> dict[str, StoredFile] | None:
-        """Files of the last commit that need not be uploaded again;
-        None if there are none, or they are damaged."""
+        """Return the files of the last commit that need not be uploaded again; None if there are none,
+        or they are damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
                 if is_same(self.fetch(folder, is_fresh=False), written):
@@ -216,7 +216,7 @@ class Folders:
         return None
 
     def _has_all(self, folder: str, commit: Commit) -> bool:
-        """Whether the objects of a commit exist as they were written."""
+        """Return whether the objects of a commit exist as they were written."""
         files = commit.list_keys(folder)
         for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
             if found is None or found.bytes != file.bytes:

@@ -24,7 +24,7 @@ _LEFTOVER_SECONDS = 86400.0
 
 @lru_cache(maxsize=64)
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
-    """The folder of a cache on this node, created if missing.
+    """Return the folder of a cache on this node, created if missing.
 
     It is below `local_cache`, if that is given. Otherwise it is below XDG_CACHE_HOME or ~/.cache, if
     that is private, or else a temporary folder of this process.

@@ -97,7 +97,7 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """The store's answers, or those that it gave last if it does not answer now.
+        """Return the store's answers, or those that it gave last if it does not answer now.
 
         Args:
             names: names of the answers, under which they are remembered.
@@ -139,14 +139,14 @@ class RememberedPrefix(ObjectPrefix):
 
 
 def is_on_one_machine(environ: Mapping[str, str]) -> bool:
-    """Whether all processes of the job are on this machine, as far as its launcher says."""
+    """Return whether all processes of the job are on this machine, as far as its launcher says."""
     return environ.get("SLURM_NNODES", "1") == "1" and all(
         environ.get(size, "1") in ("1", environ.get(local)) for size, local in _LOCAL_SIZES.items()
     )
 
 
 def _load(path: Path) -> list[Any] | None:
-    """A list of the one answer in a file; None if none is remembered there."""
+    """Return a list of the one answer in a file; None if none is remembered there."""
     with suppress(OSError, ValueError):
         known = parse_json(read_regular(path))
         if isinstance(known, list) and len(known) == 1:

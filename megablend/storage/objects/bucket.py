@@ -45,7 +45,7 @@ class Bucket:
         return self.client.options.versions
 
     async def stat(self, path: str, key: str) -> ObjectVersion:
-        """The present version of an object. Raises: MissingFileError; DataError.
+        """Return the present version of an object. Raises: MissingFileError; DataError.
 
         It is requested by a GET of the first byte, since a HEAD that fails does not say why, and
         many signed URLs do not allow one.
@@ -55,7 +55,7 @@ class Bucket:
     async def read_ends(
         self, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
     ) -> tuple[ObjectVersion, HeadAndTail]:
-        """The version of an object, its beginning and its end, by two simultaneous requests.
+        """Return the version of an object, its beginning and its end, by two simultaneous requests.
 
         Args:
             version: the version, if it is known; otherwise it is the present one.
@@ -105,7 +105,7 @@ class Bucket:
         return await self.client.get(path, key, version.size - size, version.size, version)
 
     async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
-        """The present version of an object, and its first bytes."""
+        """Return the present version of an object, and its first bytes."""
         try:
             answer = await self.client.get(path, key, 0, size, None)
             return answer.version, answer.join()
@@ -125,7 +125,7 @@ class Bucket:
         return _unwrap(path, version), b""
 
     async def _head(self, path: str, key: str) -> ObjectVersion | Failure:
-        """The version of an empty object, which has no byte for a ranged GET, by a HEAD."""
+        """Return the version of an empty object, which has no byte for a ranged GET, by a HEAD."""
         import obstore
 
         seconds = self.client.timing.allow(0)
@@ -217,7 +217,7 @@ class Bucket:
         return await find_objects(address.key, list_folder, list_all), listed
 
     async def has_folder(self, path: str, key: str) -> bool:
-        """Whether objects have keys below a folder's. Raises: DataError."""
+        """Return whether objects have keys below a folder's. Raises: DataError."""
         # Only messages use the address, and they begin with `path`
         address = Address("", "", "")
         try:
@@ -299,7 +299,8 @@ class Bucket:
 
 
 def _is_marker(found: Object, folders: Collection[str]) -> bool:
-    """Whether an object is empty and stands for one of `folders`, or, as Hadoop writes it, for any."""
+    """Return whether an object is empty and stands for one of `folders`, or, as Hadoop writes it,
+    for any."""
     is_named = found["path"] in folders or found["path"].endswith(HADOOP_MARKER)
     return is_named and not found["size"]
 

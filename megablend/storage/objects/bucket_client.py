@@ -49,7 +49,7 @@ class RangeResponse(NamedTuple):
     version: ObjectVersion
 
     def join(self) -> bytes:
-        """The bytes of all parts."""
+        """Return the bytes of all parts."""
         return b"".join(self.parts)
 
 
@@ -99,7 +99,8 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Bytes `start` to `stop` of one version of an object; of any version if `version` is None.
+        """Return bytes `start` to `stop` of one version of an object; of any version if `version`
+        is None.
 
         Args:
             into: memory for these bytes; the response has the parts that are not there yet.
@@ -118,9 +119,9 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """The last `size` bytes of an object of unknown size, or all bytes of a smaller one; None
-        if the server does not answer that, for whatever reason. It is not retried, nor requested
-        at all after several refusals in a row."""
+        """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller one;
+        None if the server does not answer that, for whatever reason. It is not retried, nor
+        requested at all after several refusals in a row."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -163,8 +164,8 @@ class BucketClient:
         return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
 
     def _hedge_after(self, size: int) -> float:
-        """Seconds after which a request is sent a second time;
-        never if few bytes or requests may be sent."""
+        """Return seconds after which a request is sent a second time; never if few bytes or
+        requests may be sent."""
         rates = (self.options.max_source_rate, self.options.max_request_rate)
         is_sparing = not self.options.hedges or rates != (None, None)
         if size > LARGE_BYTES or is_sparing or self.limiter.is_slowed:
@@ -181,7 +182,7 @@ class BucketClient:
             request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
     async def _receive(self, request: Request) -> RangeResponse | Failure:
-        """The answer of a request, or that of its second one if that comes first."""
+        """Return the answer of a request, or that of its second one if that comes first."""
         self._monitor.add(request)
         try:
             return await self._exchange(request)
@@ -296,8 +297,8 @@ def _explain_length(result: Any) -> Failure:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled, not just what it waited for; False before Python
-    3.11, which does not tell."""
+    """Return whether this task itself was cancelled, not just what it waited for; False before
+    Python 3.11, which does not tell."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
@@ -314,7 +315,7 @@ def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure])
 def _error_of(
     location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int
 ) -> DataError:
-    """The error for a request that failed for good."""
+    """Return the error for a request that failed for good."""
     if failure.kind is Kind.MISSING:
         if version is None:
             return MissingFileError(location, "no such object")

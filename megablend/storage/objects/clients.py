@@ -67,7 +67,7 @@ def check_installed(location: str) -> None:
 
 
 def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
-    """The client for requests to a bucket, made on first use.
+    """Return the client for requests to a bucket, made on first use.
 
     Raises: ConfigError if it cannot be made, or after a fork.
     """
@@ -83,7 +83,7 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
-    """The limiter of a bucket with its options, which URLs with different queries share."""
+    """Return the limiter of a bucket with its options, which URLs with different queries share."""
     if (root, options) not in _limiters:
         limiter = RateLimiter(
             options.max_requests,
@@ -128,8 +128,8 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """The buckets, containers and servers that are left alone, since they asked for it, with the
-    seconds that are left."""
+    """Return the buckets, containers and servers that are left alone, since they asked for it, with
+    the seconds that are left."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
@@ -155,8 +155,8 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """The endpoint that is set, by the config or by the environment.
-    Raises: ConfigError if it is not a URL."""
+    """Return the endpoint that is set, by the config or by the environment. Raises: ConfigError if
+    it is not a URL."""
     return options.endpoint or _read_endpoint(address.scheme)
 
 
@@ -248,8 +248,8 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _read_endpoint(scheme: str) -> str | None:
-    """The endpoint that the environment gives. Raises: ConfigError if it is not a URL, at which the
-    client would panic."""
+    """Return the endpoint that the environment gives. Raises: ConfigError if it is not a URL, at
+    which the client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
         endpoint = os.environ.get(name)
         if not endpoint:

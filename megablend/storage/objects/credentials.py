@@ -31,7 +31,8 @@ Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """A function that asks botocore for credentials; None if obstore's own chain is to be used.
+    """Return a function that asks botocore for credentials; None if obstore's own chain is to be
+    used.
 
     Raises: ConfigError if a profile is asked for that cannot be read.
     """

@@ -15,7 +15,8 @@ _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
 def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str | None:
-    """The endpoint without the bucket that it has at its beginning or end; None if it has none."""
+    """Return the endpoint without the bucket that it has at its beginning or end; None if it has
+    none."""
     url = urlsplit(endpoint)
     path = url.path.rstrip("/")
     if path.endswith(f"/{address.bucket}"):
@@ -27,8 +28,8 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
-    """Whether a server answers with a page for people,
-    as the consoles of stores do on a port of their own.
+    """Return whether a server answers with a page for people, as the consoles of stores do on a
+    port of their own.
 
     Args:
         server: obstore's store of the endpoint as a web server.

@@ -216,8 +216,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """The key at which a LIST failed, since the client cannot express it;
-    None if that is not the cause."""
+    """Return the key at which a LIST failed, since the client cannot express it; None if that is
+    not the cause."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )

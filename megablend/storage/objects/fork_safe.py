@@ -158,7 +158,7 @@ class _HelperStorage(WrapperStorage):
         return get_helper().call(self.inner, self.known_of(path), method, path, *arguments)
 
     def known_of(self, path: str) -> KnownFiles:
-        """The version of one file, if it is known."""
+        """Return the version of one file, if it is known."""
         scheme = find_scheme(path)
         version = self._known.get(scheme, {}).get(path)
         return {} if version is None else {scheme: {path: version}}
@@ -183,5 +183,5 @@ class _HelperStorage(WrapperStorage):
 
 
 def allocate_bytes(size: int) -> Bytes:
-    """Memory for ranges, in the helper."""
+    """Return memory for ranges, in the helper."""
     return np.empty(size, np.uint8)

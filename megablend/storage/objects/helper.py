@@ -112,7 +112,7 @@ _helper: Helper | None = None
 
 
 def get_helper() -> Helper:
-    """The process's helper, started on first use."""
+    """Return the process's helper, started on first use."""
     global _helper
     with _lock:
         if _helper is None:

@@ -149,14 +149,14 @@ class InFlightMonitor:
         self._schedule()
 
     def _has_stalled(self, request: Request, now: float) -> bool:
-        """Whether a request has stalled; if not, when to check it again is noted."""
+        """Return whether a request has stalled; if not, when to check it again is noted."""
         end = request.last + self._allow(request)
         request.check_at = min(end, now + self._read_timeout)
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Seconds that may pass after the last sign of an answer: few if a whole round of later
-        requests was answered."""
+        """Return seconds that may pass after the last sign of an answer: few if a whole round of
+        later requests was answered."""
         size = 0 if request.first is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.began, self._limiter.requests):
             return self._timing.allow_stalled(size)

@@ -32,11 +32,11 @@ class KnownObjects:
         return self._ends.tail_bytes
 
     def get(self, path: str) -> ObjectVersion | None:
-        """The version of an object, if it is known."""
+        """Return the version of an object, if it is known."""
         return self._versions.get(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """The ends of this version, if they are known."""
+        """Return the ends of this version, if they are known."""
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:

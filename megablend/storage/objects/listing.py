@@ -19,12 +19,13 @@ ANY_FOLDERS = "**"
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Whether a name with `/` between its parts matches a pattern with `*`, `?`, `[]` and `**`."""
+    """Return whether a name with `/` between its parts matches a pattern with `*`, `?`, `[]` and
+    `**`."""
     return matches_parts(name.split("/"), tuple(pattern.split("/")))
 
 
 def matches_parts(names: Sequence[str], parts: tuple[str, ...]) -> bool:
-    """Whether the names of a path match the parts of a pattern that may have `**`."""
+    """Return whether the names of a path match the parts of a pattern that may have `**`."""
     if not parts:
         return not names
     if parts[0] != ANY_FOLDERS:
@@ -40,7 +41,7 @@ def matches_parts(names: Sequence[str], parts: tuple[str, ...]) -> bool:
 
 
 def matches_part(name: str, part: str) -> bool:
-    """Whether the name of a file or folder matches a part of a pattern, or equals it."""
+    """Return whether the name of a file or folder matches a part of a pattern, or equals it."""
     if name == part:
         return True
     if name.startswith(".") and not part.startswith("."):
@@ -76,7 +77,7 @@ ListAll = Callable[[str], Awaitable[Sequence[Object]]]
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Objects whose key matches `pattern`, sorted by key, and folders whose own key does.
+    """Return the objects whose key matches `pattern`, sorted by key, and folders whose own key does.
 
     The pattern has a wildcard. Raises as the two callbacks do.
     """
@@ -93,14 +94,14 @@ async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll)
 
 
 def is_wild(part: str) -> bool:
-    """Whether a part of a pattern has wildcards."""
+    """Return whether a part of a pattern has wildcards."""
     return re.search(r"[*?[]", part) is not None
 
 
 async def _search(
     folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
 ) -> Listed:
-    """Objects and folders below a folder that match the parts of a pattern."""
+    """Return the objects and folders below a folder that match the parts of a pattern."""
     first_wild = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
     folder = _join(folder, parts[:first_wild])
     parts = parts[first_wild:]

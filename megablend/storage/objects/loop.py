@@ -79,7 +79,7 @@ def check_fork() -> None:
 
 
 def is_used() -> bool:
-    """Whether this process has used the client, so that its forked children could not."""
+    """Return whether this process has used the client, so that its forked children could not."""
     return _running is not None
 
 

@@ -58,8 +58,8 @@ class ObjectVersion:
 def version_of_answer(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """The version that an answer belongs to: `expected` itself, if the answer has its etag and
-    size."""
+    """Return the version that an answer belongs to: `expected` itself, if the answer has its etag
+    and size."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -67,8 +67,8 @@ def version_of_answer(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """The version that obstore's metadata of an object describes, with the store's id of it if
-    `versions` is True."""
+    """Return the version that obstore's metadata of an object describes, with the store's id of it
+    if `versions` is True."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),
@@ -78,7 +78,8 @@ def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVe
 
 
 def normalise_etag(etag: str | None) -> str:
-    """An etag without quotes, since stores set them in some answers only; empty for a weak one."""
+    """Return an etag without quotes, since stores set them in some answers only; empty for a weak
+    one."""
     if not etag or etag.startswith("W/"):
         return ""
     return etag.strip().strip('"')

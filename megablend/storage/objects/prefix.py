@@ -72,11 +72,11 @@ class ObjectPrefix:
         return ObjectPrefix, (self.location, self._options)
 
     def read(self, key: str) -> bytes | None:
-        """The whole object; None if there is none."""
+        """Return the whole object; None if there is none."""
         return self.read_all([key])[0]
 
     def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Several whole objects, read at the same time."""
+        """Return several whole objects, read at the same time."""
 
         async def read(key: str) -> bytes | None:
             return await self._retry(key, lambda store: _read(store, self._key(key)))
@@ -84,7 +84,7 @@ class ObjectPrefix:
         return self._map(read, keys)
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
-        """Several objects as they are now, whatever listings say; None for one that does not
+        """Return several objects as they are now, whatever listings say; None for one that does not
         exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
@@ -151,7 +151,7 @@ class ObjectPrefix:
         return sum(self._map(create, data))
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """All objects below a folder, by key; without empty ones that stand for folders."""
+        """Return all objects below a folder, by key; without empty ones that stand for folders."""
         import obstore
 
         check_installed(self.location)

@@ -35,7 +35,8 @@ JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def count_processes() -> int:
-    """Processes of the job that read: its ranks, times the workers of this process's DataLoader."""
+    """Return the processes of the job that read: its ranks, times the workers of this process's
+    DataLoader."""
     ranks = next(
         (int(os.environ[name]) for name in JOB_SIZES if os.environ.get(name, "").isdigit()), 1
     )
@@ -44,7 +45,7 @@ def count_processes() -> int:
 
 
 def is_loader_worker() -> bool:
-    """Whether this process is a worker of a DataLoader."""
+    """Return whether this process is a worker of a DataLoader."""
     return _find_worker() is not None
 
 

@@ -172,7 +172,7 @@ class RetryPolicy:
 
 
 def _is_final(failure: Failure, attempts: int) -> bool:
-    """Whether a request that has failed is not tried again, however soon."""
+    """Return whether a request that has failed is not tried again, however soon."""
     if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
         return attempts >= _MAX_DOUBTFUL_ATTEMPTS
     return failure.kind not in _TRIED_AGAIN

@@ -317,8 +317,8 @@ class SocketReader:
         )
 
     def _take_idle(self) -> _Connection | None:
-        """The connection that was used last, None if there is none; those that were idle for long
-        are closed."""
+        """Return the connection that was used last, None if there is none; those that were idle for
+        long are closed."""
         oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].used_at < oldest_use:
             self._idle.popleft().abort()

@@ -329,7 +329,8 @@ class ObjectStorage:
 
 
 def _is_url_pattern(url: str) -> bool:
-    """Whether a URL has wildcards; encoded characters such as %5B do not count as wildcards."""
+    """Return whether a URL has wildcards; encoded characters such as %5B do not count as
+    wildcards."""
     return is_wild(urlsplit(url).path)
 
 

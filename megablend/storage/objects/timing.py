@@ -79,15 +79,15 @@ class Timing:
             self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, began: float, in_flight: int) -> bool:
-        """Whether as many later requests were answered as are in flight, so that a request sent
-        at `began` is not just waiting for its turn. Requests that were sent at about the same
+        """Return whether as many later requests were answered as are in flight, so that a request
+        sent at `began` is not just waiting for its turn. Requests that were sent at about the same
         time are answered in any order."""
         later = began + self._read_timeout / _SAME_TIME_DIVISOR
         return sum(other > later for other in self._began) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
-        """The seconds without a byte after which a request counts as stalled: longer than the read
-        time-out where answers have been slow.
+        """Return the seconds without a byte after which a request counts as stalled: longer than
+        the read time-out where answers have been slow.
 
         Args:
             size: bytes that are waited for together, as those of a small answer; 0 if any byte is a
@@ -102,11 +102,12 @@ class Timing:
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:
-        """The seconds after which an answer is late enough to send its request a second time: twice
-        what 99 in 100 take; None if too few are known."""
+        """Return the seconds after which an answer is late enough to send its request a second
+        time: twice what 99 in 100 take; None if too few are known."""
         return 2 * self._late if self._late else None
 
     def _transfer_seconds(self, size: int) -> float:
-        """The seconds that `size` bytes may take in addition, if no answer so far had as many."""
+        """Return the seconds that `size` bytes may take in addition, if no answer so far had as
+        many."""
         more_bytes = max(0, size - self._largest)
         return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)

@@ -19,13 +19,13 @@ _WEB = re.compile(r"https?://", re.IGNORECASE)
 
 
 def is_web(location: str) -> bool:
-    """Whether a location is a URL of a web server."""
+    """Return whether a location is a URL of a web server."""
     return _WEB.match(location) is not None
 
 
 def expand_location(location: str) -> list[str]:
-    """The URLs that a location with braces, or a text file of URLs, stands for;
-    any other location itself.
+    """Return the URLs that a location with braces, or a text file of URLs, stands for; any other
+    location itself.
 
     Raises: ConfigError if the file cannot be read or contains something else, or braces stand
         for too many.
@@ -38,7 +38,7 @@ def expand_location(location: str) -> list[str]:
 
 
 def split_query(location: str) -> tuple[str, str]:
-    """A URL without its query and fragment, and the query."""
+    """Return a URL without its query and fragment, and the query."""
     if not is_web(location):
         return location, ""
     plain, _, query = location.partition("#")[0].partition("?")
