@@ -296,7 +296,7 @@ def megatron_cache(
 def parse_bytes(text: str) -> int:
     """Parse a number of bytes such as "64G", "512 MiB", "1000000". Raises: ConfigError."""
     try:
-        return parse_size(text, least=0)
+        return parse_size(text, minimum=0)
     except ValueError:
         raise ConfigError(
             f"--max-memory {text!r}: expected bytes, or a size such as 64G or 64GiB"

@@ -31,7 +31,8 @@ from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, States
-from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions, parse_mirror
+from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions
+from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import divide_limits, find_pauses
 from megablend.system.log import LOG

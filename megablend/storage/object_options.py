@@ -1,5 +1,6 @@
-"""Options of object stores by URL prefix, for each option the longest matching prefix decides; and
-how they are pickled, since they hold queries of URLs, which are secrets."""
+"""Options of object stores by URL prefix: for each option the longest matching prefix decides. Their
+pickles leave out the queries of URLs, which are secrets, unless they go to a process of this
+program."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from megablend.storage.location import has_prefix
 from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
 
 _pickling = threading.local()
-"""`carries_queries` of a thread: see `carrying_queries`."""
+"""Has the attribute `carries_queries` in a thread that is within `carrying_queries`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How a store is accessed and read. No credentials: these come from the environment."""
+    """Settings for accessing and reading a store. Credentials are not among them: they come from the
+    environment."""
 
     endpoint: str | None = None
     """URL of a server that speaks the store's protocol, without the bucket."""
     region: str | None = None
+    """S3: the region of the bucket; None for the environment's setting."""
     path_style: bool | None = None
     """S3: the bucket is part of the path (True) or of the host (False); None for path style if
     there is an endpoint."""
@@ -34,10 +37,12 @@ class StoreOptions:
     profile: str | None = None
     """S3: a profile of ~/.aws, read by botocore."""
     anonymous: bool = False
-    """Requests are not signed."""
+    """Whether requests are sent without a signature."""
     requester_pays: bool = False
+    """S3: whether this account, not the bucket's owner, pays for requests."""
     versions: bool = False
-    """Keep reading the version of an object that was seen first, in a bucket with versioning."""
+    """Whether to keep reading the version of an object that was seen first, in a bucket with
+    versioning."""
     ca_file: str | None = None
     """PEM file of certificates to trust in addition to the system's."""
     proxy: str | None = None
@@ -56,12 +61,12 @@ class StoreOptions:
     max_request_rate: float | None = None
     """Limit of requests per second for the whole job."""
     hedges: bool = True
-    """A few requests that are late are sent a second time; not by a node process, which reads each
-    byte once."""
+    """Whether a few requests that are late are sent a second time. A node process never does this:
+    it reads each byte once."""
     price_per_1000_requests: float | None = None
-    """For estimates of cost, in any currency."""
+    """Price for estimates of cost, in any currency."""
     price_per_gb: float | None = None
-    """For each GB (10^9 bytes) that is read, in the same currency."""
+    """Price of each GB (10^9 bytes) that is read, in the same currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +76,10 @@ class ObjectOptions:
     by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     """Prefixes and their settings, the shortest prefix first."""
     urls: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
-    """URLs of web servers without their query, and the query (or ""), which is sent with requests
-    and stored nowhere else; None if it was left out of the pickle that these options come from."""
+    """URLs of web servers without their query, each with its query (or ""). A query is sent with
+    requests and stored nowhere else; None if it was left out of the pickle of these options."""
     mirror: MirrorOptions | None = None
-    """The folder on each node that keeps what is read; None if there is none."""
+    """The folder on each node that keeps the bytes that were read; None for no mirror."""
 
     def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
         urls = self.urls
@@ -86,11 +91,11 @@ class ObjectOptions:
         return self
 
     def __deepcopy__(self, memo: object) -> ObjectOptions:
-        return self  # not by a pickle, which may lack queries
+        return self  # a copy through a pickle may lack queries
 
     def alone(self) -> ObjectOptions:
-        """Return the same with this node's mirror alone: for commands, which read little, while the
-        other nodes may not be there."""
+        """Return the same options with this node's mirror alone: for commands, which read little,
+        and do not wait for other nodes."""
         if self.mirror is None:
             return self
         return dataclasses.replace(self, mirror=self.mirror.alone())
@@ -105,8 +110,8 @@ class ObjectOptions:
 
 
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
-    """Return the same options with the paths in them (`ca_file`, those of the mirror) relative to
-    `base` made absolute."""
+    """Return the same options with all paths in them (`ca_file`, and the mirror's) made absolute,
+    from `base` on."""
 
     def absolute(name: str, value: Any) -> Any:
         return str(base / Path(value).expanduser()) if name == "ca_file" else value
@@ -121,8 +126,8 @@ def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
 
 @contextlib.contextmanager
 def carrying_queries() -> Iterator[None]:
-    """Let pickles that this thread makes contain the queries of URLs:
-    for a process of this program, through memory alone."""
+    """Keep the queries of URLs in the pickles that this thread makes, which go to a process of this
+    program through memory alone."""
     _pickling.carries_queries = True
     try:
         yield
@@ -131,8 +136,8 @@ def carrying_queries() -> Iterator[None]:
 
 
 def _is_starting_process() -> bool:
-    """Return whether what is pickled now goes to a process that is being started, and nowhere else:
-    multiprocessing or `carrying_queries` says so."""
+    """Return whether the pickle that is being made goes to a process that is being started, and
+    nowhere else, as multiprocessing or `carrying_queries` says."""
     return multiprocessing.context.get_spawning_popen() is not None or getattr(
         _pickling, "carries_queries", False
     )

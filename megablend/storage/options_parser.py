@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from megablend.storage.mirror_options import parse_mirror
+from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions, StoreOptions
 from megablend.storage.setting_values import (
     Parsers,
@@ -26,36 +26,43 @@ _SECRETS = ("key", "secret", "token", "password", "sas")
 
 
 def parse_options(given: object) -> ObjectOptions:
-    """Return the `storage` setting of a config: prefixes to settings, and `mirror`. Raises:
-    ValueError, which names the key."""
+    """Parse the `storage` setting of a config: URL prefixes, each with its settings, and `mirror`.
+    Raises: ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
         return given
     if not isinstance(given, Mapping):
         raise ValueError(f"found {given!r}, expected URL prefixes, each with its settings")
-    parsed = []
     mirror = parse_mirror(given["mirror"]) if given.get("mirror") is not None else None
-    for prefix, settings in given.items():
-        if prefix == "mirror":
-            continue
-        scheme, mark, _ = str(prefix).partition("://")
-        if not mark or scheme.lower() not in _SCHEMES:
-            raise ValueError(
-                f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)}), or `mirror`"
-            )
-        if not isinstance(settings, Mapping):
-            raise ValueError(
-                f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`"
-            )
-        try:
-            store_settings = _parse_store(settings)
-        except ValueError as error:
-            raise ValueError(f"{prefix}: {error}") from None
-        parsed.append((str(prefix), tuple(sorted(store_settings.items()))))
-    by_prefix = tuple(sorted(parsed, key=lambda item: len(item[0])))
-    return ObjectOptions(by_prefix, mirror=mirror)
+    by_prefix = [
+        (str(prefix), _parse_prefix(prefix, settings))
+        for prefix, settings in given.items()
+        if prefix != "mirror"
+    ]
+    by_prefix.sort(key=lambda item: len(item[0]))
+    return ObjectOptions(tuple(by_prefix), mirror=mirror)
+
+
+def _parse_prefix(prefix: object, settings: object) -> tuple[tuple[str, Any], ...]:
+    """Parse the settings of a URL prefix. Raises: ValueError, which names the key."""
+    scheme, mark, _ = str(prefix).partition("://")
+    if not mark or scheme.lower() not in _SCHEMES:
+        raise ValueError(
+            f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)}), or `mirror`"
+        )
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`"
+        )
+    try:
+        store_settings = _parse_store(settings)
+    except ValueError as error:
+        raise ValueError(f"{prefix}: {error}") from None
+    return tuple(sorted(store_settings.items()))
 
 
 def _parse_store(settings: Mapping[Any, object]) -> dict[str, Any]:
+    """Parse the fields of StoreOptions. Raises: ValueError, also for credentials: a config may be
+    readable by others."""
     for name in settings:
         if name not in _PARSERS and any(word in str(name).lower() for word in _SECRETS):
             raise ValueError(
@@ -108,4 +115,4 @@ _PARSERS: Parsers = {
     "price_per_gb": _parse_price,
 }
 """The parser of each field of StoreOptions."""
-assert _PARSERS.keys() == {each.name for each in dataclasses.fields(StoreOptions)}
+assert _PARSERS.keys() == {option.name for option in dataclasses.fields(StoreOptions)}

@@ -1,5 +1,5 @@
-"""Settings of a config's `storage`: how their values are written, and what they become.
-Parsers raise ValueError with what was found and what was expected; callers add the place."""
+"""Parsers of the values of a config's `storage` settings. They raise ValueError with the value that
+was found and what was expected; callers add the name of the setting."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from megablend.errors import did_you_mean
 from megablend.storage.location import find_scheme
 
 _SIZE = re.compile(r"\s*([0-9.e+_]+)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
-_MOST_DIGITS = 100
-"""A size with more is refused: a typing error such as 1e999999999 would be computed digit by
-digit."""
+_MAX_DIGITS = 100
+"""The most digits of a size: a typing error such as 1e999999999 would be computed digit by digit."""
 
 Parsers = Mapping[str, Callable[[object], object]]
-"""By the name of a setting: the function that parses its value."""
+"""Functions that parse the values of settings, by the names of the settings."""
 
 
-def parse_settings(given: Mapping[Any, object], parsers: Parsers, kind: type) -> dict[str, Any]:
-    """Parse the values of settings. Returns: what was parsed, by name.
+def parse_settings(
+    settings: Mapping[Any, object], parsers: Parsers, options_class: type
+) -> dict[str, Any]:
+    """Parse the values of settings. Returns: the parsed values, by name.
 
     Args:
-        kind: the dataclass whose fields the settings are. A value of None is left out if that is
-            the field's default.
+        options_class: the dataclass whose fields the settings are. A value of None is left out if
+            None is the field's default.
 
     Raises: ValueError, which names the setting.
     """
-    defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    defaults = {option.name: option.default for option in dataclasses.fields(options_class)}
     parsed = dict[str, Any]()
-    for name, value in given.items():
+    for name, value in settings.items():
         parse = parsers.get(str(name))
         if parse is None:
             hint = did_you_mean(str(name), parsers, before="; ")
@@ -101,19 +102,28 @@ def parse_rate(value: object) -> int:
     return parse_whole(value, "bytes per second")
 
 
-def parse_size(value: object, *, least: int = 1) -> int:
+def parse_size(value: object, *, minimum: int = 1) -> int:
     """Parse a size that is written as 512MiB, 1.5 GB or 4e9 to bytes, rounded down."""
-    written = _SIZE.fullmatch(str(value))
-    try:
-        if written is None or isinstance(value, bool):
-            raise InvalidOperation
-        number = Decimal(written[1].replace("_", ""))
-        if number.adjusted() > _MOST_DIGITS:
-            raise InvalidOperation
-    except InvalidOperation:
-        raise ValueError(f"found {value!r}, expected a size such as 512MiB") from None
-    base = 1024 if written[3] else 1000
-    size = int(Fraction(number) * base ** " KMGT".index((written[2] or " ").upper()))
-    if size < least:
+    size = None if isinstance(value, bool) else _read_size(str(value))
+    if size is None:
+        raise ValueError(f"found {value!r}, expected a size such as 512MiB")
+    if size < minimum:
         raise ValueError(f"found {value!r}, expected more than 0")
     return size
+
+
+def _read_size(text: str) -> int | None:
+    """Return the bytes that a text stands for; None if the text is not a size."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    digits, unit, binary_mark = found.groups()
+    try:
+        number = Decimal(digits.replace("_", ""))
+    except InvalidOperation:
+        return None
+    if number.adjusted() > _MAX_DIGITS:
+        return None
+    base = 1024 if binary_mark else 1000
+    exponent = " KMGT".index((unit or " ").upper())
+    return int(Fraction(number) * base**exponent)

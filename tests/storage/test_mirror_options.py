@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from megablend.storage.mirror_options import EtcdOptions, MirrorOptions, TlsFiles, parse_mirror
+from megablend.storage.mirror_options import EtcdOptions, MirrorOptions, TlsFiles
+from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import make_files_absolute
 from megablend.storage.options_parser import parse_options
 

@@ -32,11 +32,11 @@ def test_sizes(written: object, size: int) -> None:
 @pytest.mark.parametrize("written", ["", "B", "5i", "5iB", "-1", "1e", "1e101", None, True, [1]])
 def test_wrong_sizes(written: object) -> None:
     with pytest.raises(ValueError, match=r"found .*, expected a size such as 512MiB"):
-        parse_size(written, least=0)
+        parse_size(written, minimum=0)
 
 
 def test_a_size_of_nothing() -> None:
-    assert parse_size(0, least=0) == 0
+    assert parse_size(0, minimum=0) == 0
     with pytest.raises(ValueError, match="found 0, expected more than 0"):
         parse_size(0)
 

@@ -81,7 +81,7 @@ def make_name(entry: str, port: int) -> str:
             f"nodes: found {entry.strip()!r}, expected host or host:port\n"
             "Write a node as others reach it, for example node1:7171 or [fd00::1]:7171."
         )
-    return f"{found[0].lower()}:{found[1] or port}"
+    return f"{found.host.lower()}:{found.port or port}"
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:

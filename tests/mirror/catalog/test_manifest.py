@@ -21,7 +21,7 @@ from megablend.storage.base import FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.find import Found
 from megablend.storage.location import escape_wildcards
-from megablend.storage.mirror_options import parse_mirror
+from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.wrapper import WrapperStorage
 from tests.storage.faulty import FaultySource

@@ -22,7 +22,7 @@ import safetensors.numpy
 
 import megablend
 from megablend.mirror.web import files as web_files
-from megablend.storage.mirror_options import parse_mirror
+from megablend.storage.mirror_parser import parse_mirror
 from tests.mirror.catalog.test_datasets import (
     MB,
     MIXED,
