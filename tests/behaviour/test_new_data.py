@@ -29,6 +29,7 @@ from megablend.errors import (
 )
 from megablend.inspect.description import CacheDescription, IndexDescription, RunDescription
 from megablend.run.ledger_file import load_ledger
+from tests.cases import each_pair
 from tests.cli.commands import run
 from tests.formats.writers import KINDS
 from tests.runs import STEP, ReadSample, documents, make_config, read_samples
@@ -993,9 +994,14 @@ def assert_same(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(again[name])), (k, name)
 
 
-@pytest.mark.parametrize("order", ["block", "document", "sequential"])
-@pytest.mark.parametrize("gone", [(0, "m0"), (0, "m1"), (1, "m0"), (1, "m1")])
-@pytest.mark.parametrize("at", [64, 112, 160, 320])
+@pytest.mark.parametrize(
+    ("order", "gone", "at"),
+    each_pair(
+        ["block", "document", "sequential"],
+        [(0, "m0"), (0, "m1"), (1, "m0"), (1, "m1")],
+        [64, 112, 160, 320],
+    ),
+)
 def test_all_fields_before_an_amendment_stay_when_a_file_is_gone(
     tmp_path: Path, order: str, gone: tuple[int, str], at: int
 ) -> None:

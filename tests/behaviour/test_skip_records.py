@@ -21,13 +21,22 @@ from tests.runs import documents, make_config, write_source
 RANGES = [(8, 16), (40, 48)]
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 40, 3)) | {"weight": 1}
-    given = make_config(tmp_path / "here", [source], samples=96, lanes=4)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run whose cache tests copy."""
+    folder = tmp_path_factory.mktemp("built")
+    source = write_source(folder, 0, "parquet", documents(0, 60, 40, 3)) | {"weight": 1}
+    given = make_config(folder, [source], samples=96, lanes=4)
     megablend.build(given)
     for start, stop in RANGES:
         megablend.skip(given, start, stop, batch_size=4)
+    return given
+
+
+@pytest.fixture
+def config(built: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    given = built | {"cache": str(tmp_path / "here" / "cache")}
+    shutil.copytree(built["cache"], given["cache"])
     return given
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,18 @@ Change = Callable[[Any], Any]
 class Remote(Bench):
     """A run whose cache is in an object store, read by a node, and a process, that have read nothing of it."""
 
-    def __init__(self, config: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        expected: list[list[int]],
+    ) -> None:
         self.config = config | {"local_cache": str(folder / "another node")}
         self.patch = patch
         self.prefix = ObjectPrefix(config["cache"], ObjectOptions())
         self.store = ObjectCacheStore(config["cache"], ObjectOptions())
-        self.expected = samples(config)
+        self.expected = expected
 
     def find(self, pattern: str) -> str:
         """The key of the last object that ends as a pattern says."""
@@ -61,19 +67,24 @@ class Remote(Bench):
 
 
 @pytest.fixture(scope="module")
-def shared(container: AzureContainer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run for faults that are mended without a trace."""
+def shared(
+    container: AzureContainer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """A run for faults that are mended without a trace, and its samples."""
     folder = tmp_path_factory.mktemp("shared")
     with pytest.MonkeyPatch.context() as patch:
         config = configs(folder, use_container(container, folder, patch))[1]
         megablend.build(config)
-    return config
+        return config, samples(config)
 
 
 @pytest.fixture
-def restored(shared: dict[str, Any], remote: str, tmp_path: Path) -> Iterator[Remote]:
+def restored(
+    shared: tuple[dict[str, Any], list[list[int]]], remote: str, tmp_path: Path
+) -> Iterator[Remote]:
+    config, expected = shared
     with pytest.MonkeyPatch.context() as patch:
-        yield Remote(shared, tmp_path, patch)
+        yield Remote(config, tmp_path, patch, expected)
 
 
 @pytest.fixture
@@ -82,7 +93,7 @@ def bench(tmp_path: Path, remote: str) -> Iterator[Remote]:
     config = configs(tmp_path, remote)[1]
     megablend.build(config)
     with pytest.MonkeyPatch.context() as patch:
-        yield Remote(config, tmp_path, patch)
+        yield Remote(config, tmp_path, patch, samples(config))
 
 
 def change(pattern: str, how: Change) -> Step:
@@ -173,8 +184,10 @@ NEWER = "found format version 2, expected 1; use the version of megablend that w
 ATTEMPTS = {"build": megablend.build, "open": megablend.open, "describe": megablend.describe}
 
 
-def damaged(name: str, pattern: str, how: Change, says: str) -> list[Fault]:
-    """Whatever reads it says so."""
+def damaged(
+    name: str, pattern: str, how: Change, says: str, *, quick: Collection[str] = ("open",)
+) -> list[Fault]:
+    """Whatever reads it says so; `quick` attempts do so every time."""
     return [
         fault(
             f"{name}, {verb}",
@@ -183,6 +196,7 @@ def damaged(name: str, pattern: str, how: Change, says: str) -> list[Fault]:
             restore,
             fails=lambda bench, attempt=attempt: attempt(bench.config) and None,
             works=Remote.use,
+            marks=() if verb in quick else (pytest.mark.slow,),
         )
         for verb, attempt in ATTEMPTS.items()
     ]
@@ -190,11 +204,11 @@ def damaged(name: str, pattern: str, how: Change, says: str) -> list[Fault]:
 
 # fmt: off
 test_records = table(
-    *damaged("a cut record", RECORDS, lambda _: None, NOT_JSON),
+    *damaged("a cut record", RECORDS, lambda _: None, NOT_JSON, quick=ATTEMPTS),
     *damaged("a record of another kind", RECORDS, lambda _: [1], NOT_A_VERSION),
     *damaged("a record without content", RECORDS, without("content"), NOT_A_VERSION),
     *damaged("a newer record", RECORDS, newer, NEWER),
-    *damaged("a cut commit", COMMITS, lambda _: None, NOT_JSON),
+    *damaged("a cut commit", COMMITS, lambda _: None, NOT_JSON, quick=ATTEMPTS),
     *damaged("a commit without a nonce", COMMITS, without("nonce"), NOT_A_VERSION),
     *damaged("a newer commit", COMMITS, newer, NEWER),
     *damaged("a commit without files", COMMITS, without("content", "files"),
