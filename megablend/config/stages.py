@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from megablend.config.source import UNITS, Model, Share
+from megablend.config.source import UNITS, Model, Share, Source
 from megablend.config.values import Count, OrderName, Positive, Temperature
 from megablend.errors import did_you_mean
 
@@ -41,8 +41,9 @@ class _Changes(Model):
     """Keys by which a stage changes settings or a source."""
 
     fixed: ClassVar[tuple[str, ...]]
-    """Keys that no stage may change: they decide the order of the whole run, or what its samples
-    are made of."""
+    """Keys that exist elsewhere in the config, but that no stage may change."""
+    remedy: ClassVar[str]
+    """What messages say after the name of such a key and `cannot change within a run`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,20 +52,15 @@ class _Changes(Model):
             return data
         for key in cls.fixed:
             if key in data:
-                raise ValueError(
-                    f"{key} cannot change within a run, whose order depends on it; set it at the "
-                    "top level for a new run (`run:`)"
-                )
+                raise ValueError(f"{key} cannot change within a run{cls.remedy}")
         return data
 
 
 class StageSource(Share, _Changes):
     """What a stage changes of a source; what is absent stays as it was in the stage before."""
 
-    fixed = (
-        *("name", "path", "format", "format_options", "column", "documents", "append_eod"),
-        *("extra_columns", "text", "eos", "bos", "add_special_tokens"),
-    )
+    fixed = tuple(key for key in Source.model_fields if key not in Share.model_fields)
+    remedy = "; set it in `sources`, for all stages"
 
     def find_changes(self) -> dict[str, Any]:
         """The fields of a `Source` to update. A share replaces the source's share,
@@ -88,6 +84,7 @@ class StageSettings(_Changes):
         "run",
         "epochs",
     )
+    remedy = ", whose order depends on it; set it at the top level for a new run (`run:`)"
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
     """The sample from which the stage applies, at which it ends the stage before it early; see

@@ -101,6 +101,11 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             {},
             "stages[0].sources.web: documents cannot change within a run",
         ),
+        (
+            [{"samples": 8, "sources": {"web": {"vocab_size": 9}}}],
+            {},
+            "stages[0].sources.web: vocab_size cannot change within a run; set it in `sources`, for all stages",
+        ),
         ([{"samples": 8, "lane": 3}], {}, "stages[0].lane: unknown key; did you mean 'lanes'?"),
         (
             [{"samples": 8, "sources": {"web": {"waight": 3}}}],
