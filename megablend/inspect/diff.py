@@ -172,7 +172,7 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
         a.split == b.split
         and a.ledger.blend.seed == b.ledger.blend.seed
         and a.plan.epochs.segments[source] == b.plan.epochs.segments[other]
-        and a.sources[source].append_eod == b.sources[other].append_eod
+        and a.sources[source].fixed == b.sources[other].fixed
         and a.data.parts[source] == b.data.parts[other]
     )
 

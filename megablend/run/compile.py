@@ -365,6 +365,6 @@ def _make_share(
     """A source's share, and how many cycles share each of its runs, chosen so that a run spans
     whole blocks or documents."""
     if share is None:
-        return SourceShare(name=source.name, append_eod=source.append_eod)
+        return SourceShare.of(source)
     cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)
-    return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)
+    return SourceShare.of(source).with_share(share, cycles)

@@ -275,13 +275,8 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
         sources = [*blend.sources[:count], *listed[len(blend.sources) : count]]
         for number, numerator, cycles in each["shares"]:
             _check(cycles, _is_cycles)
-            old = sources[number]
-            sources[number] = SourceShare(
-                name=old.name,
-                append_eod=old.append_eod,
-                share=Fraction(numerator, each["of"]),
-                cycles=cycles,
-            )
+            share = Fraction(numerator, each["of"])
+            sources[number] = sources[number].with_share(share, cycles)
         schedule = parse_schedule(each["schedule"]) if "schedule" in each else None
         if any(source.share is None for source in sources) or (
             schedule is not None and len(schedule.start) != len(sources)

@@ -112,6 +112,11 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
     )
 
 
+def _list_fixed(source: SourceShare) -> list[object]:
+    """What is fixed of a source, as ledgers list it once whose stages differ."""
+    return [source.name, source.append_eod]
+
+
 def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
     """A ledger as a JSON-serializable dict; of version 1, which release 0.1.0 reads, if all stages
     have the same index and blend.
@@ -144,11 +149,11 @@ def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None)
 def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
     """A ledger whose stages list what they change, as a JSON-serializable dict.
     Raises: ValueError if a stage lacks sources of the one before."""
-    sources = [[source.name, source.append_eod] for source in stages[-1].blend.sources]
+    sources = list(map(_list_fixed, stages[-1].blend.sources))
     records = list[dict[str, Any]]()
     before = None
     for stage, digest in zip(stages, digests, strict=True):
-        named = [[source.name, source.append_eod] for source in stage.blend.sources]
+        named = list(map(_list_fixed, stage.blend.sources))
         if named != sources[: len(named)] or (
             before is not None and len(named) < len(before.blend.sources)
         ):

@@ -120,10 +120,7 @@ def find_requested(
         )
     found = find_sources(
         split,
-        [
-            SourceShare(name=each.name, append_eod=each.append_eod)
-            for each in config.sources_of(split).values()
-        ],
+        list(map(SourceShare.of, config.sources_of(split).values())),
         store,
         is_listed=config.listed_by_split,
         seed=config.seed,

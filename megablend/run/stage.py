@@ -3,10 +3,12 @@ order."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 
 from megablend.blend.schedule import Schedule
+from megablend.config import Source
 
 SETTINGS = {
     "split": str,
@@ -25,7 +27,12 @@ stored, and their types."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceShare:
-    """A source in a blend."""
+    """A source in a blend: its share, and what is fixed of it in all stages.
+
+    What is fixed is compared and stored as a whole (`fixed`), but for the forms of the ledger: a
+    field that is added also has its place in `ledger_format`, which writes it, and in
+    `ledger_file`, which reads it.
+    """
 
     name: str
     append_eod: int | None
@@ -36,6 +43,20 @@ class SourceShare:
     cycles: int | None = None
     """How many cycles share each run of the source's ordinals; chosen once, from the block sizes.
     None if the split is not blended."""
+
+    @classmethod
+    def of(cls, source: Source) -> SourceShare:
+        """What a config fixes of a source; without its share."""
+        return cls(name=source.name, append_eod=source.append_eod)
+
+    @property
+    def fixed(self) -> SourceShare:
+        """The source without its share, as all stages have it."""
+        return self.with_share(None, None)
+
+    def with_share(self, share: Fraction | None, cycles: int | None) -> SourceShare:
+        """The source with this share; see `share` and `cycles`."""
+        return dataclasses.replace(self, share=share, cycles=cycles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
