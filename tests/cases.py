@@ -16,9 +16,12 @@ def others_slow(cases: Iterable[Any], quick: Collection[Any]) -> list[Case]:
     """The cases: those of `quick` as they are, the others marked `slow`."""
     listed = list(cases)
     assert all(each in listed for each in quick), "each quick case is a case"
-    return [
-        each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in listed
-    ]
+    return [each if each in quick else make_slow(each) for each in listed]
+
+
+def make_slow(case: Any) -> Case:
+    """The case, marked `slow`."""
+    return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
 
 
 def each_pair(*values: Sequence[Any]) -> list[Case]:
@@ -38,4 +41,13 @@ def each_pair(*values: Sequence[Any]) -> list[Case]:
             marks=() if numbers in quick else pytest.mark.slow,
         )
         for numbers in combined
+    ]
+
+
+def chequered(first: Sequence[Any], second: Sequence[Any]) -> list[Case]:
+    """All pairs of a value of each: every other one as it is, like the fields of a chessboard, the others marked `slow`."""
+    return [
+        pytest.param(one, other, marks=pytest.mark.slow if (i + k) % 2 else ())
+        for i, one in enumerate(first)
+        for k, other in enumerate(second)
     ]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
-from tests.cases import each_pair, others_slow
+from tests.cases import chequered, each_pair, others_slow
 
 
 def test_every_two_values_occur_together_in_a_quick_case() -> None:
@@ -19,4 +19,13 @@ def test_every_two_values_occur_together_in_a_quick_case() -> None:
 def test_cases_that_are_not_named_are_slow() -> None:
     first, second = others_slow("xy", quick="x")
     assert first == "x"
+    assert second.values == ("y",)
     assert [mark.name for mark in second.marks] == ["slow"]
+    (pair,) = others_slow([(1, 2)], quick=())
+    assert pair.values == (1, 2)
+
+
+def test_every_other_pair_is_quick() -> None:
+    cases = chequered("ab", "xy")
+    assert [case.values for case in cases if not case.marks] == [("a", "x"), ("b", "y")]
+    assert len(cases) == 4

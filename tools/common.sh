@@ -30,6 +30,7 @@ use_venv() {
     make_venv "$1"
     shift
     echo "Installing (the first time takes some minutes: PyTorch is large)"
-    pip show --quiet torch 2>/dev/null || pip install --quiet torch==2.13.0
-    pip install --quiet "$@"
+    # Compiling all modules would take most of the time, and few of them are imported
+    pip show --quiet torch 2>/dev/null || pip install --quiet --no-compile torch==2.13.0
+    pip install --quiet --no-compile "$@"
 }

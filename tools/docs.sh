@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 make_venv .venv-docs
 say "Documentation"
-pip install --quiet "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
+pip install --quiet --no-compile "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
 NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 if command -v npm >/dev/null; then

@@ -7,10 +7,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 use_venv .venv-test --editable ".[mpich,test]"
 
 say "Style and types"
+# Meanwhile the modules that tests import are compiled, once: else each process of the tests does so
+env -u PYTHONDONTWRITEBYTECODE python -m pytest -m "not slow" --collect-only --quiet "$@" >/dev/null 2>&1 &
 ruff check
 ruff format --check
-mypy
-mypy tests tools
+mypy megablend tests tools
+wait
 
 say "Tests"
 exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal "$@"

@@ -19,6 +19,7 @@ from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger, parse_ledger, save_ledger
 from megablend.run.ledger_format import chain_digests, ledger_record
 from megablend.run.run_files import list_files
+from tests.cases import each_pair
 from tests.formats.writers import KINDS
 from tests.runs import make_config, read_samples
 
@@ -336,9 +337,9 @@ def find_gone(dataset: megablend.Dataset, *, labels: int = 0) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("extra", [True, False])
-@pytest.mark.parametrize("is_added", [True, False])
-@pytest.mark.parametrize("at", [8, 12, 16, 28])
+@pytest.mark.parametrize(
+    ("at", "is_added", "extra"), each_pair([8, 12, 16, 28], [True, False], [True, False])
+)
 def test_files_that_are_gone_are_not_read_for_another_epoch(
     tmp_path: Path, at: int, is_added: bool, extra: bool
 ) -> None:

@@ -23,6 +23,7 @@ from megablend.storage.object_options import ObjectOptions
 from tests.mirror.nodes import get_status, mirror
 from tests.mirror.test_clusters import count_bytes, read_all, with_mirror
 from tests.mirror.test_runs import digest_batches, make_configs
+from tests.preloaded import python
 from tests.storage.faulty import FaultySource
 
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(240)]
@@ -54,7 +55,7 @@ def test_two_jobs_share_what_they_read(tmp_path: Path) -> None:
         code = "import sys; from tests.mirror.test_users import print_batches; print_batches(sys.stdin)"
 
         def run(job: dict[str, Any]) -> list[str]:
-            command = [sys.executable, "-c", code]
+            command = [*python("torch"), "-c", code]
             text = json.dumps(job)
             done = subprocess.run(
                 command, input=text, stdout=subprocess.PIPE, text=True, check=True

@@ -12,6 +12,7 @@ import pytest
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.frames import batch_needs
+from tests.cases import others_slow
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import Faults, FaultySource
 
@@ -78,7 +79,7 @@ def test_nothing_is_fetched_before_all_have_come(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-@pytest.mark.parametrize("dead", range(4))
+@pytest.mark.parametrize("dead", others_slow(range(4), quick=[1]))
 def test_a_node_that_ends_costs_nothing_when_its_copies_are_paid(dead: int, tmp_path: Path) -> None:
     async def run() -> None:
         async with NodesOf(tmp_path, source, 4, PATIENT, copies=2) as nodes:

@@ -14,6 +14,7 @@ from megablend.mirror.disk.pages import NO_PAGES, count_bytes, subtract, unite
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.peers.peer import Peer
+from tests.cases import others_slow
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.storage.faulty import Faults, FaultySource
@@ -209,7 +210,7 @@ def lost_with(nodes: NodesOf, dead: int, key: FileKey) -> int:
     return count_bytes(subtract(lost, others), key.size)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", others_slow(range(4), quick=range(2)))
 def test_nodes_that_are_killed_while_others_wait_for_them(seed: int, tmp_path: Path) -> None:
     """What is read again is at most what was on its way, and what the dead one alone held."""
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from megablend.cli.build import format_transfer
 from megablend.inspect.description import RunDescription
 from megablend.operations.dry_run import dry_run
 from megablend.storage.transfer import Transfer
+from tests.cases import others_slow
 from tests.cli.commands import run
 from tests.formats.writers import IDX_CODES
 from tests.runs import make_config
@@ -267,9 +269,13 @@ READINGS = [
     *((corpus, 3, 0) for corpus in SOME),
     ("stream", 1, 2),
 ]
+SLOW_READINGS = [("many", 1, 0), ("large", 3, 0)]
 
 
-@pytest.mark.parametrize(("corpus", "ranks", "workers"), READINGS)
+@pytest.mark.parametrize(
+    ("corpus", "ranks", "workers"),
+    others_slow(READINGS, quick=[each for each in READINGS if each not in SLOW_READINGS]),
+)
 def test_describe_tells_what_reading_takes(
     corpus: str, ranks: int, workers: int, tmp_path: Path
 ) -> None:
@@ -281,8 +287,10 @@ def test_describe_tells_what_reading_takes(
         assert is_told(plain.requests, plain.most_requests, source.requests)
 
 
-@pytest.mark.parametrize("ranks", [1, 6])
-@pytest.mark.parametrize("corpus", ["mixed", "megatron"])
+@pytest.mark.parametrize(
+    ("corpus", "ranks"),
+    others_slow(product(["mixed", "megatron"], [1, 6]), quick=[("mixed", 6), ("megatron", 1)]),
+)
 def test_describe_plans_parts_of_long_runs(
     corpus: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
