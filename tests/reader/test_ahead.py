@@ -16,6 +16,7 @@ import megablend
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.wrapper import WrapperStorage
+from tests.cases import each_pair
 from tests.reader.loader_threads import LoaderThreads
 from tests.runs import EOD, documents, make_config, write_source
 from tests.storages import STORAGE
@@ -53,9 +54,9 @@ FLAGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("split", ["train", "valid"])
-@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(
+    ("flags", "split", "drop_last"), each_pair(FLAGS, ["train", "valid"], [True, False])
+)
 def test_batches_are_the_single_samples_collated(
     tmp_path: Path, flags: Any, split: str, drop_last: bool
 ) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ConfigError, CorruptFileError, PlanError
+from tests.cases import chequered
 from tests.examples import examples
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, read_samples
@@ -128,8 +129,7 @@ def check(samples: Iterable[Any], listed: Rows, eod: int | None) -> None:
             assert extra["score"][at] == np.float32(row / 3)
 
 
-@pytest.mark.parametrize("order", ["page", "row", "sequential"])
-@pytest.mark.parametrize("kind", list(WRITERS))
+@pytest.mark.parametrize(("kind", "order"), chequered(list(WRITERS), ["page", "row", "sequential"]))
 def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str) -> None:
     listed = [
         documents(d, size, longest, seed=3)
