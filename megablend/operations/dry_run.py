@@ -17,7 +17,7 @@ from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.base import Storage
 from megablend.storage.objects.clients import count_requests
-from megablend.storage.transfer import Counted, price_transfer
+from megablend.storage.transfer import RequestCount, price_transfer
 from megablend.system.failures import translating
 
 
@@ -84,7 +84,7 @@ def dry_run(
         listing_requests = np.subtract(count_requests(), before)
         options = checked_config.storage.find(listing.files[0].path)
         least, most = (
-            Counted(*(listing_requests + each)) for each in estimate_indexing(listing, storage)
+            RequestCount(*(listing_requests + each)) for each in estimate_indexing(listing, storage)
         )
         transfer = price_transfer(least, most, options)
         estimates.append(

@@ -32,7 +32,7 @@ from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.objects.clients import count_requests
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.ranges import FileRanges
-from megablend.storage.transfer import Counted, Transfer, extrapolate, price_transfer
+from megablend.storage.transfer import RequestCount, Transfer, extrapolate, price_transfer
 
 _PLANNED_SAMPLES = 1 << 16
 """Of longer runs only some reads are planned."""
@@ -222,7 +222,9 @@ def _count_spans(
         if not is_exact or (most > least).any():
             least = least * (1 - _TOLERANCE)
             most = most * (1 + _TOLERANCE)
-        found += price_transfer(Counted(least[0], least[1]), Counted(most[0], most[2]), options)
+        found += price_transfer(
+            RequestCount(least[0], least[1]), RequestCount(most[0], most[2]), options
+        )
     return found
 
 

@@ -1,6 +1,6 @@
-"""A dry run of indexing: how many requests and bytes it takes is found by running the code of the
-formats, on a storage that counts what it is asked for. It reads only what describes a file, such as
-its footer, for that decides what is read next; of data it is enough to know how much would be read.
+"""A dry run of indexing: the code of the formats runs on a storage that counts requests and bytes.
+Only parts that describe a file are read, such as its footer, since they decide what is read next;
+of data it is enough to know how much would be read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads
 
 _LONG_BYTES = 1 << 20
-"""A read of a whole file that is larger than this reads data, not only what describes the file."""
+"""A read of a whole file that is larger than this reads data, not only a description of data."""
 _PROBE_BYTES = 64 << 10
-"""Within a stream, reads of up to this many bytes are made: they find where it continues."""
+"""The largest read that is made within a stream: small reads find where the stream continues."""
 
 
 class LongReadError(Exception):
     """Ends a dry run at the point at which it would read data.
 
-    All that is known to follow has been counted by then. The code that indexes cannot go on without
-    the data; its caller suppresses this error, and takes the counts so far as the result.
+    All reads that are known to follow have been counted by then. The code that indexes cannot go on
+    without the data; its caller suppresses this error, and takes the counts so far as the result.
     """
 
 
@@ -41,22 +41,24 @@ class DryStorage(PrefetchedStorage):
     def __init__(self, inner: Storage, reads: RequestedReads) -> None:
         super().__init__(inner, reads)
         self.requests = 0
+        """The number of requests so far, whether they were made or only counted."""
         self.bytes = 0
-        # Portions of a stream that are not counted yet: path, offsets and sizes
+        """The bytes of these requests."""
         self._uncounted = deque[tuple[str, Int64s, Int64s]]()
+        """The portions of a stream that are not counted yet: path, offsets and sizes of each."""
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
         """See PrefetchedStorage.stream; nothing is requested."""
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
             return
-        self._uncounted.extend((path, *each) for each in portions)
+        self._uncounted.extend((path, offsets, sizes) for offsets, sizes in portions)
         self._is_streaming = True
         try:
             for number in range(len(portions)):
-                # What is requested by the time this portion is processed, if memory allows: it and
-                # the next ones. The rest is not, should the reader stop here.
-                self._count_portions(but_last=len(portions) - number - PORTIONS_AHEAD)
+                # By the time this portion is processed, it and the next ones have been requested, if
+                # memory allows. The rest will not be if the reader stops here.
+                self._count_portions(num_left=len(portions) - number - PORTIONS_AHEAD)
                 yield number
         finally:
             self._uncounted.clear()
@@ -65,13 +67,13 @@ class DryStorage(PrefetchedStorage):
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Count a read, and make it unless it is one of data; see PrefetchedStorage."""
+        """Count a read, and make it unless it reads data; see PrefetchedStorage."""
         size = int(sizes.sum())
         if self._is_streaming:
-            # Its bytes are those of the portions, which are counted instead. A long read shows that
-            # all of them will be read.
+            # The read is part of a portion, which is counted instead. A long read shows that all
+            # portions will be read.
             if size > _PROBE_BYTES:
-                self._count_portions(but_last=0)
+                self._count_portions(num_left=0)
                 raise LongReadError(path)
         else:
             self._count(offsets, sizes)
@@ -80,16 +82,13 @@ class DryStorage(PrefetchedStorage):
                 raise LongReadError(path)
         return super()._start(path, offsets, sizes, allocate)
 
-    def _count_portions(self, but_last: int) -> None:
-        """Count the portions of a stream that are not counted yet, except for the last ones.
-
-        Args:
-            but_last: how many are left out at the end.
-        """
-        while len(self._uncounted) > max(0, but_last):
-            self._count(*self._find_missing(*self._uncounted.popleft()))
+    def _count_portions(self, num_left: int) -> None:
+        """Count portions of a stream until only the last `num_left` are not counted."""
+        while len(self._uncounted) > max(0, num_left):
+            path, offsets, sizes = self._uncounted.popleft()
+            self._count(*self._find_missing(path, offsets, sizes))
 
     def _count(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Count the requests that ranges are joined or cut into."""
+        """Count the requests that read ranges, which may be joined or cut."""
         self.requests += len(plan_requests(offsets, sizes, np.cumsum(sizes) - sizes))
         self.bytes += int(sizes.sum())

@@ -23,14 +23,14 @@ from typing import NamedTuple
 
 _ANY_FOLDERS = "**"
 _MISSING = (FileNotFoundError, NotADirectoryError)
-"""Errors for a path that does not exist."""
+"""The errors for a path that does not exist."""
 
 
 class Match(NamedTuple):
     """A file that a pattern matches."""
 
     links: int
-    """Number of symbolic links in its path, from the pattern's first wildcard on."""
+    """The number of symbolic links in the path, from the pattern's first wildcard on."""
     path: str
     real: str
     """The path with all links resolved."""
@@ -38,15 +38,15 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a pattern matches."""
+    """The files and folders that a pattern matches."""
 
     files: list[Match]
-    """Sorted by path."""
+    """The matching files, sorted by path."""
     unreadable: dict[str, str]
-    """Folders that could not be listed and dangling links -> the reason."""
+    """Folders that could not be listed, and dangling links -> the reason."""
     folders: tuple[str, ...] = ()
-    """Folders whose own path matches a pattern with wildcards, as if they were files; what is in
-    them is not listed."""
+    """Folders whose own path matches a pattern with wildcards, as if they were files; their content
+    is not listed."""
     links: tuple[str, ...] = ()
     """Links to folders that are listed under another name."""
 
@@ -54,15 +54,17 @@ class Found:
 def find_files(pattern: str) -> Found:
     """Find the files that match `pattern`; a plain path of an existing file matches itself,
     whatever characters it has."""
-    folder, name = os.path.split(pattern)
+    parent, name = os.path.split(pattern)
+    real_parent = os.path.realpath(parent)
     with contextlib.suppress(OSError):  # a source may have hundreds of thousands of files
         if stat.S_ISREG(Path(pattern).lstat().st_mode):
-            return Found([Match(0, pattern, _join(os.path.realpath(folder), name))], {})
-    walk = _Walk(_parts_of(pattern))
-    walk.look_up(0, folder, os.path.realpath(folder), name, {walk.last})
+            return Found([Match(0, pattern, _join(real_parent, name))], {})
+    root, parts = _split_at_wildcard(pattern)
+    walk = _Walk(parts)
+    walk.look_up(_Folder(0, parent, real_parent, set()), name, {walk.last})
     if glob.has_magic(pattern) and not walk.files:
-        walk = _Walk(_parts_of(pattern))
-        walk.run(_root_of(pattern))
+        walk = _Walk(parts)
+        walk.run(root)
     return Found(
         sorted(walk.files, key=lambda match: match.path),
         walk.unreadable,
@@ -71,24 +73,36 @@ def find_files(pattern: str) -> Found:
     )
 
 
-def _root_of(pattern: str) -> str:
-    """Return the folder above the first part with a wildcard."""
+def _split_at_wildcard(pattern: str) -> tuple[str, list[str]]:
+    """Return the folder above the first part with a wildcard, and the parts from that one on: names
+    of folders, and last the name of the files. Without wildcards, only the last part is split off."""
     parts = PurePath(pattern).parts
-    first_wild = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-    return str(PurePath(*parts[:first_wild])) if first_wild else ""
-
-
-def _parts_of(pattern: str) -> list[str]:
-    """Return the parts of a pattern below `_root_of`: names of folders, and last that of the
-    files."""
-    parts = PurePath(pattern).parts
-    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return list(parts[first:])
+    first = 0
+    while first < len(parts) - 1 and not glob.has_magic(parts[first]):
+        first += 1
+    root = str(PurePath(*parts[:first])) if first else ""
+    return root, list(parts[first:])
 
 
 def _join(folder: str, name: str) -> str:
-    """Join a path; far faster than pathlib, for hundreds of thousands of files."""
+    """Join a path: far faster than pathlib, for hundreds of thousands of files."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+class _Folder(NamedTuple):
+    """A folder to visit. Those with fewer links in their path are visited first."""
+
+    links: int
+    """The number of symbolic links in the path."""
+    path: str
+    real: str
+    """The path with all links resolved."""
+    wanted: set[int]
+    """The numbers of the parts of the pattern that names in the folder are matched with."""
+
+    def enter(self, name: str) -> tuple[str, str]:
+        """Return the path and the real path of a name in this folder that is no link."""
+        return _join(self.path, name), _join(self.real, name)
 
 
 class _Walk:
@@ -105,71 +119,77 @@ class _Walk:
         self._expressions = [re.compile(fnmatch.translate(part)) for part in parts]
         self._wild = {i for i, part in enumerate(parts) if glob.has_magic(part)}
         self._any_folders = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
-        self._done: dict[str, set[int]] = {}
-        """By the real path of a folder: the parts that its names were matched with."""
-        self._queue: list[tuple[int, str, str, set[int]]] = []
-        """A heap of folders to visit: links in the path, path, real path, parts to match."""
+        self._matched: dict[str, set[int]] = {}
+        """The parts that the names in a folder were matched with, by the folder's real path."""
+        self._queue: list[_Folder] = []
+        """A heap of the folders to visit."""
         self._linked: set[str] = set()
         """Paths of links to folders."""
 
     def run(self, root: str) -> None:
         """Visit the folders from `root` on."""
-        self._queue.append((0, root, os.path.realpath(root), {0}))
+        self._queue.append(_Folder(0, root, os.path.realpath(root), {0}))
         while self._queue:
-            self._visit(*heapq.heappop(self._queue))
+            self._visit(heapq.heappop(self._queue))
 
-    def _visit(self, links: int, folder: str, real: str, wanted: set[int]) -> None:
-        """Match the names in a folder with the parts `wanted` of the pattern."""
-        for first in sorted(wanted & self._any_folders):  # `**` also matches zero folders
-            part = first
-            while part in self._any_folders and part < self.last:
-                part += 1
-                wanted = wanted | {part}
-        done = self._done.setdefault(real, set())
-        if wanted & done and folder in self._linked:
-            self.links.append(folder)
-        wanted = wanted - done
-        done |= wanted
-        for i in wanted - self._wild:
-            self.look_up(links, folder, real, self._parts[i], {i})
-        wild = wanted & self._wild
-        if not wild:
-            return
+    def _visit(self, folder: _Folder) -> None:
+        """Match the names in a folder with the wanted parts of the pattern, once with each."""
+        wanted = self._skip_any_folders(folder.wanted)
+        matched = self._matched.setdefault(folder.real, set())
+        if wanted & matched and folder.path in self._linked:
+            self.links.append(folder.path)
+        new = wanted - matched
+        matched |= new
+        for number in new - self._wild:
+            self.look_up(folder, self._parts[number], {number})
+        if new & self._wild:
+            self._list(folder, new & self._wild)
+
+    def _skip_any_folders(self, wanted: set[int]) -> set[int]:
+        """Add the parts after each `**`, which also matches zero folders."""
+        skipped = set(wanted)
+        for number in wanted & self._any_folders:
+            while number in self._any_folders and number < self.last:
+                number += 1
+                skipped.add(number)
+        return skipped
+
+    def _list(self, folder: _Folder, wild: set[int]) -> None:
+        """List a folder, and match the names in it with parts that have wildcards."""
         try:
-            with os.scandir(folder or os.curdir) as entries:
+            with os.scandir(folder.path or os.curdir) as entries:
                 for entry in entries:
                     matched = self._match(entry.name, wild)
                     if matched:
-                        self._enter(links, folder, real, entry, matched)
+                        self._enter(folder, entry, matched)
         except _MISSING:
             pass
         except OSError as error:
-            self.unreadable[folder] = error.strerror or str(error)
+            self.unreadable[folder.path] = error.strerror or str(error)
 
     def _match(self, name: str, wanted: Iterable[int]) -> set[int]:
-        """Those of the parts `wanted` that a name matches."""
-        hidden = name.startswith(".")
+        """Return the wanted parts that a name matches."""
+        is_hidden = name.startswith(".")
         return {
-            i
-            for i in wanted
-            if not (hidden and not self._parts[i].startswith("."))
-            and (i in self._any_folders or self._expressions[i].match(name))
+            number
+            for number in wanted
+            if not (is_hidden and not self._parts[number].startswith("."))
+            and (number in self._any_folders or self._expressions[number].match(name))
         }
 
-    def _enter(
-        self, links: int, folder: str, real: str, entry: os.DirEntry[str], matched: set[int]
-    ) -> None:
+    def _enter(self, folder: _Folder, entry: os.DirEntry[str], matched: set[int]) -> None:
         """Add a file, or continue in a folder, whose name has matched the parts `matched`."""
         if entry.is_symlink():
-            self.look_up(links, folder, real, entry.name, matched)
+            self.look_up(folder, entry.name, matched)
         elif entry.is_dir(follow_symlinks=False):
-            self._push(links, _join(folder, entry.name), _join(real, entry.name), matched)
+            self._push(folder.links, *folder.enter(entry.name), matched)
         elif self.last in matched and entry.is_file(follow_symlinks=False):
-            self.files.append(Match(links, _join(folder, entry.name), _join(real, entry.name)))
+            self.files.append(Match(folder.links, *folder.enter(entry.name)))
 
-    def look_up(self, links: int, folder: str, real: str, name: str, matched: set[int]) -> None:
+    def look_up(self, folder: _Folder, name: str, matched: set[int]) -> None:
         """Do what `_enter` does for a name that was not listed, or that is a link."""
-        path = _join(folder, name)
+        path, real = folder.enter(name)
+        links = folder.links
         try:
             state = Path(path).lstat()
         except _MISSING:
@@ -186,21 +206,22 @@ class _Walk:
                 reason = "a symbolic link to nothing" if is_dangling else error.strerror
                 self.unreadable[path] = f"{reason}: {Path(path).readlink()}"
                 return
-        real_path = os.path.realpath(path) if is_link else _join(real, name)
+            real = os.path.realpath(path)
+            links += 1
         if stat.S_ISDIR(state.st_mode):
             if is_link:
                 self._linked.add(path)
-            self._push(links + is_link, path, real_path, matched)
+            self._push(links, path, real, matched)
         elif self.last in matched and stat.S_ISREG(state.st_mode):
-            self.files.append(Match(links + is_link, path, real_path))
+            self.files.append(Match(links, path, real))
 
-    def _push(self, links: int, folder: str, real: str, matched: set[int]) -> None:
+    def _push(self, links: int, path: str, real: str, matched: set[int]) -> None:
         """Continue in a folder, with the parts after those that its name matched."""
         matches_as_file = self.last in matched & self._wild
         if matches_as_file and not matched & self._any_folders:
-            self.folders.append(folder)
+            self.folders.append(path)
         # `**` itself goes on, since it matches any number of folders
         wanted = matched & self._any_folders
-        wanted |= {i + 1 for i in matched - self._any_folders if i < self.last}
+        wanted |= {number + 1 for number in matched - self._any_folders if number < self.last}
         if wanted:
-            heapq.heappush(self._queue, (links, folder, real, wanted))
+            heapq.heappush(self._queue, _Folder(links, path, real, wanted))

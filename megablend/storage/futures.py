@@ -12,8 +12,8 @@ R = TypeVar("R")
 
 
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Call a function now; return a future with its result or exception.
-    KeyboardInterrupt is raised at once."""
+    """Call a function now, and return a future with its result or exception. KeyboardInterrupt is
+    raised at once."""
     future = Future[T]()
     try:
         future.set_result(function(*arguments))
@@ -31,17 +31,18 @@ def fail_now(error: Exception) -> Future[Any]:
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
     """Return a future of `make` applied to the results of all futures, or of the first exception.
-    Cancelling it cancels them.
+    Cancelling that future cancels all of them.
 
     `make` is called by the thread that completes the last future, or by this thread if all are
     done.
     """
     gathered = Future[R]()
     waited = list(futures)
-    num_left = [len(waited)]
+    num_left = len(waited)
     lock = threading.Lock()
 
     def finish() -> None:
+        """Give `gathered` its result; all futures are done."""
         try:
             if gathered.set_running_or_notify_cancel():
                 gathered.set_result(make([future.result() for future in waited]))
@@ -49,14 +50,15 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
             # Also from a cancelled future: the waiting caller must see it
             gathered.set_exception(error)
         finally:
-            # The futures and `gathered` refer to each other: else what was read would stay in
+            # The futures and `gathered` refer to each other: otherwise the results would stay in
             # memory until the garbage collector runs
             waited.clear()
 
-    def count(_: Future[T]) -> None:
+    def count_done(_: Future[T]) -> None:
+        nonlocal num_left
         with lock:
-            num_left[0] -= 1
-            is_last = not num_left[0]
+            num_left -= 1
+            is_last = num_left == 0
         if is_last:
             finish()
 
@@ -69,7 +71,7 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
         finish()
         return gathered
     for future in list(waited):
-        future.add_done_callback(count)
+        future.add_done_callback(count_done)
     gathered.add_done_callback(cancel_rest)
     return gathered
 

@@ -1,9 +1,8 @@
-"""The beginning and the end of a file, which a storage may read along with the file's state: they
-say where everything else is.
+"""The two ends of a file, its head and its tail, which a storage may read along with the file's
+state: they say where everything else is in the file.
 
-Code that indexes a file begins with these. Over a network they take no round of
-requests of their own if they are requested together with the state, at a time when the
-size of the file is not known yet.
+Code that indexes a file begins with its ends. Over a network they take no round of requests of their
+own if they are requested together with the state, before the size of the file is known.
 """
 
 from __future__ import annotations
@@ -14,34 +13,35 @@ from typing import NamedTuple, Protocol, TypeGuard
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 4 << 10
+"""Bytes that are read of a file's head."""
 TAIL_BYTES = 64 << 10
-"""Most footers fit into these."""
+"""Bytes that are read of a file's tail: most footers fit into them."""
 _MIN_BYTES = 2 << 10
-"""Ends are not shortened below this to make room for those of further files."""
+"""The size below which ends are not shortened to make room for the ends of further files."""
 
 
 class HeadAndTail(NamedTuple):
     """The beginning and the end of a file; they may overlap."""
 
     size: int
-    """Bytes of the file."""
+    """The size of the file in bytes."""
     head: bytes
     tail: bytes
     """The file's last bytes; empty if the size was not known when they were requested, and the
-    server does not answer such requests."""
+    server does not support such requests."""
 
     @property
     def tail_start(self) -> int:
-        """The first byte of `tail` in the file."""
+        """The offset in the file of the first byte of `tail`."""
         return self.size - len(self.tail)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both."""
+        """The number of bytes of both ends."""
         return len(self.head) + len(self.tail)
 
     def shorten(self, max_bytes: int) -> HeadAndTail:
-        """Cut each of the two to at most `max_bytes`."""
+        """Return these ends, each cut to at most `max_bytes`."""
         return HeadAndTail(self.size, self.head[:max_bytes], self.tail[-max_bytes:])
 
 
@@ -49,40 +49,41 @@ class HeadAndTailStorage(Storage, Protocol):
     """A storage that reads the ends of files along with their state."""
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """What is known of a file's ends, in the version that reads use;
-        None if nothing is known. Requests nothing."""
+        """Return a file's ends as far as they are known, in the version that reads use; None if
+        they are not known. Sends no requests."""
         ...
 
     def read_ends(self, path: str) -> None:
-        """Read a file's ends, and its state if that is not known, in one round of requests; nothing
-        if they are known.
+        """Read a file's ends, and its state if that is not known, in one round of requests. Does
+        nothing if they are known.
 
-        Raises: as Storage.read does.
+        Raises: the same errors as Storage.read.
         """
         ...
 
 
 class KeptHeadsAndTails:
-    """HeadAndTail of files by path, within a limit of memory. Safe between threads."""
+    """The ends of files by path, within a limit of memory. Safe between threads."""
 
     max_bytes = 32 << 20
-    """Limit for all of them: with more files, less of each is kept."""
+    """The limit of bytes for all files: the more files there are, the less is kept of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends = dict[str, HeadAndTail]()
         self._bytes = 0
-        self._max_each = TAIL_BYTES
-        """Bytes that are kept of each head and of each tail."""
+        self._max_end_bytes = TAIL_BYTES
+        """The most bytes that are kept of each head and of each tail."""
         self._is_full = False
+        """Whether the ends that came last had no room."""
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of a file's end that it is worth reading; 0 if they would not be kept."""
-        return 0 if self._is_full else self._max_each
+        """The number of bytes of a tail that are worth reading; 0 if they would not be kept."""
+        return 0 if self._is_full else self._max_end_bytes
 
     def get(self, path: str) -> HeadAndTail | None:
-        """Return the ends of a file, if they are kept."""
+        """Return the ends of a file; None if they are not kept."""
         return self._ends.get(path)
 
     def put(self, path: str, ends: HeadAndTail) -> None:
@@ -90,15 +91,15 @@ class KeptHeadsAndTails:
         self.remove(path)
         with self._lock:
             while (
-                self._bytes + ends.shorten(self._max_each).num_bytes > self.max_bytes
-                and self._max_each > _MIN_BYTES
+                self._bytes + ends.shorten(self._max_end_bytes).num_bytes > self.max_bytes
+                and self._max_end_bytes > _MIN_BYTES
             ):
-                self._max_each //= 2
+                self._max_end_bytes //= 2
                 self._ends = {
-                    each: kept.shorten(self._max_each) for each, kept in self._ends.items()
+                    other: kept.shorten(self._max_end_bytes) for other, kept in self._ends.items()
                 }
-                self._bytes = sum(each.num_bytes for each in self._ends.values())
-            ends = ends.shorten(self._max_each)
+                self._bytes = sum(kept.num_bytes for kept in self._ends.values())
+            ends = ends.shorten(self._max_end_bytes)
             self._is_full = self._bytes + ends.num_bytes > self.max_bytes
             if not self._is_full:
                 self._ends[path] = ends

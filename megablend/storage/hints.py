@@ -1,4 +1,4 @@
-"""Hints to a storage that keeps copies: which bytes will be needed when, and which are wrong."""
+"""Hints to a storage that keeps copies: which bytes will be needed, when, and which are wrong."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ class DueRanges(NamedTuple):
 
     path: str
     offsets: Int64s
-    """int64 [n], in bytes."""
+    """Offsets of the ranges: int64 [n], bytes."""
     sizes: Int64s
-    """int64 [n], in bytes."""
+    """Sizes of the ranges: int64 [n], bytes."""
     due: Float64s
-    """float64 [n], seconds from now."""
+    """Times at which the ranges will be read: float64 [n], seconds from now."""
 
 
 class Filled(NamedTuple):
-    """What was fetched beforehand, in bytes."""
+    """The numbers of bytes that were fetched beforehand."""
 
     needed: int = 0
-    """Bytes of the named ranges that this node is to hold."""
+    """Bytes of the named ranges that this node should hold."""
     missing: int = 0
     """Bytes of `needed` that this node did not hold."""
     refused: int = 0
     """Bytes of `missing` that there was no room for."""
     source: int = 0
-    """Fetched from the source."""
+    """Bytes fetched from the source."""
     peers: int = 0
-    """Fetched from other nodes."""
+    """Bytes fetched from other nodes."""
 
     def plus(self, other: Filled) -> Filled:
-        """Both together."""
+        """Return the sums of both."""
         return Filled(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -44,23 +44,24 @@ class HintedStorage(Storage, Protocol):
     """A storage that keeps copies of what it has read."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """Announce what a reader of this process will read, in place of what was announced for it
-        before; without ranges, it will read nothing more. Raises: as Storage.stat does."""
+        """Announce the ranges that a reader of this process will read, instead of those announced
+        for it before; without ranges, it will read nothing more. Raises: the same errors as
+        Storage.stat."""
         ...
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """Fetch now, whenever they are due, the parts of ranges that this node is to hold.
+        """Fetch now, whenever they are due, the parts of ranges that this node should hold.
 
         Args:
-            is_dry: only count the bytes, and fetch nothing.
+            is_dry: whether to only count the bytes, and fetch nothing.
 
-        Raises: as Storage.read does.
+        Raises: the same errors as Storage.read.
         """
         ...
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Report that the bytes of ranges are wrong: the next read of them gets them from somewhere
-        else. Raises: as Storage.read does."""
+        """Report that the bytes of ranges are wrong: the next read gets them from another place.
+        Raises: the same errors as Storage.read."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -11,16 +12,16 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_RUN_ITEMS = 32
-"""Items that a thread takes at once: handing them out one by one costs more than reading small
-files from memory."""
+_BATCH_ITEMS = 32
+"""The number of items that a thread takes at once: handing them out one by one costs more than
+reading small files from memory."""
 _WAIT_FACTOR = 2
-"""A run that takes more than its processor time multiplied by this has waited for files."""
+"""A batch that takes more than its processor time multiplied by this has waited for files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
     """Apply `work` to each item with `in_flight` threads, and return the results in order. The
-    caller's thread does the work if one thread is enough."""
+    calling thread does the work if one thread is enough."""
     if in_flight < 2 or len(items) < 2:
         return list(map(work, items))
     with ThreadPoolExecutor(min(in_flight, len(items))) as threads:
@@ -28,7 +29,7 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
 
 
 def read_clocks() -> tuple[float, float]:
-    """Return seconds that have passed, and seconds of processor time of this thread."""
+    """Return the time in seconds, and the processor time of this thread in seconds."""
     return time.perf_counter(), time.thread_time()
 
 
@@ -38,21 +39,22 @@ def map_waiting(
     in_flight: int,
     clocks: Callable[[], tuple[float, float]] = read_clocks,
 ) -> list[R]:
-    """Apply `work`, which reads files, to each item:
-    in the caller until a read blocks, from then on with `in_flight` threads.
+    """Apply `work`, which reads files, to each item: in the calling thread until a read blocks,
+    from then on with `in_flight` threads.
 
     If files are in the page cache, threads would only wait for Python's lock. Results are in order.
     """
-    # The first run is a single item, since a read that waits may take long
-    bounds = [0, *range(1, len(items), _RUN_ITEMS), len(items)]
-    runs = [items[first:stop] for first, stop in pairwise(bounds)]
+    # The first batch is a single item, since a read that has to wait may take a long time
+    bounds = [0, *range(1, len(items), _BATCH_ITEMS), len(items)]
+    batches = deque(items[begin:end] for begin, end in pairwise(bounds))
     results = list[R]()
     has_waited = False
-    while runs and not has_waited:
+    while batches and not has_waited:
         start, start_processor = clocks()
-        results += map(work, runs.pop(0))
+        results += map(work, batches.popleft())
         now, processor = clocks()
         has_waited = now - start > _WAIT_FACTOR * (processor - start_processor)
-    for part in parallel_map(lambda run: list(map(work, run)), runs, in_flight):
-        results += part
+    rest = parallel_map(lambda batch: list(map(work, batch)), tuple(batches), in_flight)
+    for batch_results in rest:
+        results += batch_results
     return results

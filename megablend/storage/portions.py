@@ -1,5 +1,5 @@
-"""A file from its beginning to its end, in portions, of which several are requested at a time if
-reads wait for a network."""
+"""Reading a file from its beginning to its end, in portions; several are requested at a time if reads
+wait for a network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.storage.base import Bytes, Storage
 
-PORTIONS_AHEAD = 16
-"""Portions that are requested at a time, if reads wait for a network."""
+_MAX_PENDING = 16
+"""The number of portions that are requested at a time, if reads wait for a network."""
 
 
 def read_portions(
@@ -21,15 +21,16 @@ def read_portions(
 ) -> Iterator[tuple[int, memoryview]]:
     """Read the `size` bytes of a file in order, from byte `first` on.
 
-    Yields: the first byte of each portion, and its bytes.
-    Raises: as Storage.read does.
+    Yields: the offset in the file of each portion, and its bytes.
+    Raises: the same errors as Storage.read.
     """
-    ahead = PORTIONS_AHEAD if storage.limits(path).max_files > 1 else 1
+    waits_for_network = storage.limits(path).max_files > 1
+    max_pending = _MAX_PENDING if waits_for_network else 1
     starts = deque(range(first, size, portion_bytes))
     pending = deque[tuple[int, Future[tuple[Bytes, Int64s]]]]()
     try:
         while starts or pending:
-            while starts and len(pending) < ahead:
+            while starts and len(pending) < max_pending:
                 start = starts.popleft()
                 length = min(portion_bytes, size - start)
                 read = storage.fetch(
@@ -41,7 +42,9 @@ def read_portions(
                 pending.append((start, read))
             start, read = pending.popleft()
             data, begins = read.result()
-            yield start, data.data[int(begins[0]) :][: min(portion_bytes, size - start)]
+            begin = int(begins[0])
+            length = min(portion_bytes, size - start)
+            yield start, data.data[begin : begin + length]
     finally:
         for _, read in pending:
             read.cancel()

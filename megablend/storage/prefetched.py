@@ -26,47 +26,50 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage
 
 MAX_TAIL_BYTES = 1 << 20
-"""Longest end of a file that `request_tail` requests."""
+"""The longest end of a file that `request_tail` requests."""
 PORTIONS_AHEAD = 4
-"""Portions of a file that are in flight or in memory at a time, as memory allows."""
+"""The number of a file's portions that are in flight or in memory at a time, as memory allows."""
 _MAX_OVERLAPPING = 4
-"""Of the small ranges that begin before a byte, how many are searched for one that contains it; what
-is not found is read again."""
+"""The number of small ranges beginning before a byte that are searched for one that contains the
+byte; bytes that are not found are read again."""
 _LARGE_BYTES = 64 << 10
-"""Ranges of at least this size are listed apart from small ones, many of which may begin within
-them."""
+"""The size from which ranges are listed apart from small ones, many of which may begin within a
+large one."""
 
 
-class _Held(NamedTuple):
-    """A range that was requested."""
+class _Requested(NamedTuple):
+    """A range that was requested, alone or together with others."""
 
     path: str
     start: int
     stop: int
-    data: Future[tuple[Bytes, Int64s]]
-    """The buffers of all ranges that were requested with this one."""
+    read: Future[tuple[Bytes, Int64s]]
+    """The read of all ranges that were requested together: their bytes, and the begin of each."""
     number: int
-    """Which of those ranges this one is."""
+    """The number of this range among them."""
 
 
 class PrefetchedStorage(WrapperStorage):
-    """Serves reads from ranges that were requested before;
-    other reads go to `inner`. Used by one thread.
+    """Serves reads from ranges that were requested before; passes other reads on to `inner`. Used by
+    one thread.
 
     Args:
-        reads: all that is requested is added to these.
+        reads: gets all reads that this storage requests.
     """
 
     def __init__(self, inner: Storage, reads: RequestedReads | None = None) -> None:
         super().__init__(inner)
         self._reads = reads or RequestedReads()
-        self._held: dict[str, list[_Held]] = {}  # small ones, which are many
-        self._large: list[_Held] = []
+        self._small: dict[str, list[_Requested]] = {}
+        """The small ranges of each file, sorted by their first byte: they are many."""
+        self._large: list[_Requested] = []
+        """The large ranges of all files."""
         self._is_streaming = False
+        """Whether a stream's portions are being processed."""
 
     def request(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Request ranges, int64 [n] each, all at the same time.
-        Errors are raised by the reads that need them."""
+        """Request ranges, arrays of int64 [n], all at the same time. Reads that need a range raise
+        its errors."""
         self._request(path, offsets, sizes)
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
@@ -74,11 +77,11 @@ class PrefetchedStorage(WrapperStorage):
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """Request large portions of a file, each while the one before it is being
-        processed, as memory allows.
+        """Request large portions of a file, each while an earlier portion is being processed, as
+        memory allows.
 
         Args:
-            portions: the offsets and sizes of the ranges of each, int64 [n].
+            portions: for each portion, the offsets and sizes of its ranges, int64 [n].
 
         Yields: the number of each portion, whose reads are served from memory until the next number
             is requested.
@@ -86,34 +89,37 @@ class PrefetchedStorage(WrapperStorage):
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
             return
-        held = deque[tuple[int, list[_Held]]]()
+        requested = deque[tuple[int, list[_Requested]]]()  # of each portion: bytes, ranges
         self._is_streaming = True
 
-        def hold(number: int, *, wait: bool) -> bool:
+        def request_portion(number: int, *, wait: bool) -> bool:
             offsets, sizes = portions[number]
-            if not self._reads.reserve(int(sizes.sum()), wait=wait):
+            size = int(sizes.sum())
+            if not self._reads.reserve(size, wait=wait):
                 return False
-            held.append((int(sizes.sum()), self._request(path, offsets, sizes)))
+            requested.append((size, self._request(path, offsets, sizes)))
             return True
 
-        def release() -> None:
-            size, ranges = held.popleft()
+        def release_first() -> None:
+            size, ranges = requested.popleft()
             for each in ranges:
-                each.data.cancel()
+                each.read.cancel()
                 self._list_of(each).remove(each)
             self._reads.free(size)
 
         try:
             for number in range(len(portions)):
-                last = min(number + PORTIONS_AHEAD, len(portions))
-                while number + len(held) < last and hold(number + len(held), wait=not held):
-                    pass
+                stop = min(number + PORTIONS_AHEAD, len(portions))
+                for ahead in range(number + len(requested), stop):
+                    # Only a stream that has reserved no memory may wait for some
+                    if not request_portion(ahead, wait=not requested):
+                        break
                 yield number
-                release()
+                release_first()
         finally:
             self._is_streaming = False
-            while held:
-                release()
+            while requested:
+                release_first()
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
@@ -125,12 +131,15 @@ class PrefetchedStorage(WrapperStorage):
     ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         covers = [
-            self._cover(path, *each) for each in zip(offsets.tolist(), sizes.tolist(), strict=True)
+            self._cover(path, offset, size)
+            for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
         ]
-        missing = np.array([each is None for each in covers], np.bool_)
-        if missing.all():
+        is_missing = np.array([cover is None for cover in covers], np.bool_)
+        if is_missing.all():
             return self._start(path, offsets, sizes, allocate).result()
-        rest = self._start(path, offsets[missing], sizes[missing]) if missing.any() else None
+        missing_read = None
+        if is_missing.any():
+            missing_read = self._start(path, offsets[is_missing], sizes[is_missing])
         ends = np.cumsum(sizes, dtype=np.int64)
         begins = ends - sizes
         out = allocate(int(ends[-1]))
@@ -139,11 +148,11 @@ class PrefetchedStorage(WrapperStorage):
         ):
             if cover is not None:
                 _copy(cover, offset, out[begin:end])
-        if rest is not None:
-            data, rest_begins = rest.result()
-            numbers = np.flatnonzero(missing).tolist()
-            for i, first in zip(numbers, rest_begins.tolist(), strict=True):
-                out[int(begins[i]) : int(ends[i])] = data[first : first + int(sizes[i])]
+        if missing_read is not None:
+            data, data_begins = missing_read.result()
+            numbers = np.flatnonzero(is_missing).tolist()
+            for i, begin in zip(numbers, data_begins.tolist(), strict=True):
+                out[int(begins[i]) : int(ends[i])] = data[begin : begin + int(sizes[i])]
         return out, begins
 
     def fetch(
@@ -155,70 +164,75 @@ class PrefetchedStorage(WrapperStorage):
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Start a read by `inner`, which can be cancelled with all others."""
+        """Start a read of `inner`, which can be cancelled with all others."""
         read = self.inner.fetch(path, offsets, sizes, allocate or _allocate)
         self._reads.add(read)
         return read
 
-    def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Held]:
-        """Request what is not yet requested; returns that."""
+    def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Requested]:
+        """Request the ranges, or parts of them, that are not yet requested. Returns: the ranges
+        that were requested."""
         starts, sizes = self._find_missing(path, offsets, sizes)
         if not len(starts):
             return []
         read = self._start(path, starts, sizes)
-        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        added = [
-            _Held(path, start, stop, read, number) for number, (start, stop) in enumerate(ranges)
+        bounds = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        requested = [
+            _Requested(path, start, stop, read, number)
+            for number, (start, stop) in enumerate(bounds)
         ]
-        for each in added:
+        for each in requested:
             bisect.insort(self._list_of(each), each, key=_start_of)
-        return added
+        return requested
 
     def _find_missing(self, path: str, offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-        """Offsets and sizes, int64 [n], of what is not yet requested."""
+        """Return the offsets and sizes, int64 [n], of the ranges that are not yet requested."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
-        runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
-        tail = self._find_tail(path)  # a range that ends in it is requested up to there
-        parts = [(start, tail if start < tail < stop else stop) for start, stop in runs]
-        missing = [
-            each
-            for each in parts
-            if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None
-        ]
+        tail_start = self._find_tail(path)
+        missing = list[tuple[int, int]]()
+        for start, stop in zip(merged.starts.tolist(), merged.stops.tolist(), strict=True):
+            # A range that ends in the known tail is requested up to the tail
+            end = tail_start if start < tail_start < stop else stop
+            if end > start and self._cover(path, start, end - start) is None:
+                missing.append((start, end))
         starts, stops = np.array(missing, np.int64).reshape(-1, 2).T.copy()
         return starts, stops - starts
 
-    def _list_of(self, held: _Held) -> list[_Held]:
-        return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)
+    def _list_of(self, requested: _Requested) -> list[_Requested]:
+        """Return the list that has, or gets, a requested range."""
+        is_large = requested.stop - requested.start >= _LARGE_BYTES
+        return self._large if is_large else self._small_of(requested.path)
 
-    def _small_of(self, path: str) -> list[_Held]:
-        """Return the small ranges of a file, sorted by start: at first those that the storage has read
-        along with its state."""
-        if path not in self._held:
+    def _small_of(self, path: str) -> list[_Requested]:
+        """Return the small ranges of a file, sorted by their first byte: at first the ends that
+        `inner` has read along with the file's state."""
+        if path not in self._small:
             ends = get_ends(self.inner, path)
-            read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
-            self._held[path] = [_hold(path, start, data) for start, data in read if data]
-        return self._held[path]
+            known = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
+            self._small[path] = [_as_requested(path, start, data) for start, data in known if data]
+        return self._small[path]
 
     def _find_tail(self, path: str) -> int:
-        """Where the known end of a file begins; -1 if it is not known."""
+        """Return the first byte of a file's known tail; -1 if no tail is known."""
         ends = get_ends(self.inner, path)
         return ends.tail_start if ends is not None and ends.tail else -1
 
-    def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
-        """Return requested ranges that together contain another one; None if there are none."""
+    def _cover(self, path: str, offset: int, size: int) -> list[_Requested] | None:
+        """Return requested ranges that together contain a range; None if there are none."""
         small = self._small_of(path)
-        cover = list[_Held]()
-        done = offset
-        while done < offset + size:
-            number = bisect.bisect_right(small, done, key=_start_of)
-            nearest = small[max(0, number - _MAX_OVERLAPPING) : number]
-            nearest += [each for each in self._large if each.path == path and each.start <= done]
-            best = max(nearest, key=_stop_of, default=None)
-            if best is None or best.stop <= done:
+        cover = list[_Requested]()
+        covered_to = offset
+        while covered_to < offset + size:
+            number = bisect.bisect_right(small, covered_to, key=_start_of)
+            possible = small[max(0, number - _MAX_OVERLAPPING) : number]
+            for large in self._large:
+                if large.path == path and large.start <= covered_to:
+                    possible.append(large)
+            longest = max(possible, key=_stop_of, default=None)
+            if longest is None or longest.stop <= covered_to:
                 return None
-            cover.append(best)
-            done = best.stop
+            cover.append(longest)
+            covered_to = longest.stop
         return cover if size > 0 else None
 
 
@@ -236,8 +250,8 @@ def request_ranges(
 
 
 def request_tail(storage: Storage, path: str, size: int) -> int:
-    """Announce that the end of a file of `size` bytes will be read:
-    a longer one for large files, whose footers are often larger.
+    """Announce that the end of a file of `size` bytes will be read: a longer end for a large file,
+    whose footer is often larger.
 
     Returns: the number of bytes.
     """
@@ -250,15 +264,13 @@ def stream_portions(
     storage: Storage, path: str, portions: Sequence[tuple[Int64s, Int64s]]
 ) -> Iterator[int]:
     """See PrefetchedStorage.stream; with any other storage, just the numbers of the portions."""
-    return (
-        storage.stream(path, portions)
-        if isinstance(storage, PrefetchedStorage)
-        else iter(range(len(portions)))
-    )
+    if isinstance(storage, PrefetchedStorage):
+        return storage.stream(path, portions)
+    return iter(range(len(portions)))
 
 
 def is_prefetched(storage: Storage) -> bool:
-    """Return whether it is worth announcing reads."""
+    """Return whether announcing reads to a storage has an effect."""
     return isinstance(storage, PrefetchedStorage)
 
 
@@ -267,30 +279,32 @@ def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
     return isinstance(storage, PrefetchedStorage) and storage.is_requested(path, offset, size)
 
 
-def _hold(path: str, start: int, data: bytes) -> _Held:
-    """Return a range that was read before."""
+def _as_requested(path: str, start: int, data: bytes) -> _Requested:
+    """Return bytes that are known already as a requested range."""
     read = Future[tuple[Bytes, Int64s]]()
     read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
-    return _Held(path, start, start + len(data), read, 0)
+    return _Requested(path, start, start + len(data), read, 0)
 
 
-def _start_of(held: _Held) -> int:
-    return held.start
+def _start_of(requested: _Requested) -> int:
+    return requested.start
 
 
-def _stop_of(held: _Held) -> int:
-    return held.stop
+def _stop_of(requested: _Requested) -> int:
+    return requested.stop
 
 
-def _copy(cover: Sequence[_Held], offset: int, out: Bytes) -> None:
-    """Copy bytes from `offset` on out of the ranges that contain them, after waiting for these."""
-    done = 0
+def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:
+    """Fill `out` with the bytes from `offset` on, from the ranges in `cover`, after waiting until
+    those have been read."""
+    num_copied = 0
     for each in cover:
-        data, begins = each.data.result()
-        place = int(begins[each.number]) + offset + done - each.start
-        part = data[place : place + min(len(out) - done, each.stop - offset - done)]
-        out[done : done + len(part)] = part
-        done += len(part)
+        data, begins = each.read.result()
+        position = offset + num_copied
+        begin = int(begins[each.number]) + position - each.start
+        size = min(len(out) - num_copied, each.stop - position)
+        out[num_copied : num_copied + size] = data[begin : begin + size]
+        num_copied += size
 
 
 def _allocate(size: int) -> Bytes:

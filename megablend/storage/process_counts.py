@@ -1,4 +1,4 @@
-"""What this process, by all its readers and storages together, has done since it was started."""
+"""Counts of what all readers and storages of this process have done since it was started."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from collections import Counter
 from typing import Literal, TypeAlias
 
-Counted: TypeAlias = Literal[
+CounterName: TypeAlias = Literal[
     "retries", "mirror_bytes", "source_bytes", "peer_bytes", "direct_bytes"
 ]
-"""The name of a counter, which is that of a field of `prefetch.read_counts.ReadCounts`."""
+"""The name of a counter, which is a field of `prefetch.read_counts.ReadCounts`."""
 
 _lock = threading.Lock()
-_counts = Counter[str]()  # replaced, never changed: asked for with every batch, counted rarely
+_counts = Counter[str]()  # replaced, never changed: read with every batch, counted rarely
 
 
-def count(name: Counted, number: int = 1) -> None:
+def count(name: CounterName, number: int = 1) -> None:
     """Add to a counter."""
     global _counts
     with _lock:
@@ -24,12 +24,13 @@ def count(name: Counted, number: int = 1) -> None:
 
 
 def get_counts() -> Counter[str]:
-    """Return all counters so far, the same object until something is counted; a forked child goes
-    on from its parent's numbers."""
+    """Return all counters: the same object until something is counted. A forked child goes on from
+    its parent's numbers."""
     return _counts
 
 
 def _unlock() -> None:
+    """Replace the lock after a fork: a thread that the child does not have may have held it."""
     global _lock
     _lock = threading.Lock()
 

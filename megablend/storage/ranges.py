@@ -1,5 +1,5 @@
-"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Pure functions:
-nothing is read here."""
+"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Nothing is read
+here."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class FileRanges(NamedTuple):
 
     path: str
     offsets: Int64s
-    """int64 [n], in bytes, in any order."""
+    """Offsets of the ranges, in any order: int64 [n], bytes."""
     sizes: Int64s
-    """int64 [n], in bytes."""
+    """Sizes of the ranges: int64 [n], bytes."""
     owners: Int64s | None = None
-    """int64 [n]: which block keeps a range's bytes after decoding. Ranges of different owners are
-    in separate memory, so that one block does not keep another's bytes alive. None if the bytes are
-    released after decoding."""
+    """Numbers of the blocks that keep the ranges' bytes after decoding: int64 [n]. Ranges of
+    different owners are in separate memory, so that one block does not keep another's bytes alive.
+    None if the bytes are released after decoding."""
     is_shared: bool = False
-    """Other blocks in flight are likely to need exactly the same ranges: they are fetched once for
-    all."""
+    """Whether other blocks in flight are likely to need exactly the same ranges, which are then
+    fetched once for all."""
 
 
-@dataclass(slots=True)  # frozen, each would take twice as long to make
+@dataclass(slots=True)  # not frozen, which would double the time to make one
 class FetchedRanges:
     """The bytes of ranges of one file, in one or several buffers."""
 
     ranges: FileRanges
     """The requested ranges."""
     buffers: list[Bytes]
-    """uint8 [...] each, which contain the ranges; a single one if the ranges have no owners."""
+    """Arrays of uint8 that contain the ranges; a single one if the ranges have no owners."""
     buffer_of: Int64s
-    """int64 [n], for each range the buffer that contains it."""
+    """The number of the buffer that contains each range: int64 [n]."""
     begins: Int64s
-    """int64 [n], where each range begins in its buffer."""
+    """The begin of each range in its buffer: int64 [n], bytes."""
 
     def __getitem__(self, i: int) -> Bytes:
-        """Return bytes of range i: uint8 [size], not copied."""
+        """Return the bytes of range i, without a copy: uint8 [size]."""
         begin = int(self.begins[i])
         return self.buffers[int(self.buffer_of[i])][begin : begin + int(self.ranges.sizes[i])]
 
@@ -54,25 +54,26 @@ class FetchedRanges:
 
 
 class MergedRanges(NamedTuple):
-    """Ranges that are read together."""
+    """Ranges that are merged into runs, each of which is read at once."""
 
     starts: Int64s
-    """int64 [num_runs], first byte of each run, ascending."""
+    """The first byte of each run, ascending: int64 [num_runs]."""
     stops: Int64s
-    """int64 [num_runs], the byte after each run's last."""
+    """The byte after the last one of each run: int64 [num_runs]."""
     runs: Int64s
-    """int64 [n], the run that each range is in."""
+    """The number of the run that each range is in: int64 [n]."""
 
 
 def merge_ranges(
     offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int64s | None = None
 ) -> MergedRanges:
-    """Merge ranges with at most `max_gap_bytes` between them, up to `max_merged_bytes` in total.
+    """Merge ranges with at most `max_gap_bytes` between them into runs of up to `max_merged_bytes`.
 
     Args:
         offsets, sizes: int64 [n], in bytes, in any order.
-        limits: those of the storage.
-        loads: int64 [n], what each range counts towards `max_merged_bytes`; its size if absent.
+        limits: the limits of the storage.
+        loads: int64 [n], the bytes that each range counts towards `max_merged_bytes`; None for its
+            size.
     """
     order = None
     loads = sizes if loads is None else loads
@@ -93,11 +94,11 @@ def merge_ranges(
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
-    """Split items of `sizes` int64 [n] into consecutive batches
-    of about `max_bytes`, or one larger item."""
-    total = sizes.cumsum(dtype=np.int64)
-    if len(total) and total[-1] <= max_bytes:
-        return [slice(0, len(total))]
-    numbers = (total - 1) // max_bytes
+    """Split items of `sizes`, int64 [n], into consecutive portions of about `max_bytes`, or of one
+    larger item."""
+    ends = sizes.cumsum(dtype=np.int64)
+    if len(ends) and ends[-1] <= max_bytes:
+        return [slice(0, len(ends))]
+    numbers = (ends - 1) // max_bytes  # of the portion that each item ends in
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]

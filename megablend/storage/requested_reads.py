@@ -1,5 +1,5 @@
-"""What the threads of a process have requested from storages:
-cancelled together, and within a limit of memory."""
+"""The reads that the threads of a process have requested from storages: they can be cancelled
+together, and are within a limit of memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_HELD_BYTES = 512 << 20
-"""Limit for the large ranges that a process keeps in memory, over all files."""
+"""The limit for the large ranges that a process keeps in memory, over all files."""
 
 
 class RequestedReads:
-    """What the threads of a process request: can be cancelled by another thread, and limits the
-    memory for large ranges."""
+    """The requested reads of a process's threads. Another thread can cancel them, and the memory for
+    large ranges is limited."""
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._lock = threading.RLock()  # a future that is already done calls back at once
@@ -28,6 +28,7 @@ class RequestedReads:
         self._pending = set[Future[tuple[Bytes, Int64s]]]()
         self._is_cancelled = False
         self._bytes = 0
+        """The number of bytes that are reserved."""
         self._max_bytes = max_bytes
 
     def add(self, read: Future[tuple[Bytes, Int64s]]) -> None:
@@ -44,7 +45,7 @@ class RequestedReads:
             self._pending.discard(read)
 
     def cancel(self) -> None:
-        """Cancel all reads: whoever waits for one gets a CancelledError."""
+        """Cancel all reads: callers that wait for one get a CancelledError."""
         with self._lock:
             self._is_cancelled = True
             pending = list(self._pending)
@@ -53,11 +54,11 @@ class RequestedReads:
             read.cancel()
 
     def reserve(self, size: int, *, wait: bool) -> bool:
-        """Reserve memory; a portion larger than the limit gets it when nothing else is held.
+        """Reserve memory. A portion larger than the limit gets it when no other memory is reserved.
 
         Args:
-            wait: wait until there is enough, which only a caller that holds none may do; otherwise
-                return False at once.
+            wait: whether to wait until there is enough memory, which only a caller that has reserved
+                none may do; otherwise False is returned at once.
         """
         with self._lock:
             while self._bytes and self._bytes + size > self._max_bytes and not self._is_cancelled:
@@ -68,7 +69,7 @@ class RequestedReads:
             return True
 
     def free(self, size: int) -> None:
-        """Return reserved memory."""
+        """Release reserved memory."""
         with self._lock:
             self._bytes -= size
             self._has_room.notify_all()
@@ -77,11 +78,11 @@ class RequestedReads:
 def run_in_threads(
     work: Callable[[T, RequestedReads], R], items: Sequence[T], num_threads: int
 ) -> Iterator[tuple[T, R]]:
-    """Apply `work` to items, `num_threads` at a time; with one thread, in the caller. After an
-    error, and when the iterator is closed, what was requested of storages is cancelled.
+    """Apply `work` to items, `num_threads` at a time; with one thread, in the calling thread. After
+    an error, and when the iterator is closed, pending reads are cancelled.
 
-    Yields: each item with its result, as they are done.
-    Raises: what `work` raises.
+    Yields: each item with its result, in the order in which they complete.
+    Raises: the errors that `work` raises.
     """
     reads = RequestedReads()
     if num_threads < 2 or len(items) < 2:

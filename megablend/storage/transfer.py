@@ -1,5 +1,5 @@
-"""What reading from object stores takes: requests, bytes,
-and their price if the config gives prices."""
+"""The cost of reading from object stores: requests, bytes, and their price if the config gives
+prices."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import numpy as np
 from megablend.arrays import Float64s
 from megablend.storage.object_options import StoreOptions
 
+_DEVIATIONS = 4
+"""The number of standard errors from an extrapolated total to its bounds."""
 
-class Counted(NamedTuple):
-    """A number of requests, and of the bytes that they return."""
+
+class RequestCount(NamedTuple):
+    """The number of requests, and of the bytes that they return."""
 
     requests: float
     bytes: float
 
 
-_DEVIATIONS = 4
-"""Standard errors from an extrapolated total to its bounds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What will be requested from object stores: at least and at most;
-    the same if it is known exactly."""
+    """The requests to object stores that will be made, at least and at most; both are equal if the
+    number is known exactly."""
 
     requests: int = 0
     bytes: int = 0
     cost: float | None = None
-    """At the prices of the config, in their currency; None if it gives none."""
+    """The cost at the config's prices, in their currency; None if the config gives no prices."""
     most_requests: int = 0
     most_bytes: int = 0
     most_cost: float | None = None
@@ -47,8 +46,8 @@ class Transfer:
         )
 
 
-def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Transfer:
-    """Return the transfer between `least` and `most`, with its cost."""
+def price_transfer(least: RequestCount, most: RequestCount, options: StoreOptions) -> Transfer:
+    """Return the transfer between two counts, with its cost."""
     return Transfer(
         requests=round(least.requests),
         bytes=round(least.bytes),
@@ -60,10 +59,15 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """Bounds of the totals of `num_all` items, float64 [k] each, from what was counted for evenly
-    spaced ones, float64 [n, k].
+    """Return a lower and an upper bound of the totals of `num_all` items.
 
-    How far apart the bounds are follows from how much neighbours differ.
+    The items that were counted are evenly spaced. The more neighbours among them differ, the further
+    apart are the bounds.
+
+    Args:
+        counted: float64 [n, k], k counts of each of these items.
+
+    Returns: arrays of float64 [k].
     """
     if len(counted) == num_all:
         return counted.sum(axis=0), counted.sum(axis=0)
@@ -74,16 +78,18 @@ def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
     return np.maximum(total - margin, counted.sum(axis=0)), total + margin
 
 
-def _price(counted: Counted, options: StoreOptions) -> float | None:
-    per_request = options.price_per_1000_requests
+def _price(counted: RequestCount, options: StoreOptions) -> float | None:
+    """Return the price of requests and bytes; None if the options give no prices."""
+    per_1000_requests = options.price_per_1000_requests
     per_gb = options.price_per_gb
-    if per_request is None and per_gb is None:
+    if per_1000_requests is None and per_gb is None:
         return None
-    return round(counted.requests) / 1000 * (per_request or 0.0) + round(counted.bytes) / 1e9 * (
-        per_gb or 0.0
-    )
+    requests_price = round(counted.requests) / 1000 * (per_1000_requests or 0.0)
+    bytes_price = round(counted.bytes) / 1e9 * (per_gb or 0.0)
+    return requests_price + bytes_price
 
 
 def _add_costs(first: float | None, second: float | None) -> float | None:
-    costs = [each for each in (first, second) if each is not None]
+    """Return the sum of the costs that are known; None if neither is."""
+    costs = [cost for cost in (first, second) if cost is not None]
     return sum(costs) if costs else None

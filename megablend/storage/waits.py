@@ -1,5 +1,5 @@
-"""Cancelling what the threads of a group wait for, such as a file's first request to a source that
-does not answer.
+"""Cancelling the waits of a group of threads, such as for a file's first request to a source that
+does not respond.
 
 A thread that reads synchronously from an object store waits as long as its request is retried, even
 when whoever started the thread no longer needs the result.
@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_current = threading.local()
+"""Has the attribute `waits` in a thread that has entered a Waits."""
 
 
 class Waits:
@@ -33,12 +35,12 @@ class Waits:
     def cancel(self) -> None:
         """Cancel all waits, and those that begin later: the threads get a CancelledError."""
         self._is_cancelled = True
-        for each in list(self._pending):
-            each.cancel()
+        for awaited in list(self._pending):
+            awaited.cancel()
 
     def cancel_soon(self) -> None:
-        """Like `cancel`, but safe to call from a finalizer, which must not wait for a lock: cancels
-        in a thread that `threading` does not track."""
+        """Do what `cancel` does, but in a thread that `threading` does not track: safe to call from
+        a finalizer, which must not wait for a lock."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
             # No thread can be started: the interpreter ends, or the system refuses another one
@@ -49,14 +51,14 @@ class Waits:
         """Include a future until it is done."""
         self._pending.add(awaited)
         awaited.add_done_callback(self._pending.discard)
-        # `cancel` sets this before it looks at what was added, so that one of the two cancels
+        # `cancel` sets this before it goes through the futures, so that one of the two cancels
         if self._is_cancelled:
             awaited.cancel()
 
 
 def wait_for(awaited: Future[T]) -> T:
-    """Wait for the result of a future, which is cancelled if the wait is interrupted.
-    Raises: its exception; CancelledError."""
+    """Wait for the result of a future; cancel the future if the wait is interrupted. Raises: the
+    future's exception; CancelledError."""
     waits: Waits | None = getattr(_current, "waits", None)
     if waits is not None:
         waits.add(awaited)
@@ -65,6 +67,3 @@ def wait_for(awaited: Future[T]) -> T:
     except BaseException:
         awaited.cancel()
         raise
-
-
-_current = threading.local()

@@ -16,7 +16,7 @@ from megablend.storage.base import Storage
 from megablend.storage.dry_reads import DryStorage, LongReadError
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.requested_reads import RequestedReads
-from megablend.storage.transfer import Counted, extrapolate
+from megablend.storage.transfer import RequestCount, extrapolate
 
 _FIRST_SAMPLE = 512
 """Files that are tried at first; of a source with fewer, all are."""
@@ -26,18 +26,18 @@ _LARGE_SHARE = 256
 """All files that have more than 1 / _LARGE_SHARE of the bytes are tried."""
 
 
-def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Counted]:
+def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCount, RequestCount]:
     """Estimate the requests and bytes that indexing the files of a source takes: a lower and an
     upper bound, which are 0 for files on a local disk.
 
     Raises: as a build of the files that are tried does.
     """
     columns = list_columns([source])
-    none = Counted(0, 0)
+    none = RequestCount(0, 0)
     if storage.limits(source.files[0].path).max_files == 1:
         return none, none
     work = sorted(plan_work(columns, []), key=lambda task: task.file.size)
-    counted: dict[int, Counted] = {}
+    counted: dict[int, RequestCount] = {}
     num_large = _count_large([task.file.size for task in work])
     num_small = len(work) - num_large
     num_tried = _FIRST_SAMPLE
@@ -55,7 +55,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Co
         low = low + of_large
         high = high + of_large
         if num_tried == num_small or (high <= _MAX_RATIO * low).all():
-            return Counted(*low.tolist()), Counted(*high.tolist())
+            return RequestCount(*low.tolist()), RequestCount(*high.tolist())
         num_tried *= 2
 
 
@@ -66,13 +66,13 @@ def _count_large(sizes: Sequence[int]) -> int:
 
 def _count_each(
     columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
-) -> list[Counted]:
+) -> list[RequestCount]:
     """Count the requests and bytes that indexing each file takes."""
     threads = max(max_files(column, storage) for column in columns)
     return parallel_map(lambda task: _count(columns[task.column], task, storage), work, threads)
 
 
-def _count(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
+def _count(column: SourceSpec, work: FileTask, storage: Storage) -> RequestCount:
     requests, size = count_digest_reads(column.kind, work.file.path, storage)
     for part in range(work.num_parts):
         reads = RequestedReads()
@@ -83,4 +83,4 @@ def _count(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
         reads.cancel()
         requests = requests + dry.requests
         size = size + dry.bytes
-    return Counted(requests, size)
+    return RequestCount(requests, size)

@@ -26,7 +26,7 @@ from megablend.index.tables.cache_folders import idx_digests
 from megablend.index.tables.file_table import FileEntry
 from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
 from megablend.storage.base import Storage
-from megablend.storage.transfer import Counted
+from megablend.storage.transfer import RequestCount
 from megablend.system.atomic_write import replace_file
 
 _MAGIC = b"megablend idx 1\n"
@@ -83,16 +83,16 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     store.publish_file("idx", file.structure)
 
 
-def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
+def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCount:
     """Count the requests, and their bytes, of `make_digests` for the files that belong to
     `path`."""
     if not has_group_digests(kind):
-        return Counted(0, 0)
+        return RequestCount(0, 0)
     size = storage.stat(kind.files(path)[1]).size
     file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})
     if not kind.needs_group_digests(file):
-        return Counted(0, 0)
-    return Counted(-(-size // READ_BYTES), size)
+        return RequestCount(0, 0)
+    return RequestCount(-(-size // READ_BYTES), size)
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:

@@ -27,7 +27,7 @@ from megablend.storage.objects.rate_limiter import (
     count_processes,
 )
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
-from megablend.storage.transfer import Counted
+from megablend.storage.transfer import RequestCount
 from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
@@ -160,11 +160,11 @@ def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     return options.endpoint or _read_endpoint(address.scheme)
 
 
-def count_requests() -> Counted:
+def count_requests() -> RequestCount:
     """What this process has requested so far."""
     with _lock:
         counts = [each.counts for each in _clients.values()]
-    return Counted(sum(each.requests for each in counts), sum(each.bytes for each in counts))
+    return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
 
 
 def forget_clients() -> None:
