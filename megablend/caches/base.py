@@ -1,13 +1,13 @@
-"""`CacheStore`: what the rest of megablend needs from the place where a cache is kept.
+"""`CacheStore`: the interface of the place where a cache is kept.
 
 Files are read and written in `folder`, a folder of this node with the layout of
-`index.tables.cache_folders`. For a cache on a shared file system it is the cache itself. For one in an
-object store it is this node's copy: what is written there is published, and what others have
-published is fetched.
+`index.tables.cache_folders`. For a cache on a shared file system it is the cache itself. For a cache in
+an object store it is this node's copy: files that are written there are published, and files that
+others have published are fetched.
 
     files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an equal one
     folders   of files, committed as a whole: snapshots, documents
-    records   small texts that are replaced: the ledgers of runs, and the samples that they skip
+    records   small texts that are replaced: the ledgers of runs, and the samples that runs skip
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 
 def place_below(kind: str, *names: str) -> str:
-    """Return the path or key of a part of a cache, below its folder or prefix: all of them are made
-    here.
+    """Return the path or key of a part of a cache, below the cache's folder or prefix. All such
+    paths are made here.
 
     Names come from ledgers, manifests and states, which others may have written, so it is checked
     here that none leads out of the cache.
@@ -52,7 +52,7 @@ def place_below(kind: str, *names: str) -> str:
 
 
 class OvertakenError(CacheError):
-    """Another process has replaced what was to be replaced; reading it again and repeating the
+    """Another process was faster to replace a record; reading the record again and repeating the
     change may succeed."""
 
 
@@ -65,7 +65,7 @@ class Entry:
     created: float
     """Seconds since 1970, by the clock of the store."""
     committed: float
-    """When it was last committed; for a file, the same as `created`."""
+    """The time of the last commit, by the same clock; for a file, the same as `created`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Record:
     """A version of a record, or of another chain of versions."""
 
     data: Any
-    """The content of the version: the text of a record, or a JSON value of another chain; None if
-    this version says that what the chain is of was removed."""
+    """The content of the version: the text of a record, or a JSON value of another chain; None for
+    a version that marks a removal."""
     number: int
-    """Number of the version; -1 if versions are not kept."""
+    """The number of the version; -1 if versions are not kept."""
 
 
 class CacheStore(Protocol):
@@ -87,14 +87,14 @@ class CacheStore(Protocol):
 
     @property
     def location(self) -> str:
-        """Absolute path, or URL without a trailing slash."""
+        """The absolute path of the cache, or its URL without a trailing slash."""
 
     @property
     def folder(self) -> Path:
-        """Absolute path of the folder in which its files are on this node."""
+        """The absolute path of the folder that has the cache's files on this node."""
 
     def exists(self) -> bool:
-        """Return whether anything was ever built here."""
+        """Return whether an index was ever built here."""
 
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
@@ -103,32 +103,32 @@ class CacheStore(Protocol):
         disturb each other. See `system.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
-        """Check on another rank that it sees the same cache as the one
-        that holds the lock. Raises: CacheError."""
+        """Check on another rank that it sees the same cache as the rank that holds the lock.
+        Raises: CacheError."""
 
     def remove_leftovers(self) -> None:
-        """Remove from `folder` what killed processes left unfinished;
-        called while the cache is held."""
+        """Remove from `folder` the unfinished files of killed processes; called while the cache is
+        held."""
 
     def now(self) -> float:
-        """Return seconds since 1970, by the clock that sets the times of entries; called while the
-        cache is held."""
+        """Return the time in seconds since 1970, by the clock that sets the times of entries;
+        called while the cache is held."""
 
     def list_files(self, kind: str) -> list[str]:
-        """Return the names of the files of a kind, sorted."""
+        """Return the sorted names of the files of a kind."""
 
     def list_entries(self, kind: str) -> list[Entry]:
-        """Return the files or folders of a kind by name, damaged ones too."""
+        """Return the files or folders of a kind, sorted by name, including damaged ones."""
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """Return the path of a file on this node.
 
         Args:
-            is_written: whether another rank has just written it: if the file system does not show
-                it yet, wait until it does.
+            is_written: whether another rank has just written the file: if the file system does not
+                show it yet, wait until it does.
 
-        Raises: CacheError if it `is_written` and does not appear. Without `is_written`, a file that
-            does not exist is not an error: nothing is at the path then.
+        Raises: CacheError if the file `is_written` and does not appear. Without `is_written`, a
+            file that does not exist is no error: nothing is at the path then.
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
@@ -139,25 +139,24 @@ class CacheStore(Protocol):
         """Make a file that was written in `folder` available to all ranks."""
 
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
-        """Publish all files in `folder` that are called `<owner>-...`, as `publish_file` does
-        one."""
+        """Publish all files in `folder` that are called `<owner>-...`; see `publish_file`."""
 
     def list_folders(self, kind: str) -> list[str]:
-        """Return the names of the committed folders of a kind, sorted."""
+        """Return the sorted names of the committed folders of a kind."""
 
     def has_folder(self, kind: str, name: str) -> bool:
-        """Return whether such a folder is committed."""
+        """Return whether a folder is committed."""
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
         """Return the path of a committed folder on this node; nothing is at the path if there is
         none.
 
         Args:
-            is_fresh: do not trust a copy that the node has.
+            is_fresh: whether to fetch the folder even if this node has a copy of it.
         """
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
-        """Return a small file of a committed folder. Raises: FileNotFoundError."""
+        """Return the content of a small file of a committed folder. Raises: FileNotFoundError."""
 
     def commit_folder(
         self,
@@ -170,45 +169,45 @@ class CacheStore(Protocol):
         """Commit a folder: other processes see all of it, or nothing.
 
         Args:
-            written: in `folder`, with a temporary name; it is moved or left.
+            written: the folder to commit, in `folder` under a temporary name; it is moved or left.
             replaced: further files of the folder by name, which do not belong to its identity: if
                 the folder was committed before, only these are replaced.
-            is_same: whether an earlier commit (first) is undamaged and has the content of the
-                written one (second); otherwise it is replaced.
+            is_same: returns whether an earlier commit (first argument) is undamaged and has the
+                content of the written folder (second); if not, the commit is replaced.
 
-        Returns: whether the content is new, or replaces a damaged one.
+        Returns: whether the content is new, or replaces damaged content.
         """
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """Committed folders that an older version of megablend may have written, and to which files
-        may be added in place."""
+        """Return the committed folders that an older version of megablend may have written, and to
+        which files may be added in place."""
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a file or a folder; a folder that was committed again in the meantime is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove what killed processes left unfinished before a time;
-        called while the cache is held.
+        """Remove the files that killed processes left unfinished before a time; called while the
+        cache is held.
 
-        Returns: number and bytes of what users should know of.
+        Returns: the number and the bytes of leftovers that users should know of.
         """
 
     def list_records(self, kind: str) -> list[str]:
-        """Return the names of the records of a kind, sorted."""
+        """Return the sorted names of the records of a kind."""
 
     def describe_record(self, kind: str, name: str) -> str:
-        """Where a record is stored, for messages."""
+        """Return the place where a record is stored, for messages."""
 
     def read_record(self, kind: str, name: str) -> Record | None:
-        """Return the present version of a record. Raises: OSError, UnicodeDecodeError if it cannot
-        be read."""
+        """Return the present version of a record; None if there is none. Raises: OSError,
+        UnicodeDecodeError if the record cannot be read."""
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is
         not the present version."""
 
     def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record, and its versions that were set aside."""
+        """Remove a record, and those of its versions that were set aside."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """Remove a record so that it can be restored. Returns: where it now is."""
+        """Remove a record so that it can be restored. Returns: the place where it is now."""

@@ -1,4 +1,4 @@
-"""The store of a cache, by its location."""
+"""Finding the store of a cache by the cache's location."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def find_store(
     """Return the store of a cache, which need not have been built yet.
 
     Args:
-        cache: its folder, or its URL in an object store; a store is returned as it is.
-        options: how object stores are accessed; None for the environment's settings.
-        local_cache: folder of this node's copy of a cache in an object store; None for the one that
-            MEGABLEND_LOCAL_CACHE names, or the default.
+        cache: the folder of the cache, or its URL in an object store; a store is returned as it is.
+        options: the settings for object stores; None for the environment's settings.
+        local_cache: the folder of this node's copy of a cache in an object store; None for the
+            folder that MEGABLEND_LOCAL_CACHE names, or the default.
 
     Raises: ConfigError for a URL that cannot be a cache.
     """
@@ -45,8 +45,8 @@ def find_store(
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """Return the store of a cache that was built. Raises: CacheError if none was; ConfigError as
-    `find_store` does."""
+    """Return the store of a cache that was built. Raises: CacheError if none was; the same errors
+    as `find_store`."""
     store = find_store(cache)
     if not store.exists():
         raise CacheError(
@@ -61,7 +61,7 @@ def is_remote(cache: object) -> bool:
 
 
 def check_location(location: str) -> None:
-    """Refuse URLs that cannot be a cache. Raises: ConfigError."""
+    """Check that a URL can be the location of a cache. Raises: ConfigError."""
     scheme = find_scheme(location)
     expected = "expected a folder, or a prefix such as s3://bucket/caches/name"
     if scheme in ("http", "https"):
@@ -74,12 +74,14 @@ def check_location(location: str) -> None:
 
 @lru_cache(maxsize=64)
 def _open_local(folder: str) -> CacheStore:
-    """Return the store of an absolute folder, which all callers share since it has no state."""
+    """Return the store of an absolute folder. It has no state, so all callers share it."""
     return LocalCacheStore(folder)
 
 
 @lru_cache(maxsize=64)
 def _open_remote(location: str, options: ObjectOptions, local_cache: str | None) -> CacheStore:
+    """Return the store of a prefix of an object store, which all callers with the same options
+    share."""
     from megablend.caches.objects.store import ObjectCacheStore
 
     return ObjectCacheStore(location, options, local_cache)

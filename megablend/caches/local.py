@@ -24,9 +24,9 @@ from megablend.system.safe_open import check_folder, get_file_size, read_regular
 from megablend.system.waits import await_file, log_slow_wait
 
 MANIFEST = "manifest.json"
-"""File of a folder that is written last when the folder is created."""
+"""The file of a folder that is written last when the folder is created."""
 ROOTS = "roots.json"
-"""File of a folder that each commit replaces."""
+"""The file of a folder that each commit replaces."""
 FOLDERS = (
     "fragments",
     "packs",
@@ -41,14 +41,14 @@ FOLDERS = (
 )
 """The folders of a cache."""
 MAX_RECORD_BYTES = 1 << 30
-"""Largest ledger: a stage of a million sources has some 50 MB."""
+"""The largest ledger that is read: a stage of a million sources has some 50 MB."""
 SET_ASIDE = "reset"
-"""Folder below `runs` of the ledgers of runs that were reset, in a folder for each run."""
+"""The folder below `runs` for ledgers of runs that were reset; each run has a folder in it."""
 
 
 def check_folders(cache: Path) -> None:
     """Check that no other user has replaced a folder of a cache by a link: files would be written
-    and removed where it leads.
+    and removed where the link leads.
 
     Raises: CacheError.
     """
@@ -63,7 +63,7 @@ def check_folders(cache: Path) -> None:
 
 
 class LocalCacheStore:
-    """See CacheStore."""
+    """A cache in a folder; see CacheStore."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
@@ -105,7 +105,7 @@ class LocalCacheStore:
                 remove_leftovers(folder)
 
     def now(self) -> float:
-        """See CacheStore: when the lock was taken."""
+        """See CacheStore: the time at which the lock was taken."""
         return lock_time(self.folder)
 
     def list_files(self, kind: str) -> list[str]:
@@ -167,11 +167,11 @@ class LocalCacheStore:
         """See CacheStore: the folder gets its final name after its content is on the disk."""
         final = self._path(kind, name)
         if final.exists() and is_same(final, written):
-            for each, data in replaced.items():
-                replace_file(final / each, data)
+            for member, data in replaced.items():
+                replace_file(final / member, data)
             return False
-        for each, data in replaced.items():
-            write_flushed(written / each, [data])
+        for member, data in replaced.items():
+            write_flushed(written / member, [data])
         flush_folder(written)
         if final.exists():
             aside = temp_sibling(final)
@@ -198,7 +198,8 @@ class LocalCacheStore:
             path.unlink(missing_ok=True)
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: of any age, since nobody else writes while the cache is held."""
+        """See CacheStore: leftovers of any age, since no other process writes while the cache is
+        held."""
         if not dry_run:
             for folder in (self.folder / name for name in FOLDERS):
                 if folder.is_dir():
@@ -222,12 +223,12 @@ class LocalCacheStore:
 
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
+        path = self._path(kind, f"{name}.json")
         try:
-            return Record(
-                read_regular(self._path(kind, f"{name}.json"), MAX_RECORD_BYTES).decode(), -1
-            )
+            text = read_regular(path, MAX_RECORD_BYTES).decode()
         except FileNotFoundError:
             return None
+        return Record(text, -1)
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """See CacheStore. Called while the cache is held, so that `after` is the present
@@ -273,6 +274,7 @@ def _is_committed(folder: str) -> bool:
 
 
 def _describe(path: Path) -> Entry:
+    """Describe a file or folder of a cache."""
     state = path.lstat()
     is_folder = path.is_dir() and not path.is_symlink()
     size = sum(file.lstat().st_size for file in path.iterdir()) if is_folder else state.st_size
@@ -280,8 +282,8 @@ def _describe(path: Path) -> Entry:
 
 
 def _describe_snapshot(path: Path) -> Entry:
-    """Roots are written by every build that results in a snapshot, the manifest only when the
-    snapshot is created."""
+    """Describe a snapshot. Its roots are written by every build that results in it, its manifest
+    only when it is created."""
     entry = _describe(path)
     times = {
         name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()

@@ -1,4 +1,4 @@
-"""How processes communicate: the communicator protocol, and that of a single process."""
+"""Communication between processes: the communicator protocol, and the communicator of one process."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ class Communicator(Protocol):
     All ranks call collective methods, in the same order."""
 
     rank: int
-    """Number of this process, 0 to size - 1."""
+    """The number of this process, 0 to size - 1."""
     size: int
-    """Number of processes."""
+    """The number of processes."""
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at
-        intervals."""
+        """Wait for all ranks, and until all posts have arrived; call `on_wait` at intervals."""
         ...
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value, on every rank (the others' argument is ignored)."""
+        """Return rank 0's value, on every rank; the argument of other ranks is ignored."""
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
         ...
 
     def allgather(self, value: T) -> list[T]:
@@ -43,7 +42,8 @@ class Communicator(Protocol):
         ...
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: (rank, value) for each post that has arrived since the last call."""
+        """Return, on rank 0, a pair (rank, value) for each post that has arrived since the last
+        call."""
         ...
 
     def abort(self, error: BaseException) -> NoReturn:
@@ -81,7 +81,7 @@ class SingleProcess:
         self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """Return the values posted since the last call."""
+        """Return the posts since the last call."""
         arrived = self._inbox
         self._inbox = []
         return arrived
@@ -92,7 +92,7 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that ends with `error`: the error's own, 130 for an
+    """Return the exit code of a program that ends with an error: the error's own, 130 for an
     interrupt, 70 for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code

@@ -2,8 +2,8 @@
 next collective call.
 
 Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the
-same exchange. A rank that fails therefore joins the others in whichever call they wait in, and no
-rank is left waiting. No process is terminated: the training script may handle the error.
+same exchange. So a rank that fails joins the others in whichever call they wait, and no rank is left
+waiting. No process is terminated: the training script may handle the error.
 
 If groups of ranks work separately, each collective call of a group begins with an exchange between
 all ranks, whichever calls the other groups are in; ranks that have finished keep exchanging until
@@ -30,8 +30,8 @@ class FailTogether:
     megablend.distributed.base.Communicator.
 
     Args:
-        rank: number of this process among them.
-        size: how many there are.
+        rank: the number of this process among the ranks.
+        size: the number of ranks.
         exchange: a collective call that returns every rank's value, in rank order.
     """
 
@@ -40,10 +40,11 @@ class FailTogether:
         self.size = size
         self._exchange = exchange
         self._failure: BaseException | None = None
+        """The error that has been raised on all ranks, and is raised by each later call."""
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank. Raises the error of a rank that
+        """Return every rank's value in rank order, on every rank. Raises: the error of a rank that
         aborted."""
         if self._failure is not None:
             raise self._failure
@@ -59,28 +60,28 @@ class FailTogether:
         return [each for each, _ in envelopes]
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks; `on_wait` is called once."""
+        """Wait for all ranks, then call `on_wait` once."""
         self.allgather(None)
         if on_wait is not None:
             on_wait()
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value, on every rank."""
         return self.allgather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
         values = self.allgather(value)
         return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Store the value for `posts` on rank 0; values of other ranks are dropped:
-        no progress is shown here."""
+        """Store the value for `posts` on rank 0; drop the values of other ranks: no progress is
+        shown here."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: values that it posted since the last call."""
+        """Return, on rank 0, the posts of this rank since the last call."""
         arrived = self._inbox
         self._inbox = []
         return arrived
@@ -95,7 +96,7 @@ class FailTogether:
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            # A rank has exited; the present error is more informative
+            # If another rank has exited, the present error is more informative than that
             with contextlib.suppress(LaunchError):
                 self._exchange((None, _portable(error)))
         raise error
@@ -106,8 +107,8 @@ class Subgroup(FailTogether):
     Their next call on the world is `finish`.
 
     Args:
-        group: how these ranks exchange values.
-        world: all ranks, including those of other groups and of no group.
+        group: the communicator by which these ranks exchange values.
+        world: the communicator of all ranks, including those of other groups and of no group.
     """
 
     def __init__(self, group: FailTogether, world: FailTogether) -> None:
@@ -115,7 +116,7 @@ class Subgroup(FailTogether):
         self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank. Raises the error of a rank that
+        """Return every rank's value in rank order, on every rank. Raises: the error of a rank that
         aborted, in any group."""
         self._world.allgather(False)
         return self._exchange(value)
@@ -144,17 +145,18 @@ class Job:
     """This process and the other processes of its job."""
 
     world: FailTogether
-    """All ranks. For short exchanges only: a backend may time out after some minutes."""
+    """The communicator of all ranks, for short exchanges only: a backend may time out after some
+    minutes."""
     members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
-    """A communicator of some ranks, including this one, without a short time-out; only these ranks
-    enter the context."""
+    """Returns the context of a communicator of some ranks, including this one, without a short
+    time-out; only these ranks enter the context."""
 
     @property
     def rank(self) -> int:
-        """Rank of this process."""
+        """The rank of this process."""
         return self.world.rank
 
     @property
     def size(self) -> int:
-        """Number of processes of the job."""
+        """The number of processes of the job."""
         return self.world.size

@@ -1,5 +1,5 @@
-"""The processes that open one dataset together: those of torch.distributed, else of an MPI
-launcher, else only this one.
+"""Finding the processes that open one dataset together: those of torch.distributed, otherwise those
+of an MPI launcher, otherwise only this one.
 
 torch is imported only if the process has imported it already, or torchrun started it: caches can be
 prepared without torch.
@@ -49,7 +49,7 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """The job of a program. Processes that torchrun started share a process group within the
+    """Yield the job of a program. Processes that torchrun started share a process group within the
     context. Raises: LaunchError."""
     if _is_initialized() or _count_torchrun_processes(os.environ) < 2:
         yield this_job()
@@ -62,8 +62,8 @@ def program_job() -> Iterator[Job]:
 
 @contextmanager
 def program_launch() -> Iterator[Communicator]:
-    """The processes that run a command together:
-    those of torchrun, else of an MPI launcher, else only this one.
+    """Yield the communicator of the processes that run a command together: those of torchrun,
+    otherwise those of an MPI launcher, otherwise only this one.
 
     For commands only: a training script may call Python functions on one
     of its ranks. Raises: LaunchError.
@@ -88,7 +88,8 @@ def _is_initialized() -> bool:
 
 
 def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
-    """Return the number of processes that torchrun started; 0 if it did not start this one."""
+    """Return the number of processes that torchrun started; 0 if torchrun did not start this
+    process."""
     return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
 
 

@@ -1,5 +1,5 @@
-"""Which ranks see the same cache folder, and so build it together: one group on a shared file
-system, otherwise one per node.
+"""Grouping the ranks that see the same cache folder, and so build it together: one group on a shared
+file system, otherwise one per node.
 
 Ranks of one machine whose folder has the same inode need no test. The first rank of each such set
 writes a nonce to the folder, and sets that find each other's nonces are merged. A missing folder is
@@ -23,25 +23,25 @@ from megablend.system.atomic_write import translate_os_errors
 
 AUTO = "auto"
 SHARED_FS = (AUTO, "yes", "no")
-"""Values of `shared_fs`."""
+"""The values of `shared_fs`."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """A file whose content differs between machines."""
 _NONCE = ".megablend-nonce-"
-"""What the names of nonces begin with."""
+"""The begin of the names of nonces."""
 _SEEN_SECONDS = 2.0
-"""Network file systems may show another node's file only after some seconds."""
+"""The time in which a network file system shows another node's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Identity of a rank's cache folder."""
+    """The identity of a rank's cache folder."""
 
     machine: str
     device: int
     inode: int
-    """Inode of the nearest existing folder."""
+    """The inode of the nearest existing folder."""
     rest: tuple[str, ...]
-    """Path from that folder to the cache."""
+    """The path from that folder to the cache."""
 
 
 def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
@@ -66,18 +66,17 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
         return [] if own is None else building
     if shared_fs == "no":
         return at_own_place
-    represents_place = at_own_place[:1] == [launch.rank]
-    first_seen = _find_first_seen(launch, folder if represents_place else None, places)
+    # The first rank of a place represents it; the first rank whose nonce the representative finds
+    # leads the group
+    is_representative = at_own_place[:1] == [launch.rank]
+    first_seen = _find_first_seen(launch, folder if is_representative else None, places)
     if own is None:
         return []
-    # A place is represented by its first rank; the first rank whose nonce that one finds leads the
-    # group
-    leaders = [
-        first_seen[next(other for other in building if places[other] == places[rank])]
-        for rank in building
-    ]
-    own_leader = leaders[building.index(launch.rank)]
-    return [rank for rank, leader in zip(building, leaders, strict=True) if leader == own_leader]
+    representatives = dict[_Place | None, int]()
+    for rank in building:
+        representatives.setdefault(places[rank], rank)
+    leaders = {rank: first_seen[representatives[places[rank]]] for rank in building}
+    return [rank for rank in building if leaders[rank] == leaders[launch.rank]]
 
 
 def _find_place(cache: Path) -> tuple[Path, _Place]:
@@ -100,11 +99,11 @@ def _find_place(cache: Path) -> tuple[Path, _Place]:
 def _find_first_seen(
     launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]
 ) -> list[int | None]:
-    """For each rank, the first rank whose nonce it finds; None for ranks that do not represent
-    their place. Collective.
+    """Return, for each rank that represents its place, the first rank whose nonce it finds; None
+    for other ranks. Collective.
 
     Args:
-        folder: this rank's nearest existing folder; None if it does not represent its place.
+        folder: this rank's nearest existing folder; None if this rank does not represent its place.
     """
     nonce = None if folder is None else _leave_nonce(folder)
     try:
@@ -129,8 +128,8 @@ def _leave_nonce(folder: Path) -> str | None:
 def _find_first_nonce(
     folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
 ) -> int:
-    """Return the first rank whose nonce is in the folder and whose remaining path equals this
-    rank's; `rank` if there is none."""
+    """Return the first rank whose nonce is in the folder, and whose path from there to the cache is
+    the same as this rank's; `rank` if there is none."""
     own = places[rank]
     assert own is not None
     possible = {

@@ -1,5 +1,5 @@
-"""Detects the communicator of a build: this process alone,
-or the ranks that an MPI launcher started.
+"""Detecting the communicator of a build: of this process alone, or of the ranks that an MPI launcher
+started.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
 makes fork unsafe. Under a launcher of another MPI library than the one that mpi4py is bound to,
@@ -22,20 +22,20 @@ _OTHER_LIBRARIES = ("MPICH", "Intel", "MVAPICH")
 _SIZE_VARIABLES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
 """Variables with the number of a job's processes, and the launcher that sets each."""
 _SLURM_VARIABLES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
-"""The same for variables that count only inside a step of Slurm."""
+"""The same for variables that are used only inside a step of Slurm."""
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherInfo:
-    """What the environment reveals about the launcher."""
+    """The launcher, as far as the environment shows it."""
 
     by: str
-    """What a message calls the launcher."""
+    """The launcher's name in messages."""
     variable: str
     """The variable that gives the size."""
     size: int
-    """How many processes it has started."""
+    """The number of processes that the launcher has started."""
     exact: bool
     """False if the variable gives only a lower bound of the number of processes."""
 
@@ -44,7 +44,7 @@ class LauncherInfo:
 
 
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
-    """Return the launcher that started this process, or None.
+    """Return the launcher that started this process; None if there is none.
 
     Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They
     are checked last, since mpirun is often run in a shell that is itself a step of one task.
@@ -67,8 +67,8 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
-    """Return the communicator of this process; initialises MPI if an MPI launcher started several
-    processes.
+    """Return the communicator of this process, after initialising MPI if an MPI launcher started
+    several processes.
 
     Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of
         processes than the launcher.
@@ -95,7 +95,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
-    """Return the problem and the remedy if mpi4py and the launcher use different MPI libraries."""
+    """Return the problem and the remedy, for a message, if mpi4py and the launcher use different
+    MPI libraries."""
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or bind "
         f"mpi4py to the launcher's ({_REINSTALL})"
@@ -103,7 +104,7 @@ def _bound_to(library: str) -> str:
 
 
 def read_count(environ: Mapping[str, str], variable: str) -> int:
-    """Return the whole number in a variable of a launcher. Raises: LaunchError."""
+    """Return the whole number in an environment variable of a launcher. Raises: LaunchError."""
     try:
         return int(environ[variable])
     except ValueError:

@@ -24,23 +24,25 @@ from mpi4py import MPI  # noqa: E402
 T = TypeVar("T")
 
 _FIRST_POLL_SECONDS = 0.0002
-"""First pause between two polls: if all ranks arrive together, none should wait long."""
+"""The first pause between two polls: if all ranks arrive together, none should wait long."""
 _POLL_SECONDS = 0.005
-"""Longest pause between two polls."""
+"""The longest pause between two polls."""
 _ABORT_SECONDS = 0.3
-"""Pause after a rank's last message: launchers may lose what a rank writes just before it aborts."""
+"""The pause after a rank's last message: launchers may lose lines that are written just before it
+aborts."""
 _POST_TAG = 1
+"""The tag of the MPI messages that carry posts."""
 
 
 def library() -> str:
-    """Return the name and version of the MPI library that mpi4py is bound to; available before MPI is
+    """Return the name and the version of the MPI library that mpi4py is bound to. MPI need not be
     initialised."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
 class MpiLaunch:
-    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries busy-wait, which takes
-    cores from ranks that are still working."""
+    """The communicator of all ranks (COMM_WORLD), or of some of them. It waits by polling: MPI
+    libraries busy-wait, which takes cores from ranks that are still working."""
 
     def __init__(self, comm: Any = None) -> None:
         if not MPI.Is_initialized():
@@ -52,7 +54,7 @@ class MpiLaunch:
         self._inbox: list[tuple[int, Any]] = []
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at intervals.
+        """Wait for all ranks, and until all posts have arrived; call `on_wait` at intervals.
 
         A post is a synchronous send, complete only when received. A rank enters the barrier once
         its own posts are complete, so after the barrier no post is in flight.
@@ -70,13 +72,13 @@ class MpiLaunch:
             on_wait()
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value, on every rank."""
         self.barrier()
         result: T = self._comm.bcast(value, root=0)
         return result
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
         self.barrier()
         return self._comm.gather(value, root=0) or []
 
@@ -85,8 +87,8 @@ class MpiLaunch:
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """Return a communicator of these ranks, in this order. Called, and later freed, by exactly
-        these ranks."""
+        """Return a communicator of these ranks, in this order. Exactly these ranks call this, and
+        later `free`."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:
@@ -98,11 +100,12 @@ class MpiLaunch:
         if self.rank == 0:
             self._inbox.append((0, value))
         else:
-            self._has_unreceived_posts()  # forgets those that were received
+            self._has_unreceived_posts()  # this forgets received ones
             self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: (rank, value) for each post that has arrived since the last call."""
+        """Return, on rank 0, a pair (rank, value) for each post that has arrived since the last
+        call."""
         self._receive()
         arrived = self._inbox
         self._inbox = []
@@ -126,8 +129,8 @@ class MpiLaunch:
         raise SystemExit(exit_code(error))
 
     def _has_unreceived_posts(self) -> bool:
-        """Return whether rank 0 has not received all posts of this rank; received ones are
-        forgotten."""
+        """Return whether rank 0 has not yet received all posts of this rank, and forget received
+        ones."""
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 
@@ -141,6 +144,7 @@ class MpiLaunch:
             self._inbox.append((source, self._comm.recv(source=source, tag=_POST_TAG)))
 
     def _pause(self, on_wait: Callable[[], None] | None, seconds: float) -> None:
+        """Pause between two polls: receive posts, call `on_wait`, and sleep."""
         self._receive()
         if on_wait is not None:
             on_wait()
@@ -148,7 +152,7 @@ class MpiLaunch:
 
 
 def _pauses() -> Iterator[float]:
-    """Return successive pauses in seconds, doubling up to _POLL_SECONDS."""
+    """Yield successive pauses in seconds, doubling up to _POLL_SECONDS."""
     seconds = _FIRST_POLL_SECONDS
     while True:
         yield seconds

@@ -1,5 +1,5 @@
-"""Whether all ranks of a job were given the same settings:
-each has read a config of its own, or flags."""
+"""Checking that all ranks of a job have the same settings: each rank has read a config of its own, or
+flags."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError
 
 _MAX_NAMED = 3
-"""Settings, and ranges of ranks, that a message names."""
+"""The most settings, and the most ranges of ranks, that a message names."""
 _MAX_CHARACTERS = 100
-"""Characters of a value that a message shows."""
+"""The most characters of a value that a message shows."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
     """Check that all ranks have the same settings. Collective.
 
     Args:
-        settings: those of this rank, by name; mappings and lists among them are compared item by
+        settings: this rank's settings, by name; mappings and lists among them are compared item by
             item.
 
-    Raises: ConfigError, on all ranks, that names the settings that differ, and the ranks.
+    Raises: ConfigError, on all ranks, with the names of the settings that differ, and the ranks.
     """
     if launch.size > 1:
         compare_settings(launch, settings, launch.allgather(digest_settings(settings)))
@@ -32,15 +32,14 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
     """Return a digest of settings, which is the same on ranks with the same settings."""
-    return hashlib.blake2b(
-        json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16
-    ).hexdigest()
+    text = json.dumps(sorted(_flatten(settings, "")))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """Check as `check_same_settings` does, given the digests that all ranks have exchanged already.
+    """Check as `check_same_settings` does, given the digests that all ranks have already exchanged.
     Collective only if they differ.
 
     Args:
@@ -54,17 +53,17 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield each single setting of nested ones: a name such as `sources.train[1].weight`, and the
     value as text."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _flatten(each, f"{name}.{key}" if name else str(key))
+        for key, item in value.items():
+            yield from _flatten(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _flatten(each, f"{name}[{number}]")
+        for number, item in enumerate(value):
+            yield from _flatten(item, f"{name}[{number}]")
     elif value is not None:
         yield name, str(value)
 
 
 def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
-    """What differs between the settings of the ranks, given in rank order."""
+    """Describe the differences between the settings of the ranks, given in rank order."""
     names = dict.fromkeys(name for settings in all_settings for name in settings)
     values = {name: [settings.get(name) for settings in all_settings] for name in names}
     different = [name for name in names if len(set(values[name])) > 1]
@@ -76,7 +75,7 @@ def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
 
 
 def _describe_setting(name: str, values: Sequence[str | None]) -> str:
-    """Which ranks have which value of a setting."""
+    """Describe which ranks have which value of a setting."""
     ranks = dict[str | None, list[int]]()
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -86,13 +85,14 @@ def _describe_setting(name: str, values: Sequence[str | None]) -> str:
 
 
 def _shorten(value: str | None) -> str:
+    """Return a value in the form that a message shows."""
     if value is None:
         return "not set"
     return value if len(value) <= _MAX_CHARACTERS else f"{value[: _MAX_CHARACTERS - 3]}..."
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    """Return the name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
+    """Name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

@@ -23,21 +23,21 @@ from megablend.system.log import LOG
 
 _C10D: Any = torch.distributed.distributed_c10d
 _ARRIVAL_TIMEOUT = datetime.timedelta(seconds=60)
-"""How long the first rank waits for the others to run the same command."""
+"""The time that the first rank waits for the others to run the same command."""
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
-"""How long ranks wait for each other to connect."""
+"""The time that ranks wait for each other to connect."""
 _WORK_TIMEOUT = datetime.timedelta(days=365)
-"""How long a rank waits for others that are working. Ranks that die are noticed at once: their
+"""The time that a rank waits for others that are working. The death of a rank is noticed at once: its
 connections close."""
 _LOG_SECONDS = 60.0
-"""Time between two lines about waiting."""
+"""The time between two log lines about waiting."""
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept, and
-have names of their own in the store. torch would name them by how many groups each rank has: no two
-ranks may find each other if a program has groups of some ranks only, as Megatron's first and last
-stages of a pipeline have, and a name that is given again leads to stale addresses."""
+"""The gloo groups by their ranks, each with the job's group in which it was made. Groups are kept, and
+have names of their own in the store. torch would name a group by the number of groups that a rank
+has: ranks would not find each other if a program has groups of some ranks only, as Megatron has for
+the first and last stages of a pipeline; and a name that is used again leads to stale addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
-"""How often this process has formed a group of certain ranks."""
+"""The number of times that this process has formed a group of the same ranks."""
 
 
 def torch_job() -> Job:
@@ -49,8 +49,8 @@ def torch_job() -> Job:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A gloo process group of the processes that torchrun started,
-    for a command that all of them run.
+    """Hold a gloo process group of the processes that torchrun started, for a command that all of
+    them run.
 
     It uses torchrun's store, under a prefix of its own for each restart
     of the job and each command.
@@ -58,7 +58,8 @@ def process_group() -> Iterator[None]:
     Raises: LaunchError, naming the ranks that are missing, if not all run the command within a
         minute, or if they cannot reach each other.
     """
-    rank, size = (read_count(os.environ, name) for name in ("RANK", "WORLD_SIZE"))
+    rank = read_count(os.environ, "RANK")
+    size = read_count(os.environ, "WORLD_SIZE")
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=_ARRIVAL_TIMEOUT))
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -83,7 +84,7 @@ def process_group() -> Iterator[None]:
 
 
 def _await_ranks(store: Any, rank: int, size: int) -> None:
-    """Wait until all ranks have come to this command. Raises: LaunchError."""
+    """Wait until all ranks run this command. Raises: LaunchError."""
     keys = [f"here/{other}" for other in range(size)]
     store.set(keys[rank], "")
     try:
@@ -101,8 +102,8 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """A communicator of these ranks; see Job.members. It is a gloo group, whatever the job's
-    backend is: one that waits needs no device, and no watchdog ends it."""
+    """Yield a communicator of these ranks; see Job.members. It is a gloo group, whatever the job's
+    backend: a wait in it needs no device, and no watchdog ends the wait."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
@@ -113,7 +114,7 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
 
 def _find_group(ranks: tuple[int, ...]) -> Any:
     """Return the gloo group of these ranks, made when it is first needed. Raises: LaunchError if
-    they cannot reach each other."""
+    the ranks cannot reach each other."""
     job = torch.distributed.group.WORLD
     made_in, group = _groups.get(ranks, (None, None))
     if made_in is job:
@@ -137,7 +138,7 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
     """Return a collective call that returns every rank's value, in rank order; see FailTogether.
 
     Args:
-        group: a gloo group of `size` ranks; None for all ranks of the job.
+        group: a gloo group of `size` ranks; None for the job's own group.
     """
 
     def exchange(value: Any) -> list[Any]:
@@ -159,7 +160,8 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
 
 
 def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
-    """Return the values of all ranks of a gloo group that torch does not know."""
+    """Return the values of all ranks of a gloo group that torch does not know, in rank order: their
+    pickles are padded to the same length."""
     options = _C10D.AllgatherOptions()
     options.timeout = _WORK_TIMEOUT
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

@@ -6,6 +6,8 @@ import os
 
 
 def count_cpus() -> int:
-    """Return the CPUs that this process may use: a rank that its launcher binds to some has fewer than
-    the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPUs that this process may use: a rank that its launcher binds to some
+    CPUs has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

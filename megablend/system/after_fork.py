@@ -1,4 +1,4 @@
-"""Locks in a forked child: a thread that the child does not have may have held them."""
+"""Replacing locks in a forked child: a thread that the child does not have may have held them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ class Unlockable(Protocol):
     """An object that has locks."""
 
     def unlock_after_fork(self) -> None:
-        """Replace the locks, and repair what a thread that held one may have left half-done."""
+        """Replace the locks, and repair data that a thread which held a lock may have left
+        half-done."""
         ...
 
 
@@ -19,7 +20,7 @@ _objects: WeakSet[Unlockable] = WeakSet()
 
 
 def unlock_in_children(unlockable: Unlockable) -> None:
-    """Call an object's `unlock_after_fork` in forked children, as long as it exists."""
+    """Call `unlock_after_fork` of an object in forked children, as long as the object exists."""
     _objects.add(unlockable)
 
 

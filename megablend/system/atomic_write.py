@@ -1,5 +1,4 @@
-"""Atomic writes to the cache: a temporary file in the same folder is written,
-flushed, then renamed."""
+"""Atomic writes to the cache: a temporary file in the same folder is written, flushed and renamed."""
 
 from __future__ import annotations
 
@@ -18,10 +17,11 @@ from megablend.system.failures import cache_remedy_of, cause_of, remedy_of
 from megablend.system.safe_open import check_folder, open_again, open_regular
 
 TEMPORARY = ".tmp-"
-"""Prefix of the names of unfinished files and folders."""
+"""The prefix of the names of unfinished files and folders."""
 DIGEST_BYTES = 16
-"""Size of the BLAKE2b digests that seal files."""
+"""The size of the BLAKE2b digests that seal files."""
 _READ_BYTES = 1 << 20
+"""The bytes that `checksum` reads at a time."""
 _CACHE = "the cache"
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -32,11 +32,13 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
     CacheError that names the path.
 
     Args:
-        what: what is written, for the message.
+        what: the thing that is written, for the message.
     """
     try:
         yield
-    except MegablendError:  # a missing data file is an OSError too, but not one of the cache
+    except (
+        MegablendError
+    ):  # MissingFileError is an OSError, too, but not of the cache's file system
         raise
     except OSError as error:
         find_remedy = cache_remedy_of if what == _CACHE else remedy_of
@@ -54,7 +56,7 @@ class reading:  # noqa: N801  # used like a function
     and opening a run enters a dozen.
 
     Args:
-        apart_from: errors that are not turned into a CacheError.
+        apart_from: the errors that are not turned into a CacheError.
     """
 
     __slots__ = ("_apart_from", "_path")
@@ -80,13 +82,13 @@ class reading:  # noqa: N801  # used like a function
 
 
 def temp_sibling(path: Path) -> Path:
-    """Return a name in the same folder that marks an unfinished file."""
+    """Return a new name in the same folder that marks an unfinished file or folder."""
     return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed builds left in `folder`.
-    The caller must hold the build lock."""
+    """Remove the unfinished files that killed builds left in `folder`. The caller must hold the
+    build lock."""
     check_folder(folder)
     for path in folder.iterdir():
         if path.name.startswith(TEMPORARY):
@@ -97,26 +99,26 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Return the sorted names in `folder`, except temporary files; empty if the folder does not exist.
-    Raises: CacheError."""
+    """Return the sorted names in `folder`, except those of unfinished files; none if the folder
+    does not exist. Raises: CacheError."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []
 
 
 def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
-    """Write the parts to a new file in sequence, and wait until they are on disk."""
+    """Write parts to a new file one after another, and wait until they are on disk."""
     with path.open("xb") as file:
         file.writelines(parts)
         flush(file)
 
 
 def replace_file(path: Path, data: bytes, what: str = _CACHE) -> None:
-    """Replace the file at `path` atomically: a reader sees either the old content
-    or the new one, complete.
+    """Replace the file at `path` atomically: a reader sees either all of the old content or all of
+    the new.
 
     Args:
-        what: what is written, for the message of an error.
+        what: the thing that is written, for the message of an error.
     """
     with translate_os_errors(path, what):
         _replace(path, data, is_flushed=True)
@@ -124,7 +126,7 @@ def replace_file(path: Path, data: bytes, what: str = _CACHE) -> None:
 
 def keep_computed(path: Path, data: bytes) -> None:
     """Replace a file as `replace_file` does, but without waiting for the disk, and create its
-    folder: for what is verified when it is read, and computed again if a power failure damaged
+    folder: for data that is verified when it is read, and computed again if a power failure damaged
     it."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +134,7 @@ def keep_computed(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, *, is_flushed: bool) -> None:
+    """Write a temporary file, and rename it to `path`."""
     temporary = temp_sibling(path)
     try:
         with temporary.open("xb") as file:
@@ -162,7 +165,7 @@ def check_target(path: Path) -> None:
 
 
 def open_part(path: Path) -> IO[bytes]:
-    """Open an existing file for writing, to which other processes write other parts.
+    """Open an existing file for writing a part of it, while other processes write other parts.
 
     An NFS client that has read a page writes all of it back, including stale bytes of others;
     otherwise it writes back only what was written.
@@ -188,12 +191,14 @@ def flush_folder(path: Path) -> None:
 
 
 def checksum(path: Path | str) -> str:
-    """Return the hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be
-    read."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Return the hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if the file
+    cannot be read."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with reading(path), open_regular(path) as file:
-        while part := file.read(_READ_BYTES):
+        part = file.read(_READ_BYTES)
+        while part:
             digest.update(part)
+            part = file.read(_READ_BYTES)
     return digest.hexdigest()
 
 
@@ -202,13 +207,14 @@ def seal(data: Data, key: bytes = b"") -> bytes:
     of it.
 
     Args:
-        key: what the data belongs to, if its file could be taken for another one's.
+        key: names the owner of the data, if the file could be mistaken for another owner's.
     """
     return b"".join((data, hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()))
 
 
 def unseal(stored: Data, key: bytes = b"") -> Data | None:
-    """Return the data of a stored form; None if it is damaged, or sealed with another key."""
+    """Return the data of a stored form; None if the stored form is damaged, or was sealed with
+    another key."""
     data = stored[:-DIGEST_BYTES]
     digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
     return data if digest == stored[-DIGEST_BYTES:] else None

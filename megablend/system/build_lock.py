@@ -1,5 +1,5 @@
-"""One build at a time: an flock on the cache's lock file,
-which is released when the process that holds it ends."""
+"""Letting one build run at a time, by an flock on the cache's lock file. The system releases the lock
+when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from megablend.system.safe_open import open_again, read_regular
 from megablend.system.waits import log_slow_wait
 
 WAIT_SECONDS = 60.0
-"""How long a build waits for another one."""
+"""The time that a build waits for another build, by default."""
 _POLL_SECONDS = 0.1
+"""The pause between two attempts."""
 _SEEN_SECONDS = 10.0
-"""How long another host's write may take to become visible."""
+"""The time in which another host's write becomes visible."""
 _NOTICE_SECONDS = 1.0
-"""Longer waits are told to the caller."""
+"""The time after which a wait is reported to the caller."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""Errors of a file system that has no locks."""
+"""The errors of a file system that has no locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,10 @@ class LockInfo:
     """A lock that this process holds."""
 
     nonce: str
-    """Written into the lock file, so that other ranks can tell whether they see the same cache."""
+    """A text that is written into the lock file, so that other ranks can tell whether they see the
+    same cache."""
     exclusive: bool
-    """False on a file system that has no locks."""
+    """Whether other builds are kept out; False on a file system that has no locks."""
 
 
 @contextlib.contextmanager
@@ -50,11 +52,11 @@ def build_lock(
     """Hold the cache's build lock.
 
     Args:
-        on_wait: called once if another build holds it for longer than a second, with a description
-            of that build.
+        on_wait: called once if another build holds the lock for longer than a second, with a
+            description of that build.
 
-    Raises: CacheError if another build holds it for longer than `wait_seconds` (default:
-        WAIT_SECONDS), with its host, pid and start; or if the cache cannot be written.
+    Raises: CacheError if another build holds the lock for longer than `wait_seconds` (None for
+        WAIT_SECONDS), with that build's host, pid and start; or if the cache cannot be written.
     """
     path = _lock_path(cache)
     with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ def build_lock(
 
 @contextlib.contextmanager
 def _closing(file: IO[str], path: Path) -> Iterator[None]:
-    """Close a file at the end. Raises: CacheError if that fails."""
+    """Close a file at the end. Raises: CacheError if that fails, as on a full disk."""
     try:
         yield
     finally:
@@ -95,9 +97,9 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
     """Check on another rank that it sees the lock file that rank 0 wrote.
 
     Args:
-        seconds: how long network file systems may take to show another host's write.
+        seconds: the time that a network file system may take to show another host's write.
 
-    Raises: CacheError if the cache directory is not the same on both.
+    Raises: CacheError if the two ranks have different cache folders.
     """
     deadline = time.monotonic() + seconds
     while _read_holder(cache).get("nonce") != nonce:
@@ -110,25 +112,27 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
 
 
 def lock_time(cache: Path) -> float:
-    """When the cache's lock was last acquired, by the clock of its file system: seconds since
-    1970."""
+    """Return the time at which the cache's lock was last acquired, by the clock of its file system:
+    seconds since 1970."""
     return _lock_path(cache).stat().st_mtime
 
 
 def _acquire(
     file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None
 ) -> bool:
-    """Acquire the lock. Returns: False if the file system has no locks. Raises: CacheError if
-    another build holds it for too long."""
+    """Acquire the lock. Returns: whether it excludes others; False if the file system has no locks.
+    Raises: CacheError if another build holds it for too long."""
     begin = time.monotonic()
     deadline = begin + wait_seconds
-    while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
+    problem = _try_lock(file)
+    while problem == errno.EWOULDBLOCK:
         if time.monotonic() > deadline:
             raise _in_use(path, wait_seconds)
         if on_wait is not None and time.monotonic() > begin + _NOTICE_SECONDS:
             on_wait(_name_holder(path))
             on_wait = None
         time.sleep(_POLL_SECONDS)
+        problem = _try_lock(file)
     if problem and problem not in _NO_LOCKS:
         raise OSError(problem, os.strerror(problem), str(path))
     return problem == 0
@@ -154,16 +158,16 @@ def _in_use(path: Path, waited: float) -> CacheError:
 def _name_holder(path: Path) -> str:
     """Return the host, pid and start of the build that holds the lock, for messages."""
     holder = _read_holder(path.parent)
-    return ", ".join(f"{name} {holder.get(name, 'unknown')}" for name in ("host", "pid")) + (
-        f", since {holder.get('since', 'unknown')}"
-    )
+    host, pid, since = (holder.get(name, "unknown") for name in ("host", "pid", "since"))
+    return f"host {host}, pid {pid}, since {since}"
 
 
 def _read_holder(cache: Path) -> dict[str, object]:
-    """What the lock file says of the build that holds it; empty if it cannot be read."""
+    """Return the entries of the lock file about the build that holds the lock; none if they cannot
+    be read."""
     try:
         holder = parse_json(read_regular(_lock_path(cache), 1 << 20))
-    except (OSError, ValueError):  # does not exist yet, or is being written
+    except (OSError, ValueError):  # the file does not exist yet, or is being written
         return {}
     return holder if isinstance(holder, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Translates errors of the operating system (no permission, failing disk, no memory) into
+"""Translating errors of the operating system (no permission, a failing disk, no memory) into
 megablend's, whose messages give the path, the cause and the remedy."""
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
+"""The remedies for system errors, by errno."""
 _ENOUGH_FILES = 1024
-"""Open files that a process needs at most, as a rule."""
+"""The number of open files that is enough for a process, as a rule."""
 _NO_THREAD = "can't start new thread"
 """Part of Python's message if the system refuses a thread."""
 _NOT_STORED = "no locator available"
@@ -38,25 +39,26 @@ _NOT_LOADED = (
     "cannot allocate memory",
     "Could not find/load shared object",
 )
-"""Parts of the messages of Python's loader, glibc and llvmlite if there is no memory for a library;
-they come without an errno."""
+"""Parts of the messages of Python's loader, glibc and llvmlite if there is no memory for a library:
+these errors have no errno."""
 
 
 def remedy_of(number: int | None) -> str:
-    """Return the remedy for a system error by its errno."""
+    """Return the remedy for a system error, by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         return _open_files_remedy(*resource.getrlimit(resource.RLIMIT_NOFILE))
     return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
 
 
 def cache_remedy_of(number: int | None) -> str:
-    """Return the remedy for a system error at a path inside a cache: what is there in place of a
-    file may be removed, since a build writes the file again."""
+    """Return the remedy for a system error at a path inside a cache: whatever is in place of a file
+    may be removed, since a build writes the file again."""
     return REMOVE_REMEDY if number in (errno.ENXIO, errno.EISDIR) else remedy_of(number)
 
 
 def _open_files_remedy(limit: int, hard_limit: int) -> str:
-    """Return the remedy for too many open files, given the limits of their number."""
+    """Return the remedy for too many open files, given the soft and the hard limit of their
+    number."""
     enough = max(_ENOUGH_FILES, 4 * limit)
     if hard_limit == limit:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
@@ -82,7 +84,7 @@ def cause_of(error: OSError) -> str:
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """Return the system's error as a megablend error; None for errors of other kinds, and for
+    """Return a system error as a megablend error; None for errors of other kinds, and for
     megablend's own.
 
     Args:
@@ -116,8 +118,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
 
 @contextlib.contextmanager
 def translating(place: str) -> Iterator[None]:
-    """Raise the system's errors as ResourceError. All public functions are wrapped in it; it is also
-    a decorator."""
+    """Raise system errors as ResourceError. All public functions are wrapped in this context, which
+    is also a decorator."""
     try:
         yield
     except Exception as error:
@@ -128,4 +130,5 @@ def translating(place: str) -> Iterator[None]:
 
 
 def _name(error: OSError, place: str) -> str:
+    """Return the file that an error names; `place` if it names none."""
     return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else place

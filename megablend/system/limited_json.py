@@ -9,7 +9,9 @@ from itertools import repeat
 from typing import Any
 
 MAX_DEPTH = 64
-"""Maximum nesting of lists and objects; files of megablend need fewer than ten levels."""
+"""The deepest nesting of lists and objects; files of megablend need fewer than ten levels."""
+_NESTED = frozenset([dict, list])
+"""The types of objects and lists."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -19,19 +21,21 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    opened = (
-        text.count("{") + text.count("[")
-        if isinstance(text, str)
-        else text.count(b"{") + text.count(b"[")
-    )
-    if opened <= MAX_DEPTH:  # a value is nested at most as deep as brackets are opened
+    if _count_brackets(text) <= MAX_DEPTH:  # a value is nested at most this deep
         return value
     level = [value] if type(value) in _NESTED else []
     for _ in range(MAX_DEPTH):
-        level = [item for each in level for item in _items(each) if type(item) in _NESTED]
+        level = [item for outer in level for item in _items(outer) if type(item) in _NESTED]
         if not level:
             return value
     raise _too_deep()
+
+
+def _count_brackets(text: str | bytes) -> int:
+    """Return the number of brackets that a JSON text opens."""
+    if isinstance(text, str):
+        return text.count("{") + text.count("[")
+    return text.count(b"{") + text.count(b"[")
 
 
 def fits(value: object, shape: Any) -> bool:
@@ -39,7 +43,7 @@ def fits(value: object, shape: Any) -> bool:
 
     Args:
         shape: one of these:
-            a type, which is exactly that of the value;
+            a type, which must be exactly that of the value;
             a tuple of shapes, one of which the value has;
             `{name: shape}`, an object with at least these fields;
             `{str: shape}`, an object whose values all have the shape;
@@ -62,8 +66,8 @@ def fits(value: object, shape: Any) -> bool:
 
 
 def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:
-    """Return the first of `fields` (name -> shape) that is missing from an object, or has another
-    shape; None if all are valid."""
+    """Return the first of `fields` (name -> shape) that an object lacks, or has in another shape;
+    None if all are valid."""
     if not isinstance(value, dict):
         return "the structure of an object"
     for name, shape in fields.items():
@@ -77,12 +81,8 @@ def is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-_NESTED = frozenset([dict, list])
-"""Types of objects and lists."""
-
-
 def _items(value: Any) -> Iterable[Any]:
-    """What is in an object or a list."""
+    """Return the items of an object or a list."""
     return value.values() if type(value) is dict else value
 
 

@@ -1,4 +1,5 @@
-"""Warnings that others can cause as often as they like: each of them is logged once a minute."""
+"""Warnings that other programs can cause as often as they like: for each of them, one is logged a
+minute."""
 
 from __future__ import annotations
 
@@ -7,20 +8,22 @@ import time
 from megablend.system.log import LOG
 
 _WARN_SECONDS = 60.0
-_MOST_WARNED = 1000
+"""The shortest time between two warnings with the same cause."""
+_MAX_CAUSES = 1000
+"""The number of causes above which all are forgotten, so that memory is limited."""
 
 
 class LimitedLog:
-    """Logs at most one warning a minute of each who causes some."""
+    """Logs at most one warning a minute for each program that causes warnings."""
 
     def __init__(self) -> None:
         self._warned_at: dict[str, float] = {}
 
     def warn(self, who: str | None, text: str, error: BaseException | None = None) -> None:
-        """Log what somebody has caused, with the traceback of an error."""
+        """Log a warning that `who` has caused, with the traceback of an error if there is one."""
         now = time.monotonic()
         if now - self._warned_at.get(str(who), -_WARN_SECONDS) >= _WARN_SECONDS:
-            if len(self._warned_at) > _MOST_WARNED:
+            if len(self._warned_at) > _MAX_CAUSES:
                 self._warned_at.clear()
             self._warned_at[str(who)] = now
             LOG.warning("mirror: %s: %s", who, text, exc_info=error)

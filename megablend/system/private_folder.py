@@ -19,21 +19,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""Permissions of other users to write."""
+"""The permissions of other users to write."""
+_VARIABLE = "MEGABLEND_KERNEL_CACHE"
+"""The environment variable that names a folder for compiled kernels."""
 
 
 def find_private_folder(
     bases: Sequence[Path], name: Path, *, prefix: str
 ) -> tuple[Path, list[str]]:
     """Return the folder `name` under the first of `bases` where it is private, created if missing;
-    a new temporary folder if it is private under none.
+    a new temporary folder if it is private under no base.
 
     Args:
-        name: relative; its folders are created with permissions for this user only.
-        prefix: what the name of a temporary folder begins with, which is removed when this process
+        name: a relative path; its folders are created with permissions for this user only.
+        prefix: the prefix of the name of a temporary folder, which is removed when this process
             ends.
 
-    Returns: the folder, free of symbolic links; for each base that cannot be used, the reason.
+    Returns: the folder, free of symbolic links; and for each base that cannot be used, the reason.
     Raises: OSError if no temporary folder can be created.
     """
     problems: list[str] = []
@@ -48,7 +50,7 @@ def find_private_folder(
 
 
 def _try_base(base: Path, name: Path) -> tuple[Path, str | None]:
-    """Return the folder `name` under a base; the reason why it cannot be used, or None."""
+    """Return the folder `name` under a base; and the reason why it cannot be used, or None."""
     folder = base / name
     try:
         _make_folders(base, name)
@@ -62,8 +64,8 @@ def _try_base(base: Path, name: Path) -> tuple[Path, str | None]:
 
 
 def problem_with(folder: Path) -> str | None:
-    """Why another user could change files in `folder`,
-    an absolute path without links; None if no user can.
+    """Return the reason why another user could change files in `folder`, an absolute path without
+    links; None if no user can.
 
     Raises: OSError if a part of the path cannot be inspected.
     """
@@ -85,8 +87,8 @@ def problem_with(folder: Path) -> str | None:
 
 
 def _make_folders(base: Path, name: Path) -> None:
-    """Create the folders of `name` below `base`. Others may no longer write to those folders above
-    the last one that exist and belong to this user."""
+    """Create the folders of `name` below `base`. For those that exist and belong to this user,
+    except the last one, other users lose the permission to write."""
     # Pathlib would create them with the permissions of the umask
     for above in reversed((base, *base.parents)):
         if not above.exists():
@@ -104,23 +106,20 @@ def _make_folders(base: Path, name: Path) -> None:
 
 
 def _unmapped_root() -> Iterator[int]:
-    """Yield the user that seems to own the system's folders, in a container that root is not mapped
-    into; nothing elsewhere."""
+    """Yield the user that seems to own the system's folders in a container into which root is not
+    mapped; nothing elsewhere."""
     with contextlib.suppress(OSError, ValueError):
-        inside, _, count = (
-            int(word) for word in Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3]
-        )
-        if inside or count < (1 << 32) - 1:
+        # The first mapping: its first user in the container, that user outside, and their number
+        words = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+        first, _, count = (int(word) for word in words[:3])
+        if first or count < (1 << 32) - 1:
             yield int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
 
 
 def _remove(folder: Path, pid: int) -> None:
+    """Remove a temporary folder when the process that made it ends."""
     if os.getpid() == pid:  # a forked child leaves this to its parent
         shutil.rmtree(folder, ignore_errors=True)
-
-
-_VARIABLE = "MEGABLEND_KERNEL_CACHE"
-"""The environment variable that names a folder for compiled kernels."""
 
 
 def private_kernel_folder(name: Path) -> Path:

@@ -1,8 +1,8 @@
 """Opening files in folders that other users can also write to.
 
-For reading, a file is a regular one of a bounded size: a pipe in its place would be waited for
-without end, and a device may be read until memory ends. For writing, no link is followed that
-another user may have placed there.
+A file is read only if it is a regular file of a bounded size: a pipe in its place would block the
+reader without end, and a device might fill the memory. A file is written without following links
+that another user may have placed there.
 
 New files are created exclusively (mode "x", which follows no link). A file that is opened again
 must be a regular file with one name, not a link to a file elsewhere; a folder may be reached
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_BYTES = 1 << 32
-"""Largest file that is read as a whole; tables, which are mapped, may be larger."""
+"""The largest file that is read as a whole; tables, which are mapped, may be larger."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
+"""The errors that `Path.is_file` takes for the absence of a file."""
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """Open a regular file for reading, without waiting for whoever would write to a pipe.
+    """Open a regular file for reading, without waiting for a process that would write to a pipe.
 
-    Raises: OSError, with ENXIO if it is a pipe, a socket or a device, EISDIR for a folder.
+    Raises: OSError, with ENXIO for a pipe, a socket or a device, and EISDIR for a folder.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(fd).st_mode
@@ -36,21 +38,21 @@ def open_regular(path: Path | str) -> BinaryIO:
     raise OSError(errno.ENXIO, "a pipe, socket or device in place of a file", str(path))
 
 
-def read_regular(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has
-    more than `most_bytes`."""
+def read_regular(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file. Raises: the same errors as `open_regular`; OSError with
+    EFBIG if the file has more than `max_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
+        if size > max_bytes:
             raise OSError(
-                errno.EFBIG, f"it has {size:,} bytes, expected at most {most_bytes:,}", str(path)
+                errno.EFBIG, f"it has {size:,} bytes, expected at most {max_bytes:,}", str(path)
             )
-        return file.read(most_bytes)
+        return file.read(max_bytes)
 
 
 def open_again(path: Path | str, flags: int) -> int:
-    """Open an existing file, or with os.O_CREAT one that may have to be created.
-    Returns: its descriptor.
+    """Open an existing file, or with os.O_CREAT one that may have to be created. Returns: the
+    descriptor of the file.
 
     Raises: OSError with ELOOP if it is a hard or symbolic link, or not a regular file.
     """
@@ -65,7 +67,8 @@ def open_again(path: Path | str, flags: int) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder below one that others may write to. Does nothing if it does not exist.
+    """Check a folder below one that other users may write to. Does nothing if the folder does not
+    exist.
 
     Raises: OSError with ELOOP if it is a symbolic link that another user created.
     """
@@ -79,10 +82,6 @@ def check_folder(folder: Path) -> None:
             f"it is a symbolic link to {folder.readlink()}, created by user {state.st_uid}",
             str(folder),
         )
-
-
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
-"""Errors that `Path.is_file` takes for the absence of a file."""
 
 
 def get_file_size(path: str) -> int | None:

@@ -1,5 +1,5 @@
-"""Waiting: long waits are logged, since somebody who watches a job would wonder; and files are
-waited for that a network file system shows seconds late."""
+"""Waiting: logging long waits, since somebody who watches a job would wonder; and waiting for files
+that a network file system shows some seconds late."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from megablend.errors import CacheError
 from megablend.system.log import LOG
 
 SLOW_SECONDS = 1.0
-"""Shorter waits are not logged."""
+"""The time from which waits are logged."""
+SEEN_SECONDS = 10.0
+"""The time in which a file becomes visible on a network file system."""
 
 
 @contextlib.contextmanager
 def log_slow_wait(reason: str) -> Iterator[None]:
-    """Log, at level INFO, how long the body took if it took longer than SLOW_SECONDS, whether it
-    succeeded or not.
+    """Log, at level INFO, the seconds that the body took if they were SLOW_SECONDS or more, whether
+    the body succeeded or not.
 
     Args:
-        reason: what is waited for, with the file's path.
+        reason: the thing that is waited for, with the file's path.
     """
     begin = time.monotonic()
     try:
@@ -30,10 +32,6 @@ def log_slow_wait(reason: str) -> Iterator[None]:
         seconds = time.monotonic() - begin
         if seconds >= SLOW_SECONDS:
             LOG.info("waited %.1f s for %s", seconds, reason)
-
-
-SEEN_SECONDS = 10.0
-"""How long a file may take to become visible."""
 
 
 def await_file(path: Path, seconds: float = SEEN_SECONDS) -> None:

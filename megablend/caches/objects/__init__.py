@@ -5,10 +5,10 @@
                                    /commits/0000.json  commits of the folder: which files it has, with their checksums
     <location>/runs/<run>/0000.json, skips/...         versions of a record
 
-commits  numbered versions, each an object that only one process can create; what a commit of a folder says
-copies   this node's copies of folders, and removing those that it does not use
+commits  numbered versions, each an object that only one process can create; the content of a folder's commit
+copies   this node's copies of folders, and removing unused ones
 folders  folders: their commits
 node     this node's folder, and its locks
-remembered  what the store has answered, for when it does not answer
+remembered  the store's last answers, for times when it does not answer
 store    `ObjectCacheStore`; whether the store lets only one of several processes create an object
 """

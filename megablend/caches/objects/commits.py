@@ -1,10 +1,10 @@
 """Chains of versions in an object store, and commits:
 the versions of a folder, which list its files with their checksums.
 
-A chain is `0000.json`, `0001.json` ...: the last one is current. Each is created once and never
-changed. A process creates the version after the one that it has read; if another one was faster,
-the store refuses. Versions are not removed, so that a number is never given twice: what is removed
-gets one more version, which says so.
+A chain is `0000.json`, `0001.json` ...: the last version is current. Each version is created once and
+never changed. A process creates the version after the one that it has read; if another process was
+faster, the store refuses. Versions are not removed, so that a number is never used twice: a removal
+is one more version, without content.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 _MAX_COLLISIONS = 50
-"""Attempts to create a version while requests collide."""
+"""The number of attempts to create a version while requests collide."""
 _COLLISION_SECONDS = 0.1
-"""Pause between two of these."""
+"""The pause between two of these attempts."""
 _NAME = re.compile(r"(\d{4,})\.json")
+
+
+_CONTENT: dict[str, type | tuple[type, ...]] = {"files": dict, "replaced": list}
+"""The types of the fields of a commit's content."""
+_FILE: dict[str, type | tuple[type, ...]] = {"at": str, "bytes": int, "blake2b": str, "etag": str}
+"""The types of the fields of each file in it, which are the fields of StoredFile."""
 
 
 class Chain:
@@ -63,9 +69,9 @@ class Chain:
         return f"{self.key}/{number:04d}.json"
 
     def append(self, content: Any, after: int) -> bool:
-        """Create the version after number `after` (-1 for the first).
+        """Create the version after number `after`, which is -1 for the first version.
 
-        Returns: False if another process has created it, with another content.
+        Returns: whether the version has this content; False if another process was faster.
         """
         record = {
             "format_version": FORMAT_VERSION,
@@ -79,8 +85,8 @@ class Chain:
             data = self._prefix.read(key)
             if data is not None:
                 found = _parse(self._place(key), data)
-                # It is this call's if the answer to an earlier attempt was lost; an equal one of
-                # another process serves as well
+                # This call created the version if the response to an earlier attempt was lost; an
+                # equal version from another process serves as well
                 is_own = found["nonce"] == record["nonce"]
                 is_equal = content is not None and found["content"] == content
                 return is_own or is_equal
@@ -110,6 +116,7 @@ def find_last(keys: Iterable[str]) -> int:
 
 
 def _parse(place: str, data: bytes) -> dict[str, Any]:
+    """Parse the object of a version. Raises: CacheError."""
     try:
         record = parse_json(data)
     except ValueError as error:
@@ -124,17 +131,11 @@ def _parse(place: str, data: bytes) -> dict[str, Any]:
     return record
 
 
-_CONTENT: dict[str, type | tuple[type, ...]] = {"files": dict, "replaced": list}
-"""Types of the keys of a commit's content."""
-_FILE: dict[str, type | tuple[type, ...]] = {"at": str, "bytes": int, "blake2b": str, "etag": str}
-"""Types of the keys of each file, which are those of StoredFile."""
-
-
 class StoredFile(NamedTuple):
     """A file of a commit."""
 
     at: str
-    """Name of the upload that it is part of."""
+    """The name of the upload that the file is part of."""
     bytes: int
     blake2b: str
     etag: str
@@ -146,9 +147,9 @@ class Commit(NamedTuple):
 
     number: int
     files: dict[str, StoredFile]
-    """Files by name; empty if the folder was removed."""
+    """The files by name; empty if the folder was removed."""
     replaced: frozenset[str]
-    """Names of the files that do not belong to the folder's identity; see
+    """The names of files that do not belong to the folder's identity; see
     CacheStore.commit_folder."""
 
     def make_content(self) -> dict[str, Any]:
@@ -168,16 +169,7 @@ def parse_commit(place: str, version: Record) -> Commit:
     content = version.data
     if content is None:
         return Commit(version.number, {}, frozenset())
-    missing = missing_field(content, _CONTENT)
-    if missing is None:
-        fields = (missing_field(file, _FILE) for file in content["files"].values())
-        missing = next((field for field in fields if field is not None), None)
-    names = () if missing is not None else (*content["files"], *content["replaced"])
-    if any(
-        not isinstance(name, str) or not name or "/" in name or name.startswith(".")
-        for name in names
-    ):
-        missing = "valid file names"
+    missing = _find_missing(content)
     if missing is not None:
         raise CacheError(f"{place}: damaged (it lacks {missing}); restore it from a backup")
     files = {
@@ -187,20 +179,37 @@ def parse_commit(place: str, version: Record) -> Commit:
     return Commit(version.number, files, frozenset(content["replaced"]))
 
 
+def _find_missing(content: Any) -> str | None:
+    """Return what the content of a commit lacks; None if it is complete."""
+    missing = missing_field(content, _CONTENT)
+    if missing is not None:
+        return missing
+    for file in content["files"].values():
+        missing = missing_field(file, _FILE)
+        if missing is not None:
+            return missing
+    names = (*content["files"], *content["replaced"])
+    return None if all(map(_is_file_name, names)) else "valid file names"
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and "/" not in name and not name.startswith(".")
+
+
 def describe_files(
     at: str, members: Mapping[str, bytes | Path], etags: Mapping[str, str]
 ) -> dict[str, StoredFile]:
     """Describe the files of the upload `at` for a commit, by name.
 
     Args:
-        members: their contents, by name.
-        etags: those of their objects, by name.
+        members: the contents of the files, by name.
+        etags: the etags of the files' objects, by name.
     """
     return {name: StoredFile(at, *_measure(data), etags[name]) for name, data in members.items()}
 
 
 def _measure(data: bytes | Path) -> tuple[int, str]:
-    """Return the size and checksum."""
+    """Return the size and the checksum of a content."""
     if isinstance(data, Path):
         return data.stat().st_size, checksum(data)
     return len(data), hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,10 +1,10 @@
-"""A node's copies of folders of a cache in an object store: downloaded once, by one process, with
-their checksums compared.
+"""A node's copies of folders of a cache in an object store. A copy is downloaded once, by one process,
+which compares checksums.
 
-A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies
-that are not used are removed by the next download to the node (after UNUSED_SECONDS), and by `gc`
-on this node; if nothing of a cache was used, all of its folder is removed. Processes that have
-opened a file keep it; a process that needs a copy later downloads it again.
+The time of a copy's receipt is the time at which a process last used the copy. Copies that were not
+used for UNUSED_SECONDS are removed by the next download to the node, and by `gc` on the node; if no
+copy of a cache was used, the cache's whole folder on the node is removed. Processes that have opened
+a file keep it; a process that needs a removed copy downloads it again.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
 
 RECEIPTS = ".commits"
-"""Folder of a cache's receipts: each names the commit that a copy is of."""
+"""The folder of a cache's receipts: each has the commit that a copy was made of."""
 UNUSED_SECONDS = 30 * 86400.0
-"""Seconds after its last use when a copy counts as unused."""
+"""The time since its last use after which a copy counts as unused."""
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
+"""The names of folders of caches, as `find_node_folder` makes them."""
 
 
 def note_use(receipt: Path) -> bool:
-    """Note that a copy is used. Returns: False if it was just removed."""
+    """Note that a copy is used now. Returns: False if the copy was just removed."""
     try:
         os.utime(receipt)
     except FileNotFoundError:
         return False
-    except OSError:  # of another user: its time stays that of the download
+    except OSError:  # a copy of another user: the time stays that of the download
         pass
     return True
 
 
 def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[int, int]:
-    """Remove the copies of a node that were last used before a time
-    (seconds since 1970), of all its caches.
+    """Remove the copies of all caches on a node that were last used before a time (seconds since
+    1970).
 
     Args:
-        node: the folder of one of them; the others are next to it.
+        node: the folder of one of the caches; the others are next to it.
 
-    Returns: number and bytes of the copies that were removed, or would be.
+    Returns: the number and the bytes of the copies that were removed, or would be.
     """
     num_copies = 0
     size = 0
@@ -84,7 +85,8 @@ def _list_receipts(folder: Path) -> list[Path]:
 
 
 def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -> int:
-    """Remove a copy unless it is used just now. Returns: its bytes; 0 if it is kept."""
+    """Remove a copy unless a process uses it now. Returns: the bytes of the copy; 0 if it is
+    kept."""
     kind, _, name = receipt.stem.partition("-")
     copy = folder / kind / name
     with try_lock_node(folder, receipt.stem) as is_locked:
@@ -94,7 +96,7 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
         if dry_run:
             return size
         aside = temp_sibling(receipt)
-        # From here on, whoever notes its use finds none, and waits for the lock
+        # From here on, a process that notes its use finds no receipt, and waits for the lock
         receipt.rename(aside)
         if aside.stat().st_mtime >= before:
             aside.rename(receipt)
@@ -108,7 +110,7 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
 
 
 def _last_change(folder: Path) -> float:
-    """When a file of a folder was last written."""
+    """Return the time at which a file of a folder was last written."""
     return max(
         (path.lstat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime
     )
@@ -118,7 +120,7 @@ class Copies:
     """Copies of the folders below a prefix.
 
     Args:
-        node: this node's folder.
+        node: this node's folder of the cache.
     """
 
     def __init__(self, prefix: ObjectPrefix, node: Path) -> None:
@@ -126,8 +128,8 @@ class Copies:
         self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """Return the commit of which this node has a complete copy, which counts as used now; None
-        if it has none."""
+        """Return the commit of which this node has a complete copy, and note that the copy is used;
+        None if there is no such copy."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Record(record["content"], record["number"]))
@@ -137,10 +139,10 @@ class Copies:
         return None
 
     def update(self, folder: str, commit: Commit, present: Commit | None) -> None:
-        """Bring a copy up to date; the caller keeps other processes of the node out.
+        """Bring a copy up to date; the caller keeps out other processes of the node.
 
         Args:
-            present: the commit that the copy is of; None to download all of it.
+            present: the commit that the copy was made of; None to download the whole folder.
 
         Raises: FileNotFoundError if an object does not exist; CacheError if one is damaged.
         """
@@ -158,7 +160,7 @@ class Copies:
         remove_unused(self._node, time.time() - UNUSED_SECONDS)
 
     def read_member(self, folder: str, commit: Commit, name: str) -> bytes:
-        """Read a small file of a commit. Raises: as `update` does."""
+        """Read a small file of a commit. Raises: the same errors as `update`."""
         path = self._node / folder / name
         if self.find_complete(folder) == commit:
             return read_regular(path)
@@ -171,12 +173,14 @@ class Copies:
             temporary.unlink(missing_ok=True)
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
+        """Download one file of a commit in place of the copy's."""
         path = self._node / folder / name
         temporary = temp_sibling(path)
         self._download(folder, commit, name, temporary)
         temporary.replace(path)
 
     def _download_all(self, folder: str, commit: Commit) -> None:
+        """Download all files of a commit to a new copy, which replaces the old one."""
         path = self._node / folder
         path.parent.mkdir(parents=True, exist_ok=True)
         written = temp_sibling(path)
@@ -195,7 +199,7 @@ class Copies:
             shutil.rmtree(written, ignore_errors=True)
 
     def _download(self, folder: str, commit: Commit, name: str, path: Path) -> None:
-        """Copy a file to a new one, and compare its checksum."""
+        """Copy a file of a commit to a new one, and compare its checksum."""
         file = commit.files[name]
         key = f"{folder}/{file.at}/{name}"
         try:

@@ -1,9 +1,9 @@
 """Folders of a cache in an object store: each commit lists the files
 of a folder with their checksums.
 
-Files are uploaded below a name of their own (a nonce), so that nobody overwrites them;
-creating the next version of the folder's chain is the commit. What a killed build has
-uploaded belongs to no commit.
+Each upload has a name of its own (a nonce), below which its files are, so that no other upload
+overwrites them. Creating the next version of the folder's chain is the commit. Files that a killed
+build has uploaded belong to no commit.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from megablend.system.atomic_write import translate_os_errors
 from megablend.system.waits import log_slow_wait
 
 _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
+"""The names of files and folders of a cache: a digest, and a dash if more follows."""
+COMMITS = "commits"
+"""The part of the keys of commits where other objects of a folder have the name of an upload."""
+MANIFEST = "manifest.json"
+"""The file of a folder whose time is that of the folder's creation."""
+_SLASHES = 3
+"""The number of slashes in the key of an object: kind/folder/upload/file, or
+kind/folder/commits/number."""
 
 
 def is_own(name: str) -> bool:
-    """Return whether a file or a folder can belong to the cache: its name begins with a digest, and
-    with a dash if more follows."""
+    """Return whether a file or a folder can belong to a cache, by its name."""
     return _OWN.fullmatch(name) is not None
-
-
-COMMITS = "commits"
-MANIFEST = "manifest.json"
-_SLASHES = 3
-"""Slashes in the key of an object: kind/folder/upload/file, or kind/folder/commits/number."""
 
 
 class Folders:
     """The folders below a prefix, by their keys such as `generations/<digest>`.
 
     Args:
-        node: this node's folder.
+        node: this node's folder of the cache.
     """
 
     def __init__(self, prefix: ObjectPrefix, node: Path) -> None:
@@ -57,13 +58,13 @@ class Folders:
         self._node = node
         self._copies = Copies(prefix, node)
         self._commits: dict[str, Commit] = {}
-        """The commits that were read, by the keys of their objects, which never change."""
+        """The commits that were read, by the keys of their objects; these objects never change."""
 
     def describe_all(self, kind: str) -> list[Entry]:
-        """Return the committed folders of a kind, sorted by name."""
+        """Return the entries of the committed folders of a kind, sorted by name."""
         by_folder: dict[str, dict[str, ObjectEntry]] = {}
-        for each in self._list_members(kind):
-            by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
+        for member in self._list_members(kind):
+            by_folder.setdefault(_folder_of(member.key), {})[member.key] = member
         last_numbers = {
             folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()
         }
@@ -72,14 +73,14 @@ class Folders:
         )
         entries = []
         for folder, commit in sorted(commits.items()):
-            if not commit.files:  # it was removed
+            if not commit.files:  # the folder was removed
                 continue
             objects = by_folder[folder]
             committed = objects[self._chain(folder).object_key(commit.number)].modified
             file = commit.files.get(MANIFEST)
             manifest = objects.get(f"{folder}/{file.at}/{MANIFEST}") if file else None
             created = manifest.modified if manifest else committed
-            size = sum(each.bytes for each in objects.values())
+            size = sum(member.bytes for member in objects.values())
             entries.append(Entry(folder.rpartition("/")[2], size, created, committed))
         return entries
 
@@ -96,11 +97,11 @@ class Folders:
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """Return the path of this node's copy of a folder, after it was brought up to date; nothing
-        may be there if there is no such folder.
+        """Bring this node's copy of a folder up to date. Returns: the path of the copy; nothing is
+        there if there is no such folder.
 
         Args:
-            is_fresh: download all of it, even if there is a copy.
+            is_fresh: whether to download the whole folder, even if there is a copy.
         """
         path = self._node / folder
         present = None if is_fresh else self._copies.find_complete(folder)
@@ -110,7 +111,7 @@ class Folders:
             try:
                 self._update_copy(folder, is_fresh=is_fresh)
             except FileNotFoundError:
-                # Perhaps it was committed again meanwhile, and its previous files were removed
+                # Perhaps the folder was committed again meanwhile, and its previous files removed
                 try:
                     self._update_copy(folder, is_fresh=is_fresh)
                 except FileNotFoundError as error:
@@ -118,8 +119,8 @@ class Folders:
         return path
 
     def _update_copy(self, folder: str, *, is_fresh: bool) -> None:
-        """Bring this node's copy of a folder, if there is such a folder, up to date.
-        Raises: FileNotFoundError if an object does not exist."""
+        """Bring this node's copy up to date if there is such a folder. Raises: FileNotFoundError if
+        an object does not exist."""
         commit = self.read(folder)
         if commit is None:
             return
@@ -145,13 +146,14 @@ class Folders:
                 uploaded = self._upload_folder(folder, upload, written)
             files = uploaded if reused is None else reused
             commit = Commit(number + 1, {**files, **uploaded_replaced}, frozenset(replaced))
-            if not self._chain(folder).append(commit.make_content(), number):
-                continue  # another build was faster: its files may serve
-            if self._has_all(folder, commit):
+            is_created = self._chain(folder).append(commit.make_content(), number)
+            if is_created and self._has_all(folder, commit):
                 break
-            # Some objects were removed meanwhile: upload all of them again
-            uploaded = {}
-            uploaded_replaced = self._upload(folder, upload, replaced)
+            if is_created:
+                # Another process removed some objects before they were committed: upload all again
+                uploaded = {}
+                uploaded_replaced = self._upload(folder, upload, replaced)
+            # Otherwise another build was faster: its commit may have files that can be reused
         self.fetch(folder, is_fresh=False)
         return reused is None
 
@@ -164,17 +166,17 @@ class Folders:
 
     def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
         """Return the objects that were written before a time and belong to no present commit."""
-        listed = [each for each in self._list_members(kind) if not _is_commit(each.key)]
-        used: set[str] = set()
-        for folder in {_folder_of(each.key) for each in listed}:
+        members = [each for each in self._list_members(kind) if not _is_commit(each.key)]
+        used = set[str]()
+        for folder in {_folder_of(member.key) for member in members}:
             commit = self.read(folder)
             if commit is not None:
                 used.update(commit.list_keys(folder))
-        return (each for each in listed if each.modified < before and each.key not in used)
+        return (each for each in members if each.modified < before and each.key not in used)
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
-        """Return the objects of all folders of a kind; without others, such as the markers that
-        consoles create for folders."""
+        """Return the objects of all folders of a kind, without objects of others, such as the
+        markers that consoles create for folders."""
         listed = (
             each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES
         )
@@ -184,11 +186,12 @@ class Folders:
         return Chain(self._prefix, f"{folder}/{COMMITS}")
 
     def _read_last(self, folder: str) -> Commit | None:
+        """Return the last commit of a folder, which may mark its removal; None if there is none."""
         number = self._chain(folder).find_end()
         return None if number < 0 else self._read_commits({folder: number})[folder]
 
     def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
-        """Read the commits with these numbers, by folder."""
+        """Return the commits with these numbers, by folder. Raises: CacheError."""
         chains = {folder: self._chain(folder) for folder in numbers}
         keys = {folder: chains[folder].object_key(number) for folder, number in numbers.items()}
         missing = [folder for folder, key in keys.items() if key not in self._commits]
@@ -248,4 +251,5 @@ def _is_commit(key: str) -> bool:
 
 
 def _folder_of(key: str) -> str:
+    """Return the folder, as kind/name, that an object's key belongs to."""
     return "/".join(key.split("/")[:2])

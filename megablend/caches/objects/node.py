@@ -19,7 +19,7 @@ from megablend.system.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0
-"""Unfinished files that are older belong to no living process."""
+"""The age above which unfinished files belong to no living process."""
 
 
 @lru_cache(maxsize=64)
@@ -50,7 +50,8 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
 
 @contextlib.contextmanager
 def lock_node(folder: Path, name: str) -> Iterator[None]:
-    """Keep other processes of this node from doing the same work, such as downloading a folder."""
+    """Keep other processes of this node from doing the same work at the same time, such as
+    downloading a folder."""
     with _open_lock(folder, name) as fd:
         with log_slow_wait(f"another process of this node that holds {folder / _LOCKS / name}"):
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -59,7 +60,8 @@ def lock_node(folder: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
-    """Like `lock_node`, but without waiting. Yields: False if another process does the work."""
+    """Lock as `lock_node` does, but without waiting. Yields: False if another process holds the
+    lock."""
     with _open_lock(folder, name) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,8 +72,8 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes:
-    those that are older than any process takes to finish one."""
+    """Remove the unfinished files of killed processes: those that are older than any process takes
+    to finish one."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process
@@ -85,6 +87,7 @@ def remove_old_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _open_lock(folder: Path, name: str) -> Iterator[int]:
+    """Yield a descriptor of a lock file, created if missing. Raises: CacheError."""
     path = folder / _LOCKS / name
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The answers of a cache's store, remembered on this node for when the store does not answer.
+"""The answers of a cache's store, remembered on this node for times when the store does not answer.
 
-This is for nodes with a mirror only, which go on while their source is off. Only listings and
-versions are remembered; the rest is in the node's copies. Remembered answers are not used where they
+This is only for nodes with a mirror, which continue while their source is off. Only listings and
+versions are remembered; the node has copies of the rest. Remembered answers are not used if they
 could do harm: while the cache is held for writing, and in a job of several machines, each of which
 might remember another state of the run. Writing needs the store anyway, which refuses a version that
 is not the next one.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.prefix import NoAnswerError, ObjectEntry, ObjectPrefix
+from megablend.storage.objects.prefix import NoResponseError, ObjectEntry, ObjectPrefix
 from megablend.system.atomic_write import replace_file
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
@@ -28,22 +28,23 @@ from megablend.system.safe_open import read_regular
 
 _ANSWERS = ".answers"
 _WAIT_SECONDS = 15.0
-"""How long a store is waited for whose last answer is known."""
+"""The time to wait for the answer of a store whose last answer is remembered."""
 _AWAY_SECONDS = 60.0
-"""How long such a store is not asked again after it did not answer."""
+"""The time for which such a store is not asked again after it did not answer."""
 _LOCAL_SIZES = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE": "MPI_LOCALNRANKS",
 }
-"""Variables with the number of a job's processes, and of those on this machine."""
+"""Environment variables with the number of a job's processes, and with the number of those on this
+machine."""
 
 
 class RememberedPrefix(ObjectPrefix):
     """An ObjectPrefix that remembers the store's answers.
 
     Args:
-        location, options: as for ObjectPrefix.
+        location, options: see ObjectPrefix.
         find_folder: returns this node's folder of the cache.
     """
 
@@ -52,10 +53,10 @@ class RememberedPrefix(ObjectPrefix):
     ) -> None:
         super().__init__(location, options)
         self._impatient = ObjectPrefix(location, options, seconds=_WAIT_SECONDS)
-        """The same prefix, for requests whose last answer is known."""
+        """The same prefix, for requests whose last answer is remembered."""
         self._find_folder = find_folder
         self._away_until = 0.0
-        """When the store is asked again, by the monotonic clock."""
+        """The time at which the store is asked again, by the monotonic clock."""
         self.is_mirrored = options.mirror is not None and options.mirror.covers(self.location)
         self.is_held = False
         """Whether the cache is held for writing: answers are then neither used nor remembered."""
@@ -81,13 +82,13 @@ class RememberedPrefix(ObjectPrefix):
         return [ObjectEntry(*each) for each in listed]
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """See ObjectPrefix; what was remembered may be wrong now."""
+        """See ObjectPrefix; remembered answers may be wrong afterwards, and are forgotten."""
         etags = super().write_all(objects)
         self._forget()
         return etags
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """See ObjectPrefix; what was remembered may be wrong now."""
+        """See ObjectPrefix; remembered answers may be wrong afterwards, and are forgotten."""
         count = super().create_each(key, data)
         self._forget()
         return count
@@ -97,39 +98,40 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """Return the store's answers, or those that it gave last if it does not answer now.
+        """Return the store's answers; its remembered answers if it does not answer now.
 
         Args:
             names: names of the answers, under which they are remembered.
-            ask: requests all of them from the store.
+            ask: requests all answers from the store.
 
-        Raises: as `ask` does.
+        Raises: the same errors as `ask`.
         """
         if self.is_held or not self.is_mirrored:
             return ask(self)
         folder = self._find_folder() / _ANSWERS
         paths = [
-            folder / hashlib.blake2b(each.encode(), digest_size=16).hexdigest() for each in names
+            folder / hashlib.blake2b(name.encode(), digest_size=16).hexdigest() for name in names
         ]
-        known = [_load(path) for path in paths]
-        is_usable = all(known) and is_on_one_machine(os.environ)
+        remembered = [_load(path) for path in paths]
+        is_usable = all(remembered) and is_on_one_machine(os.environ)
         try:
             if is_usable and time.monotonic() < self._away_until:
-                raise NoAnswerError("it did not answer a moment ago")
+                raise NoResponseError("it did not answer a moment ago")
             answers = ask(self._impatient if is_usable else self)
-        except NoAnswerError:
+        except NoResponseError:
             if not is_usable:
                 raise
             self._note_absence()
-            return [each[0] for each in known if each]
+            return [boxed[0] for boxed in remembered if boxed]
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            for path, before, answer in zip(paths, known, answers, strict=True):
+            for path, before, answer in zip(paths, remembered, answers, strict=True):
                 if before != [answer]:
                     replace_file(path, json.dumps([answer]).encode())
         return answers
 
     def _note_absence(self) -> None:
+        """Note that the store does not answer, and warn once."""
         if time.monotonic() >= self._away_until:
             self._away_until = time.monotonic() + _AWAY_SECONDS
             LOG.warning(
@@ -146,7 +148,8 @@ def is_on_one_machine(environ: Mapping[str, str]) -> bool:
 
 
 def _load(path: Path) -> list[Any] | None:
-    """Return a list of the one answer in a file; None if none is remembered there."""
+    """Return a list of the one answer in a file (the answer itself may be None); None if no answer
+    is remembered there."""
     with suppress(OSError, ValueError):
         known = parse_json(read_regular(path))
         if isinstance(known, list) and len(known) == 1:

@@ -34,23 +34,30 @@ from megablend.system.atomic_write import list_committed, replace_file, translat
 from megablend.system.build_lock import LockInfo
 
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
-"""The kinds of folders."""
+"""The kinds of entries that are folders."""
 _COPIED = ("packs", "splits", "idx")
 """Kinds of files that a node need not read again: their names say what they contain, so a copy is as
 good as the store's object."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
-"""What the keys of records begin with, by their kind."""
+"""The prefixes of the keys of records, by kind."""
 _CLOCK = ".clock"
-"""What the keys of objects begin with that are written to learn the time."""
+"""The prefix of the keys of objects that are written to learn the store's time."""
+PROBES = ".probes"
+"""The prefix of the keys of objects that `check_creates_once` creates."""
+_ROUNDS = 2
+"""The number of objects that `check_creates_once` creates."""
+_RACERS = 8
+"""The number of simultaneous requests to create each of them."""
 
 
 class ObjectCacheStore:
-    """See CacheStore. There are no locks: what is committed is created once, see `commits`.
+    """A cache below a prefix of an object store; see CacheStore. There are no locks: each commit is
+    created once, see `commits`.
 
     Args:
-        location: such as s3://bucket/caches/x.
-        options: how the bucket is accessed.
-        local_cache: folder of this node's copies; None for the default, see `node`.
+        location: the URL of the prefix, such as s3://bucket/caches/x.
+        options: the settings for accessing the bucket.
+        local_cache: the folder of this node's copies; None for the default, see `node`.
     """
 
     def __init__(
@@ -60,8 +67,9 @@ class ObjectCacheStore:
         self._local_cache = local_cache
         self._prefix = RememberedPrefix(location, options, lambda: self.folder)
         self._is_checked = False
+        """Whether the store was found to create an object only once."""
         self._clock_lead = 0.0
-        """Seconds by which the store's clock is ahead of this node's, as of the last `now`."""
+        """The seconds by which the store's clock was ahead of this node's at the last `now`."""
 
     def __reduce__(self) -> tuple[type[ObjectCacheStore], tuple[str, ObjectOptions, str | None]]:
         return ObjectCacheStore, (self.location, self._options, self._local_cache)
@@ -96,8 +104,8 @@ class ObjectCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore: nobody is kept out. Raises: CacheError if the store or the node's folder
-        cannot be written safely."""
+        """See CacheStore: no other process is kept out. Raises: CacheError if the store or the
+        node's folder cannot be written safely."""
         check_folders(self.folder)
         if not self._is_checked:
             check_creates_once(self._prefix)
@@ -109,15 +117,14 @@ class ObjectCacheStore:
         finally:
             self._prefix.is_held = was_held
             if self._prefix.is_mirrored:
-                # Commits that were read while it was held are read again, so that they are remembered
+                # Commits that were read while the cache was held are read again, to be remembered
                 self.__dict__.pop("_folders", None)
 
     def verify_shared(self, nonce: str) -> None:
         """See CacheStore: each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
-        """See CacheStore: the leftovers of other processes of this node that must be dead by
-        now."""
+        """See CacheStore: leftovers of other processes of this node that must be dead by now."""
         remove_old_leftovers(self.folder)
 
     def now(self) -> float:
@@ -230,8 +237,8 @@ class ObjectCacheStore:
                 (self.folder / place_below(kind, name)).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: what killed builds uploaded, and files of earlier commits. Unused copies
-        on this node are removed, too, but not counted."""
+        """See CacheStore: the uploads of killed builds, and files of earlier commits. Unused copies
+        on this node are removed as well, but not counted."""
         remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
@@ -285,12 +292,12 @@ class ObjectCacheStore:
             raise self._overtaken(kind, name)
 
     def remove_record(self, kind: str, name: str) -> None:
-        """See CacheStore: its versions are kept, followed by one that says that it was removed."""
+        """See CacheStore: its versions are kept, and one more marks the removal."""
         self.set_aside_record(kind, name)
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """See CacheStore: a version that says that it was removed is added, without which it is
-        restored."""
+        """See CacheStore: one more version marks the removal; removing that version restores the
+        record."""
         last = self._read_version(kind, name)
         chain = self._chain(kind, name)
         if last is None:
@@ -306,12 +313,15 @@ class ObjectCacheStore:
         return Chain(self._prefix, place_below(_KEYS[kind], name))
 
     def _overtaken(self, kind: str, name: str) -> OvertakenError:
+        """Return the error for a record that another process has changed."""
         return OvertakenError(
             f"{self.describe_record(kind, name)}: another process changed it in the meantime; "
             "repeat the command"
         )
 
     def _path(self, kind: str, name: str) -> Path:
+        """Return the path of a file of this node's copy, in a folder that exists. Raises:
+        CacheError."""
         path = self.folder / place_below(kind, name)
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,19 +329,13 @@ class ObjectCacheStore:
 
 
 def _belongs(name: str, owners: Collection[str] | None) -> bool:
+    """Return whether a file belongs to one of `owners`; True for None."""
     return owners is None or name.partition("-")[0] in owners
 
 
-PROBES = ".probes"
-"""What the keys of objects begin with that `check_creates_once` creates."""
-_ROUNDS = 2
-_RACERS = 8
-"""Requests in each round."""
-
-
 def check_creates_once(prefix: ObjectPrefix) -> None:
-    """Check, by requests that race to create an object, that a store lets only one of them succeed.
-    Raises: CacheError if several do, or an existing object is replaced."""
+    """Check that a store lets only one of several simultaneous requests create an object. Raises:
+    CacheError if it lets several, or replaces an existing object."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:

@@ -15,7 +15,7 @@ rate_limiter   how many requests are in flight, and at which rate
 timing         how long a request may take, learned from those before
 in_flight      all requests in flight, which one timer looks at
 workers        a few tasks that send many requests
-sockets        ranged GETs without the client, whose answers cost more CPU time
+sockets        ranged GETs without the client, whose responses cost more CPU time
 retry_policy   when a request is tried again, and when it is given up
 bucket_client  one ranged GET: its conditions, retries, time-outs and hedges
 listing        objects that match a pattern, found by LIST

@@ -1,4 +1,4 @@
-"""What a location names: a bucket, a container or a server, and a key in it."""
+"""The parts of a location: a bucket, a container or a server, and a key in it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from megablend.storage.url_checks import is_server_url
 WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXPECTED = {"s3": "s3://bucket/key", "gs": "gs://bucket/key", "az": "az://container/key"}
+"""The form of a location of each scheme, for messages."""
 
 
 class Address(NamedTuple):
@@ -49,7 +50,7 @@ def parse_location(location: str) -> Address:
 
 
 def check_key(location: str, key: str) -> None:
-    """Refuse keys that the client cannot address. Raises: UnsupportedFileError."""
+    """Check that the client can address a key. Raises: UnsupportedFileError."""
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in key):
         raise UnsupportedFileError(
             location.encode("unicode_escape").decode("ascii"),
@@ -65,6 +66,8 @@ def check_key(location: str, key: str) -> None:
 
 
 def _parse_url(location: str, scheme: str) -> Address:
+    """Parse a URL of a web server. Raises: ConfigError, without the query, which may be a
+    signature."""
     shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
     server, _, path = shown.partition("://")[2].partition("/")
     if "@" in server:

@@ -1,11 +1,11 @@
-"""What is asked of one bucket or server: the state of an object, ranges of it, listings. Coroutines
-of the event loop."""
+"""Requests to one bucket or server: for the state of an object, ranges of an object, and listings.
+All methods are coroutines of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
@@ -20,19 +20,51 @@ from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
-"""Longer ranges are requested in parts, which come at the same time."""
+"""The longest range that one request reads; longer ranges are requested in parts, all at once."""
 EMPTY_TRIES = 3
-"""How often a folder that exists is listed again if its listing is empty."""
+"""The number of times that a folder which exists is listed again if its listing is empty."""
 HADOOP_MARKER = "_$folder$"
-"""The end of the keys by which Hadoop marks folders."""
+"""The end of the keys of the empty objects by which Hadoop marks folders."""
+
+
+class PartRequest(NamedTuple):
+    """A request that reads a range, or a part of one, or several neighbours."""
+
+    start: int
+    """The first byte, in the object."""
+    stop: int
+    """The byte after the last one."""
+    begin: int
+    """The begin of the bytes in the memory that is read into."""
+
+
+def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRequest]:
+    """Plan the requests that read ranges.
+
+    A range that begins where the previous one ends, in the object and in memory, is read with it,
+    up to MAX_PART_BYTES; a longer one is read in parts. Empty ranges are not read.
+    """
+    requests = list[PartRequest]()
+    for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+        if requests and size:
+            last = requests[-1]
+            last_bytes = last.stop - last.start
+            continues = last.stop == offset and last.begin + last_bytes == begin
+            if continues and last_bytes + size <= MAX_PART_BYTES:
+                requests[-1] = last._replace(stop=offset + size)
+                continue
+        for done in range(0, size, MAX_PART_BYTES):
+            stop = min(size, done + MAX_PART_BYTES)
+            requests.append(PartRequest(offset + done, offset + stop, begin + done))
+    return requests
 
 
 class Bucket:
     """A source of objects with its listings.
 
     Args:
-        client: sends its requests.
-        lister: obstore's store for listings; None if there are none.
+        client: sends the requests to the source.
+        lister: obstore's store for listings; None for a web server, which has none.
     """
 
     def __init__(self, client: BucketClient, lister: Any) -> None:
@@ -55,14 +87,14 @@ class Bucket:
     async def read_ends(
         self, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
     ) -> tuple[ObjectVersion, HeadAndTail]:
-        """Return the version of an object, its beginning and its end, by two simultaneous requests.
+        """Return the version of an object, its head and its tail, by two simultaneous requests.
 
         Args:
             version: the version, if it is known; otherwise it is the present one.
-            tail_bytes: how many bytes of its end are requested; there are none in the result if
-                the server does not answer that.
+            tail_bytes: the number of bytes of its end that are requested; the result has none of
+                them if the server does not support such requests.
 
-        Raises: as `stat` does; ChangedFileError.
+        Raises: the same errors as `stat`; ChangedFileError.
         """
         tasks = (
             asyncio.ensure_future(self._read_begin(path, key, version)),
@@ -82,12 +114,13 @@ class Bucket:
     async def _read_begin(
         self, path: str, key: str, version: ObjectVersion | None
     ) -> tuple[ObjectVersion, bytes]:
+        """Return the version of an object, and its head."""
         if version is not None:
             size = min(version.size, HEAD_BYTES)
             if not size:
                 return version, b""
-            answer = await self.client.get(path, key, 0, size, version)
-            return version, answer.join()
+            response = await self.client.get(path, key, 0, size, version)
+            return version, response.join()
         try:
             return await self._read_head(path, key, HEAD_BYTES)
         except UnsupportedFileError:
@@ -97,6 +130,7 @@ class Bucket:
     async def _read_tail(
         self, path: str, key: str, version: ObjectVersion | None, size: int
     ) -> RangeResponse | None:
+        """Return the tail of an object; None if there is none, or the server does not send it."""
         if version is None:
             return await self.client.get_tail(key, size) if size else None
         size = min(size, version.size)
@@ -107,9 +141,9 @@ class Bucket:
     async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
         """Return the present version of an object, and its first bytes."""
         try:
-            answer = await self.client.get(path, key, 0, size, None)
-            return answer.version, answer.join()
-        except UnsupportedFileError:  # some servers answer so for an empty file
+            response = await self.client.get(path, key, 0, size, None)
+            return response.version, response.join()
+        except UnsupportedFileError:  # some servers respond like this for an empty file
             version = await self._head(path, key)
             if isinstance(version, Failure) or version.size:
                 raise
@@ -125,19 +159,19 @@ class Bucket:
         return _unwrap(path, version), b""
 
     async def _head(self, path: str, key: str) -> ObjectVersion | Failure:
-        """Return the version of an empty object, which has no byte for a ranged GET, by a HEAD."""
+        """Return the version of an empty object by a HEAD: it has no byte for a ranged GET."""
         import obstore
 
         seconds = self.client.timing.allow(0)
 
         async def attempt() -> ObjectVersion | Failure:
             nonlocal seconds
-            seconds *= 2  # a source that needs longer is waited for longer, too
+            seconds *= 2  # give a slow source more time on each attempt
             try:
                 meta = await asyncio.wait_for(obstore.head_async(self.client.store, key), seconds)
             except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
                 return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
-            except Exception as error:  # of the client: whatever it is
+            except Exception as error:  # raised by the client: whatever it is
                 return read_failure(error)
             return make_version(meta, versions=self.client.options.versions)
 
@@ -153,12 +187,12 @@ class Bucket:
         begins: Int64s,
         out: Bytes,
     ) -> None:
-        """Read ranges of one version into `out`: neighbours by one request, long ones by several,
-        all at the same time.
+        """Read ranges of one version into `out`, by simultaneous requests: one for neighbours,
+        several for a long range.
 
         Args:
-            offsets, sizes: int64 [n], where each range is in the object.
-            begins: int64 [n], where its bytes begin in `out`.
+            offsets, sizes: int64 [n], the bytes of each range in the object.
+            begins: int64 [n], the begin of each range's bytes in `out`.
 
         Raises: ChangedFileError, MissingFileError, DataError.
         """
@@ -176,22 +210,22 @@ class Bucket:
         path: str,
         key: str,
         version: ObjectVersion,
-        part: tuple[int, int, int],
+        part: PartRequest,
         out: memoryview,
     ) -> None:
         start, stop, begin = part
-        answer = await self.client.get(
+        response = await self.client.get(
             path, key, start, stop, version, out[begin : begin + stop - start]
         )
-        # Not by numpy, which would release the interpreter's lock for each part
-        for each in answer.parts:
-            out[begin : begin + len(each)] = each
-            begin += len(each)
+        # Not copied by numpy, which would release the interpreter's lock for each part
+        for data in response.parts:
+            out[begin : begin + len(data)] = data
+            begin += len(data)
 
     async def find(
         self, pattern: str, address: Address
     ) -> tuple[Listed, Mapping[str, ObjectVersion]]:
-        """Find what a pattern matches.
+        """Find the objects and folders that a pattern matches.
 
         Returns: the objects, sorted by key, and folders whose own key matches; by key, the versions
             of these objects and of all others that the listings contained.
@@ -217,7 +251,7 @@ class Bucket:
         return await find_objects(address.key, list_folder, list_all), listed
 
     async def has_folder(self, path: str, key: str) -> bool:
-        """Return whether objects have keys below a folder's. Raises: DataError."""
+        """Return whether there are objects with keys below a folder's. Raises: DataError."""
         # Only messages use the address, and they begin with `path`
         address = Address("", "", "")
         try:
@@ -247,12 +281,13 @@ class Bucket:
         )
 
     async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
+        """List a folder by one request, or more for a long listing."""
         import obstore
 
         async def attempt() -> Listed | Failure:
             try:
                 listed = await obstore.list_with_delimiter_async(self._lister, folder or None)
-            except Exception as error:  # of the client: whatever it is
+            except Exception as error:  # raised by the client: whatever it is
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
             self.client.counts.add_listing(
@@ -263,6 +298,7 @@ class Bucket:
         return _unwrap(pattern, await self.client.retry(pattern, attempt), is_list=True)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
+        """List the objects anywhere below a folder."""
         import obstore
 
         async def attempt() -> Sequence[Object] | Failure:
@@ -270,7 +306,7 @@ class Bucket:
                 listed = await obstore.list(
                     self._lister, folder or None, chunk_size=1000
                 ).collect_async()
-            except Exception as error:  # of the client: whatever it is
+            except Exception as error:  # raised by the client: whatever it is
                 return _read_list_failure(error, address)
             self.client.counts.add_listing([each["path"] for each in listed])
             return cast("Sequence[Object]", listed)
@@ -284,49 +320,28 @@ class Bucket:
         """Leave out the empty objects that stand for folders, whose trailing slash the client
         removes.
 
-        The one of an empty folder looks like an empty file here; a listing of its parent folder
-        tells them apart.
+        The object of an empty folder looks like an empty file here; a listing of its parent folder
+        tells the two apart.
         """
         folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
         unclear = [
             each["path"] for each in objects if not each["size"] and not _is_marker(each, folders)
         ]
         for parent in sorted({key.rpartition("/")[0] for key in unclear}):
-            folders.update(
-                (await self._list_folder(pattern, address, parent, is_there=True)).folders
-            )
+            listed = await self._list_folder(pattern, address, parent, is_there=True)
+            folders.update(listed.folders)
         return [each for each in objects if not _is_marker(each, folders)]
 
 
 def _is_marker(found: Object, folders: Collection[str]) -> bool:
-    """Return whether an object is empty and stands for one of `folders`, or, as Hadoop writes it,
-    for any."""
+    """Return whether an object is empty and stands for one of `folders`, or is one of Hadoop's
+    markers."""
     is_named = found["path"] in folders or found["path"].endswith(HADOOP_MARKER)
     return is_named and not found["size"]
 
 
-def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:
-    """Plan the requests that read ranges. Each is (first byte, byte after the last, where its bytes
-    begin in the memory that is read into).
-
-    A range that begins where the one before it ends, in the object and in memory, is read with it,
-    up to MAX_PART_BYTES; a longer one is read in parts. Empty ranges are not read.
-    """
-    requests: list[tuple[int, int, int]] = []
-    for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
-        if requests and size:
-            start, stop, place = requests[-1]
-            continues = stop == offset and place + stop - start == begin
-            if continues and stop - start + size <= MAX_PART_BYTES:
-                requests[-1] = (start, offset + size, place)
-                continue
-        for done in range(0, size, MAX_PART_BYTES):
-            stop = min(size, done + MAX_PART_BYTES)
-            requests.append((offset + done, offset + stop, begin + done))
-    return requests
-
-
 def _read_list_failure(error: Exception, address: Address) -> Failure:
+    """Return the meaning of an error of a LIST; see `read_failure`."""
     key = find_bad_key(error)
     if key is not None:
         remedy = (
@@ -341,7 +356,7 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
 
 
 def _unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """Return what was found. Raises: MissingFileError, UnsupportedFileError or DataError if it is a
+    """Return what was found. Raises: MissingFileError, UnsupportedFileError or DataError for a
     failure."""
     if not isinstance(found, Failure):
         return found

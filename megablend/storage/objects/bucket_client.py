@@ -21,7 +21,7 @@ from megablend.errors import (
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
-from megablend.storage.objects.object_version import ObjectVersion, version_of_answer
+from megablend.storage.objects.object_version import ObjectVersion, version_of_response
 from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.retry_policy import Counts, RetryPolicy
 from megablend.storage.objects.sockets import SocketReader
@@ -32,20 +32,19 @@ T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
 """See RangeRequest.timeout_factor."""
 _MAX_HEDGED = 0.005
-"""The part of all requests that may be sent a second time."""
+"""The share of all requests that may be sent a second time."""
 _STREAM_BYTES = 1 << 20
-"""Bytes of a large answer that are received together."""
+"""The bytes of a large response that are received together."""
 _MAX_TAIL_REFUSALS = 3
-"""After this many refusals in a row, the end of an object of unknown size is not requested any
-more."""
+"""The number of refusals in a row after which the end of an object of unknown size is no longer
+requested."""
 
 
 class RangeResponse(NamedTuple):
     """Bytes of an object, and the version that they belong to."""
 
     parts: list[Any]
-    """Buffers with consecutive bytes; none if the bytes are already in the memory that was given
-    for them."""
+    """Buffers with consecutive bytes; none if the bytes are already in the request's memory."""
     version: ObjectVersion
 
     def join(self) -> bytes:
@@ -57,11 +56,11 @@ class BucketClient:
     """A bucket, container or server, reached with one set of options. Used in the event loop only.
 
     Args:
-        root: for messages, such as s3://bucket.
-        store: obstore's, which does not try again by itself.
-        options: how it is read.
+        root: the location of the bucket for messages, such as s3://bucket.
+        store: obstore's client of the bucket, which does not try again by itself.
+        options: the settings for reading from the bucket.
         limiter: limits the requests of all clients of this bucket with these options.
-        sockets: read ranges of known versions; None if only the client can.
+        sockets: reads ranges of known versions; None if only obstore's client can read them.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class BucketClient:
 
     @property
     def counts(self) -> Counts:
-        """What was requested so far."""
+        """The counts of requests so far."""
         return self._policy.counts
 
     async def get(
@@ -99,11 +98,11 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Return bytes `start` to `stop` of one version of an object; of any version if `version`
-        is None.
+        """Return the bytes from `start` to `stop` of one version of an object; of any version if
+        `version` is None.
 
         Args:
-            into: memory for these bytes; the response has the parts that are not there yet.
+            into: memory for these bytes; the response has only the parts that are not there yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError if the object ends before
             `stop`; DataError.
@@ -120,8 +119,8 @@ class BucketClient:
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller one;
-        None if the server does not answer that, for whatever reason. It is not retried, nor
-        requested at all after several refusals in a row."""
+        None if the server does not send them, for whatever reason. The request is not retried, nor
+        made at all after several refusals in a row."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -135,13 +134,13 @@ class BucketClient:
     async def retry(
         self, location: str, attempt: Callable[[], Awaitable[T | Failure]]
     ) -> T | Failure:
-        """See RetryPolicy.retry: for other requests than ranged GETs."""
+        """See RetryPolicy.retry: for requests other than ranged GETs."""
         return await self._policy.retry(location, attempt)
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
-        """One attempt: a request, and a second one if it is late."""
+        """Make one attempt: send a request, and a second one if the first is late."""
         await self.limiter.enter(wanted.size)
-        answers_before = self.timing.num_answers
+        responses_before = self.timing.num_responses
         request = self._start(wanted, self._hedge_after(wanted.size))
         try:
             found = await self._receive(request)
@@ -152,19 +151,22 @@ class BucketClient:
             if request.hedge is not None:
                 request.hedge.cancel()
             self.limiter.leave(wanted.size)
-            # If nothing was answered meanwhile, all are slow, which `timing` does not learn from
-            # requests that were ended: the next attempt gets more time
-            if self.timing.num_answers == answers_before:
+            # If no response has come meanwhile, all requests are slow, which `timing` does not learn
+            # from requests that were ended: the next attempt gets more time
+            if self.timing.num_responses == responses_before:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
+        """Count a request that is sent now."""
         now = asyncio.get_running_loop().time()
         self.counts.requests += 1
         self.counts.bytes += wanted.size
-        return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
+        return Request(
+            now, wanted, num_responses=self.timing.num_responses, late_at=now + hedge_after
+        )
 
     def _hedge_after(self, size: int) -> float:
-        """Return seconds after which a request is sent a second time; never if few bytes or
+        """Return the seconds after which a request is sent a second time; infinity if few bytes or
         requests may be sent."""
         rates = (self.options.max_source_rate, self.options.max_request_rate)
         is_sparing = not self.options.hedges or rates != (None, None)
@@ -173,7 +175,7 @@ class BucketClient:
         return self.timing.hedge_after() or math.inf
 
     def _hedge(self, request: Request) -> None:
-        """Send a late request a second time, unless that was done for too many."""
+        """Send a late request a second time, unless that was done for too many requests."""
         if self.counts.hedges < _MAX_HEDGED * self.counts.requests:
             self.counts.hedges += 1
             request.hedge = asyncio.get_running_loop().create_task(
@@ -182,32 +184,36 @@ class BucketClient:
             request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
     async def _receive(self, request: Request) -> RangeResponse | Failure:
-        """Return the answer of a request, or that of its second one if that comes first."""
+        """Return the response to a request, or the response to its hedge if that comes first."""
         self._monitor.add(request)
         try:
             return await self._exchange(request)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            if request.hedge_answer is not None:
-                return cast(RangeResponse, request.hedge_answer)
+            if request.hedge_response is not None:
+                return cast(RangeResponse, request.hedge_response)
             if request.is_stalled:
-                silence = asyncio.get_running_loop().time() - request.last
-                if self.timing.num_answers > request.num_answers:
-                    kind = Kind.AGAIN  # others were answered meanwhile
-                elif self.timing.num_answers:
-                    kind = Kind.BUSY
-                else:
-                    kind = Kind.CONNECT
-                return Failure(kind, f"no answer for {silence:.0f} s", "")
+                return self._explain_stall(request)
             raise
-        except Exception as error:  # of the client: whatever it is
+        except Exception as error:  # raised by the client: whatever it is
             return read_failure(error)
         finally:
             self._monitor.remove(request)
 
+    def _explain_stall(self, request: Request) -> Failure:
+        """Return the failure of a request that has stalled."""
+        if self.timing.num_responses > request.num_responses:
+            kind = Kind.AGAIN  # others were answered meanwhile
+        elif self.timing.num_responses:
+            kind = Kind.BUSY
+        else:
+            kind = Kind.CONNECT
+        silence = asyncio.get_running_loop().time() - request.last_byte_at
+        return Failure(kind, f"no answer for {silence:.0f} s", "")
+
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
-        """Send a request over a socket if that is possible, or else by the client."""
+        """Send a request over a socket if that is possible, or else through obstore's client."""
         sockets = self._sockets
         if sockets is None or not sockets.is_usable:
             return await self._ask_client(request)
@@ -223,11 +229,13 @@ class BucketClient:
 
     def _note(self, request: Request, size: int) -> None:
         """Note that a request was answered with `size` bytes."""
-        assert request.first is not None
-        self.timing.note(request.began, asyncio.get_running_loop().time() - request.began, size)
-        self.limiter.note_latency(request.first - request.began, request.first)
+        assert request.first_byte_at is not None
+        self.timing.note(request.sent_at, asyncio.get_running_loop().time() - request.sent_at, size)
+        self.limiter.note_latency(request.first_byte_at - request.sent_at, request.first_byte_at)
 
     async def _ask_client(self, request: Request) -> RangeResponse | Failure:
+        """Send a request through obstore's client, and check that the response has the version and
+        the length that were requested."""
         import obstore
 
         loop = asyncio.get_running_loop()
@@ -243,8 +251,8 @@ class BucketClient:
             "asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options)
         )
         result = await request.waits_for
-        request.first = request.last = loop.time()
-        found = version_of_answer(result.meta, version, versions=self.options.versions)
+        request.first_byte_at = request.last_byte_at = loop.time()
+        found = version_of_response(result.meta, version, versions=self.options.versions)
         difference = None if version is None else version.find_difference(found)
         if difference is not None:
             return Failure(Kind.CHANGED, difference, "")
@@ -274,7 +282,7 @@ class BucketClient:
 
 
 async def _take_body(request: Request, result: Any) -> list[Any]:
-    """Receive the body of an answer; a large one comes in parts."""
+    """Receive the body of a response; a large one comes in parts."""
     if not request.is_large:
         request.waits_for = body = result.bytes_async()
         return [await body]
@@ -284,31 +292,33 @@ async def _take_body(request: Request, result: Any) -> list[Any]:
         while True:
             request.waits_for = part = stream.__anext__()
             parts.append(await part)
-            request.last = asyncio.get_running_loop().time()
+            request.last_byte_at = asyncio.get_running_loop().time()
     return parts
 
 
 def _explain_length(result: Any) -> Failure:
-    """Why an answer has another length than it should have."""
-    if encoding := result.attributes.get("Content-Encoding"):
+    """Return the failure of a response that has another length than it should have."""
+    encoding = result.attributes.get("Content-Encoding")
+    if encoding:
         cause = f"the server compresses its answers (Content-Encoding: {str(encoding)[:20]})"
         return Failure(Kind.UNUSABLE, cause, "switch compression off for these files, or copy them")
     return Failure(Kind.AGAIN, "the answer was shorter or longer than it should be", "")
 
 
 def _is_cancelled() -> bool:
-    """Return whether this task itself was cancelled, not just what it waited for; False before
-    Python 3.11, which does not tell."""
-    return bool(getattr(asyncio.current_task(), "cancelling", int)())
+    """Return whether this task itself was cancelled, not just the future that it waited for; False
+    before Python 3.11, which does not tell."""
+    count_requests = getattr(asyncio.current_task(), "cancelling", None)
+    return count_requests is not None and count_requests() > 0
 
 
 def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
-    """Take the answer of the second request for a late one, which is done."""
+    """Take the response to a hedge, which is done: the late request ends its wait."""
     if second.cancelled():
         return
     found = second.result()
     if isinstance(found, RangeResponse):
-        request.hedge_answer = found
+        request.hedge_response = found
         request.interrupt()
 
 

@@ -1,5 +1,5 @@
-"""obstore's stores: one for requests, and one for listings, of each bucket with its options;
-shared by the process."""
+"""obstore's stores, shared by the process: for each bucket with its options, one for requests and one
+for listings."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
-"""Time-out of a page of a listing, at least."""
+"""The shortest time-out of a page of a listing."""
 _LIST_SILENCE = 3
 """A listing that sends nothing for `read_timeout` multiplied by this is requested again: a store may
-search long for a page."""
+search for a page for a long time."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
-"""Environment variables with an endpoint, by scheme; the first that is set counts."""
+"""Environment variables with an endpoint, by scheme; the first one that is set counts."""
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
-"""Characters of keys that the client writes as they are."""
+"""Characters of keys that the client does not percent-encode in URLs."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with a region."""
 _lock = threading.Lock()
@@ -51,15 +51,15 @@ _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
 _busy_until: dict[str, float] = {}
-"""By bucket, container or server, also if this process has not asked it yet: until when it is to be
-left alone, by the monotonic clock."""
+"""The ends of pauses by root (bucket, container or server), by the monotonic clock: no requests are
+sent to the root until then. Roots that this process has not yet read from may be among them."""
 busy_listeners: list[Callable[[str, float], None]] = []
-"""Functions that are called, in the thread of the requests, with a bucket, container or server that
-says that it is busy, and the seconds for which it is to be left alone."""
+"""Functions that are called, in the thread of the event loop, when a root says that it is busy: with
+the root, and the seconds of the pause that it asks for."""
 
 
 def check_installed(location: str) -> None:
-    """Raises: ConfigError if obstore is missing."""
+    """Check that obstore is installed. Raises: ConfigError."""
     try:
         import obstore  # noqa: F401
     except ImportError:
@@ -92,35 +92,38 @@ def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
             options.max_request_rate,
         )
         limiter.paused_until = _busy_until.get(root, 0.0)
-        limiter.on_busy = partial(_tell_busy, root)
+        limiter.on_busy = partial(_report_busy, root)
         _limiters[root, options] = limiter
     return _limiters[root, options]
 
 
-def _tell_busy(root: str, seconds: float) -> None:
-    """Note that a bucket, container or server is busy, and tell the listeners."""
+def _report_busy(root: str, seconds: float) -> None:
+    """Note that a root is busy, and tell the listeners."""
     _note_busy(root, seconds)
     for listen in busy_listeners:
         listen(root, seconds)
 
 
 def _note_busy(root: str, seconds: float) -> None:
+    """Extend the pause of a root."""
     until = time.monotonic() + min(seconds, MAX_PAUSE_SECONDS)
     _busy_until[root] = max(until, _busy_until.get(root, until))
 
 
 def slow_down(root: str, seconds: float) -> None:
-    """Send fewer requests to a bucket, container or server, and none for some seconds, since another
-    process has heard that it is busy."""
-    _note_busy(root, seconds)  # first: a limiter that is made meanwhile takes its pause from this
+    """Send fewer requests to a root, and none for some seconds, since another process has heard
+    that the root is busy."""
+    _note_busy(root, seconds)  # done first: a limiter that is made meanwhile takes its pause here
     with _lock:
-        limiters = [each for (place, _), each in _limiters.items() if place == root]
-    for each in limiters:
-        each.slow_down(time.monotonic(), seconds, is_told=True)
+        limiters = [
+            limiter for (limited_root, _), limiter in _limiters.items() if limited_root == root
+        ]
+    for limiter in limiters:
+        limiter.slow_down(time.monotonic(), seconds, is_told=True)
 
 
 def divide_limits(processes: int) -> None:
-    """From now on, divide the limits of all sources between `processes` processes of the job."""
+    """Divide the limits of all sources between `processes` processes of the job from now on."""
     os.environ[JOB_SIZES[0]] = str(processes)
     with _lock:
         for limiter in _limiters.values():
@@ -128,15 +131,15 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """Return the buckets, containers and servers that are left alone, since they asked for it, with
-    the seconds that are left."""
+    """Return the roots that have asked for a pause which has not ended, each with the seconds that
+    are left."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """obstore's store for listings of a bucket. A listing is many requests, each of which this store
-    retries."""
+    """Return obstore's store for listings of a bucket. A listing is many requests, each of which
+    this store retries."""
     check_fork()
     key = (address.root, options)
     with _lock:
@@ -146,8 +149,8 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """obstore's store that takes an endpoint for a web server, reached by the endpoint's options.
-    Raises: ConfigError."""
+    """Return obstore's store for an endpoint as if it were a web server, with the endpoint's
+    options. Raises: ConfigError."""
     scheme, _, server = endpoint.partition("://")
     return _make_store(
         Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
@@ -161,7 +164,7 @@ def find_endpoint(address: Address, options: StoreOptions) -> str | None:
 
 
 def count_requests() -> RequestCount:
-    """What this process has requested so far."""
+    """Return the numbers of requests and bytes of this process so far."""
     with _lock:
         counts = [each.counts for each in _clients.values()]
     return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
@@ -169,7 +172,7 @@ def count_requests() -> RequestCount:
 
 def forget_clients() -> None:
     """Forget all clients, since the environment has changed: they are made again on their next use.
-    Not for use while requests are in flight."""
+    Must not be called while requests are in flight."""
     with _lock:
         _clients.clear()
         _listers.clear()
@@ -179,8 +182,8 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """What reads ranges without the client; None if the options ask for more than a URL, signed or
-    plain, can express."""
+    """Create the reader of ranges that does without the client; None if the options ask for more
+    than a URL, signed or plain, can express."""
     has_urls = address.scheme in ("s3", *WEB_SCHEMES)
     if not has_urls or options.versions or options.proxy or options.anonymous:
         return None
@@ -202,10 +205,12 @@ def _make_sockets(
 
 
 def _find_ca_file(address: Address, options: StoreOptions) -> str | None:
+    """Return the file of trusted certificates; None for the system's alone."""
     return options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
 
 
 def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_lists: bool) -> Any:
+    """Create obstore's store for a bucket or a server. Raises: ConfigError."""
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
@@ -233,7 +238,7 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     except ConfigError:
         raise
     except (BaseError, ValueError) as error:
-        problem = type(error).__name__  # its text may contain settings of the environment
+        problem = type(error).__name__  # the text may contain settings of the environment
     remedies = {
         "az": "set AZURE_STORAGE_ACCOUNT_NAME (or `account` under `storage`) and its credentials",
         "gs": "correct GOOGLE_APPLICATION_CREDENTIALS; or unset it, and set `anonymous: true` under `storage` for public data",
@@ -263,7 +268,7 @@ def _read_endpoint(scheme: str) -> str | None:
 
 
 def _check_region() -> None:
-    """Raises: ConfigError if the region that the environment gives cannot be one."""
+    """Check that the region which the environment gives can be one. Raises: ConfigError."""
     for name in _REGIONS:
         region = os.environ.get(name)
         if region and not is_region(region):
@@ -273,6 +278,7 @@ def _check_region() -> None:
 
 
 def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:
+    """Return the settings of obstore's store that only S3 has."""
     settings: dict[str, Any] = {}
     if options.region:
         settings["region"] = options.region
@@ -296,11 +302,13 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
 def _client_options(
     address: Address, options: StoreOptions, endpoint: str | None, *, is_for_lists: bool
 ) -> dict[str, Any]:
+    """Return the settings of obstore's HTTP client: time-outs, certificates and the proxy. Raises:
+    ConfigError."""
     target = f"{address.scheme}://" if address.scheme in WEB_SCHEMES else endpoint or ""
     settings: dict[str, Any] = {
         "allow_http": target.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout),
-        # Silence is measured by the requests themselves, which know how long answers usually take.
+        # Requests measure silence themselves: they know how long responses usually take.
         "timeout": timedelta(seconds=options.give_up_after + 3600),
         "user_agent": "megablend",
     }

@@ -1,8 +1,8 @@
 """Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws,
 through botocore.
 
-Keys of the environment, web identities, containers and instances are obstore's, as are all of
-Google's and Azure's.
+obstore itself finds keys of the environment, web identities, and credentials of containers and
+instances; and all credentials of Google and Azure.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _FOUND_BY_OBSTORE = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+"""Environment variables of credentials that obstore finds by itself."""
 _ASSUMED_LIFETIME = timedelta(minutes=6)
-"""What obstore is told, which asks for new credentials 5 minutes before the end, so once a minute;
-botocore answers from memory until they really expire."""
+"""The lifetime of credentials that obstore is given. It asks for new ones 5 minutes before the end,
+so once a minute; botocore returns them from memory until they really expire."""
 _REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """Return a function that asks botocore for credentials; None if obstore's own chain is to be
-    used.
+    """Return a function that asks botocore for credentials; None if obstore finds them by itself.
 
     Raises: ConfigError if a profile is asked for that cannot be read.
     """
     named = profile or os.environ.get("AWS_PROFILE")
-    if named is None and (
-        any(os.environ.get(name) for name in _FOUND_BY_OBSTORE) or not _has_files()
-    ):
-        return None
+    if named is None:
+        is_found = any(os.environ.get(variable) for variable in _FOUND_BY_OBSTORE)
+        if is_found or not _has_files():
+            return None
     try:
         import botocore.exceptions
         import botocore.session
@@ -79,6 +79,7 @@ def find_provider(profile: str | None) -> Provider | None:
 
 
 def _has_files() -> bool:
+    """Return whether there are files of profiles."""
     names = (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         ("AWS_CONFIG_FILE", "~/.aws/config"),

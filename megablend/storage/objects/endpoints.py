@@ -1,5 +1,5 @@
-"""What is wrong with an endpoint when nothing is found:
-it contains the bucket, or it is the address of a page for people."""
+"""Mistakes in an endpoint at which nothing is found: it contains the bucket, or it is the address of
+a page for people."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 from megablend.storage.objects.address import Address
 
 _PAGE_BYTES = 1 << 10
+"""Bytes of a response in which a page shows what it is."""
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
 def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str | None:
-    """Return the endpoint without the bucket that it has at its beginning or end; None if it has
-    none."""
+    """Return the endpoint without the bucket at its beginning or end; None if the bucket is at
+    neither."""
     url = urlsplit(endpoint)
     path = url.path.rstrip("/")
     if path.endswith(f"/{address.bucket}"):
@@ -33,21 +34,21 @@ async def is_page(server: Any, key: str, seconds: float) -> bool:
 
     Args:
         server: obstore's store of the endpoint as a web server.
-        key: what is requested of it.
-        seconds: to wait for an answer.
+        key: the key that is requested.
+        seconds: the time to wait for a response.
     """
     try:
         return await asyncio.wait_for(_is_page(server, key), seconds)
-    except Exception as error:  # of the client, whose text ends with the server's answer
+    except Exception as error:  # raised by the client; its text ends with the server's response
         return _PAGE.search(str(error)) is not None
 
 
 async def _is_page(server: Any, key: str) -> bool:
     import obstore
 
-    answer = await obstore.get_async(server, key)
-    if str(answer.attributes.get("Content-Type", "")).startswith("text/html"):
+    response = await obstore.get_async(server, key)
+    if str(response.attributes.get("Content-Type", "")).startswith("text/html"):
         return True
-    async for part in answer.stream(min_chunk_size=_PAGE_BYTES):
+    async for part in response.stream(min_chunk_size=_PAGE_BYTES):
         return _PAGE.search(bytes(part[:_PAGE_BYTES]).decode("latin-1")) is not None
     return False

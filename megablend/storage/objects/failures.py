@@ -1,8 +1,8 @@
-"""What an error of the client means: which requests are tried again,
-and what is said about the others.
+"""The meaning of the client's errors: which requests are tried again, and what messages say about
+the others.
 
-The client's messages contain whole URLs, with the signature that a query may be, and answers of
-servers that echo keys: only known codes of them are shown.
+The client's messages contain whole URLs, whose query may be a signature, and responses of servers
+that echo keys: only known codes in them are shown.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What becomes of a request that failed."""
+    """What is done about a request that failed."""
 
     AGAIN = "again"
-    """It is tried again: the source is busy, or a connection broke."""
+    """The request is tried again: the source failed, or a connection broke."""
     BUSY = "busy"
-    """It is tried again, and fewer requests are sent."""
+    """The source is busy: the request is tried again, and fewer requests are sent."""
     CONNECT = "connect"
-    """There is no connection: it is tried again, but not for long if the source has never
+    """There is no connection: the request is tried again, but not for long if the source has never
     answered."""
     EXPIRED = "expired"
     """Credentials have expired: new ones may come."""
@@ -31,14 +31,14 @@ class Kind(Enum):
     EMPTY = "empty"
     """The object has none of the requested bytes."""
     NO_RANGES = "no ranges"
-    """The server answers with the whole object, which may be empty, in place of a range."""
+    """The server answers with the whole object, which may be empty, instead of a range."""
     UNUSABLE = "unusable"
-    """The server's answers cannot be used: it is tried a few times, since a proxy may have sent
-    this one."""
+    """The response cannot be used: the request is tried a few times, since a proxy may have sent the
+    response."""
     REFUSED = "refused"
-    """It will not be answered, however often it is tried."""
+    """The request is refused, however often it is tried."""
     BAD_KEY = "bad key"
-    """It will not be answered, because the client cannot request an object of this name."""
+    """The client cannot request an object of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class Failure:
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
-"""The header of an answer without bytes to a request for a range of an empty object."""
+"""The header of a response without bytes to a request for a range of an empty object."""
 _BAD_TIME = "source: InvalidLastModified {"
-"""What the client says of an answer whose Last-Modified header is not a time."""
+"""Part of the client's message about a response whose Last-Modified header is not a time."""
 _COPY = "use a server that does, or copy the file"
-_UNUSABLE_ANSWERS = (
+_UNUSABLE_RESPONSES = (
     (
         "TooManyRedirects",
         "the server redirects in a loop",
@@ -86,8 +86,8 @@ _UNUSABLE_ANSWERS = (
         _COPY,
     ),
 )
-"""Answers that cannot be used: a word of the client's description, what is said of it, and what to
-do."""
+"""Responses that cannot be used: a word of the client's description, the cause in a message, and the
+remedy."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """URLs and keys, which may contain any word."""
 _METADATA = re.compile(
@@ -95,7 +95,7 @@ _METADATA = re.compile(
 )
 """Addresses at which machines of a cloud get their credentials."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
-"""Statuses of HTTP."""
+"""HTTP statuses of a busy source."""
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials in the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
@@ -135,7 +135,7 @@ _CODES = {
         "restore it from the archive first",
     ),
 }
-"""By the code in a store's answer: kind, cause and remedy."""
+"""Kind, cause and remedy of failures, by the code in a store's response."""
 _STATUSES = {
     "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
     "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
@@ -145,7 +145,7 @@ _STATUSES = {
     "412": (Kind.CHANGED, "was replaced", ""),
     "416": (Kind.EMPTY, "the object ends before", ""),
 }
-"""By the status of HTTP: kind, cause and remedy."""
+"""Kind, cause and remedy of failures, by the HTTP status."""
 _NO_CREDENTIALS = Failure(
     Kind.CONNECT,
     "no credentials were found",
@@ -160,8 +160,8 @@ _BROKEN_WRITE = Failure(
 
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
-    """What an exception of obstore (or of its credentials) means; of a request that writes an
-    object if `is_write`."""
+    """Return the meaning of an exception of obstore (or of its credentials), given whether the
+    request writes an object."""
     found = _read_failure(error)
     return _BROKEN_WRITE if is_write and found == _BROKEN else found
 
@@ -209,15 +209,15 @@ def _read_failure(error: BaseException) -> Failure:
     if _NO_BYTES.search(text):
         return Failure(*_STATUSES["416"])
     description = _NAMES.sub("", text)
-    for word, cause, remedy in _UNUSABLE_ANSWERS:
+    for word, cause, remedy in _UNUSABLE_RESPONSES:
         if word in description:
             return Failure(Kind.UNUSABLE, cause, remedy)
     return _of_connection(text, name)
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """Return the key at which a LIST failed, since the client cannot express it; None if that is
-    not the cause."""
+    """Return the key at which a LIST failed because the client cannot express the key; None if the
+    cause is another."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )
@@ -225,6 +225,7 @@ def find_bad_key(error: BaseException) -> str | None:
 
 
 def _of_status(status: str, code: str, text: str) -> Failure:
+    """Return the failure for an HTTP status."""
     shown = f"HTTP {status}{f', {code}' if code else ''}"
     if status == "407":
         return Failure(
@@ -243,6 +244,7 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
+    """Return the failure for an error without a status: of the connection, or of credentials."""
     description = _NAMES.sub("", text).lower()
     if "causedasendentity" in description:
         remedy = (

@@ -23,12 +23,12 @@ from megablend.storage.wrapper import WrapperStorage
 
 
 class ForkSafeStorage(WrapperStorage):
-    """Reads object stores through a helper process, except in a DataLoader's workers, and if this
-    process has a client already.
+    """Reads object stores through a helper process, except in a DataLoader's workers, and in a process
+    that has a client already.
 
     Args:
         inner: reads everything else; picklable.
-        checking: whether `inner` is for checking, which meets new versions of files.
+        checking: whether `inner` is for checking: it accepts new versions of files.
     """
 
     def __init__(self, inner: Storage, *, checking: bool = False) -> None:
@@ -45,7 +45,7 @@ class ForkSafeStorage(WrapperStorage):
             return self.inner
         if not (is_loader_worker() or loop.is_used()):
             return self._helper
-        self.inner.add_known_files(self._helper.known_of(location))
+        self.inner.add_known_files(self._helper.get_known(location))
         return self.inner
 
     def for_checking(self) -> Storage:
@@ -66,8 +66,8 @@ class ForkSafeStorage(WrapperStorage):
 
 
 class _HelperStorage(WrapperStorage):
-    """Calls `inner` in the helper process, and keeps the versions that it has met:
-    for it, and for forked workers."""
+    """Calls `inner` in the helper process, and keeps the versions of files that were read: for the
+    helper's next calls, and for forked workers."""
 
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)
@@ -76,15 +76,15 @@ class _HelperStorage(WrapperStorage):
         self._ends = KeptHeadsAndTails()
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find: the versions that it finds replace those that were known."""
+        """See Storage.find: the versions that are found replace earlier ones."""
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
         for scheme, files in known.items():
-            of_scheme = self._known.setdefault(scheme, {})
-            for path, each in files.items():
-                version, ends = split_known(each)
-                if of_scheme.get(path) != version:
+            known_here = self._known.setdefault(scheme, {})
+            for path, facts in files.items():
+                version, ends = split_known(facts)
+                if known_here.get(path) != version:
                     self._ends.remove(path)
-                of_scheme[path] = version
+                known_here[path] = version
                 self._keep_ends(path, ends)
         result: Found = found
         return result
@@ -150,38 +150,42 @@ class _HelperStorage(WrapperStorage):
         return nullcontext(-1)
 
     def _call(self, method: str, path: str, *arguments: Any) -> Any:
+        """Call a method of `inner` in the helper, and keep the versions that it has read."""
         found, known = self._start(method, path, *arguments).result()
         self._keep(known)
         return found
 
     def _start(self, method: str, path: str, *arguments: Any) -> Future[Any]:
-        return get_helper().call(self.inner, self.known_of(path), method, path, *arguments)
+        """Start such a call."""
+        return get_helper().call(self.inner, self.get_known(path), method, path, *arguments)
 
-    def known_of(self, path: str) -> KnownFiles:
-        """Return the version of one file, if it is known."""
+    def get_known(self, path: str) -> KnownFiles:
+        """Return the version of one file, in the form of Storage.known_files; nothing if it is not
+        known."""
         scheme = find_scheme(path)
         version = self._known.get(scheme, {}).get(path)
         return {} if version is None else {scheme: {path: version}}
 
     def _keep(self, known: KnownFiles) -> None:
-        """Keep the versions that a call has met. Raises: ChangedFileError if a call at the same
-        time has met another one."""
+        """Keep the versions that a call has read. Raises: ChangedFileError if a call at the same
+        time has read another version."""
         for scheme, files in known.items():
-            of_scheme = self._known.setdefault(scheme, {})
-            for path, each in files.items():
-                version, ends = split_known(each)
+            known_here = self._known.setdefault(scheme, {})
+            for path, facts in files.items():
+                version, ends = split_known(facts)
                 if self._checking:
-                    of_scheme[path] = version
-                elif of_scheme.setdefault(path, version) != version:
+                    known_here[path] = version
+                elif known_here.setdefault(path, version) != version:
                     raise replaced_error(path)
                 self._keep_ends(path, ends)
 
     def _keep_ends(self, path: str, ends: HeadAndTail | None) -> None:
-        """Keep the ends of a file here: what is known of it otherwise is sent with each call."""
+        """Keep the ends of a file here, apart from its version: versions are sent with each
+        call."""
         if ends is not None:
             self._ends.put(path, ends)
 
 
 def allocate_bytes(size: int) -> Bytes:
-    """Return memory for ranges, in the helper."""
+    """Allocate memory for ranges in the helper."""
     return np.empty(size, np.uint8)

@@ -1,9 +1,9 @@
-"""Object stores read by a helper process, for programs that fork workers later:
-this process never has a client.
+"""A helper process that reads object stores, for programs that fork workers later: the programs
+themselves never have a client.
 
 The client does not work in a child that is forked after its first use, and Megatron's DataLoader
-forks its workers. Its parent reads little (it builds caches), so that these reads may go through a
-pipe. Workers read by themselves. The helper is a new Python process, not a fork, and does not
+forks its workers. The parent reads little (it builds caches), so its reads may go through a pipe.
+Workers read by themselves. The helper is a new Python process, not a fork, and does not
 import the program's main module.
 """
 
@@ -29,7 +29,7 @@ from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.object_options import carrying_queries
 
 _THREADS = 64
-"""Calls that a helper answers at a time."""
+"""The number of calls that a helper works on at a time."""
 _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
 
 
@@ -77,7 +77,7 @@ class Helper:
         return found
 
     def close(self) -> None:
-        """End the process; requests in flight fail."""
+        """End the process. Calls in flight fail."""
         with self._lock, contextlib.suppress(OSError):  # it has ended
             self._connection.send_bytes(b"")
         self._reader.join(timeout=10)
@@ -89,11 +89,15 @@ class Helper:
         self._connection.close()
 
     def _receive(self) -> None:
+        """Run in a thread: give the futures of calls their results until the process ends."""
         try:
             while True:
                 number, is_error, result = pickle.loads(self._connection.recv_bytes())
                 found = self._pending.pop(number)[1]
-                found.set_exception(result) if is_error else found.set_result(result)
+                if is_error:
+                    found.set_exception(result)
+                else:
+                    found.set_result(result)
         except (EOFError, OSError):
             with self._lock:
                 pending = list(self._pending.values())
@@ -103,6 +107,7 @@ class Helper:
 
     @staticmethod
     def _ended(path: str) -> DataError:
+        """Return the error for a call of a process that has ended."""
         problem = "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
         return DataError(path, problem)
 
@@ -112,7 +117,7 @@ _helper: Helper | None = None
 
 
 def get_helper() -> Helper:
-    """Return the process's helper, started on first use."""
+    """Return this process's helper, started on first use."""
     global _helper
     with _lock:
         if _helper is None:
@@ -153,21 +158,24 @@ def serve(descriptor: int) -> None:
             storage.add_known_files(known)
             found = getattr(storage, method)(*arguments), storage.known_files()
             result = pickle.dumps((number, False, found), protocol=5)
-        except Exception as error:  # whatever it is: raised where the call was made
+        except Exception as error:  # whatever it is, it is raised in the process that called
             result = pickle.dumps((number, True, error))
         with lock:
             connection.send_bytes(result)
 
     threads = ThreadPoolExecutor(_THREADS)
     try:
-        while message := connection.recv_bytes():
+        message = connection.recv_bytes()
+        while message:  # an empty one asks the helper to end
             threads.submit(answer, message)
+            message = connection.recv_bytes()
     except EOFError:
         pass
     os._exit(0)  # without waiting for requests in flight
 
 
 def _forget_after_fork() -> None:
+    """Leave the helper to the parent; the child starts one of its own."""
     global _helper, _lock
     _lock = threading.Lock()
     if _helper is not None:

@@ -1,8 +1,8 @@
 """Requests in flight, checked several times a second:
 stalled ones are ended, late ones are sent a second time.
 
-One timer serves all requests of a source: a timer, and a task that waits for it, would cost more
-CPU time than a request.
+One timer serves all requests of a source: a timer of its own, and a task that waits for it, would
+cost more CPU time than a request.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
-"""Longest time between two checks of all requests."""
+"""The longest time between two checks of all requests."""
 
 
 @dataclass(slots=True)
 class RangeRequest:
-    """Bytes of an object that are requested, once or several times."""
+    """A range of an object that is requested, once or several times."""
 
     key: str
     start: int
@@ -32,13 +32,13 @@ class RangeRequest:
     version: ObjectVersion | None
     """The version that the bytes must be of; None for any."""
     timeout_factor: float = 1.0
-    """What the usual time-out is multiplied by."""
+    """The factor by which the usual time-out is multiplied."""
     into: memoryview | None = None
-    """Memory for the bytes, if they may be written there before all have come."""
+    """Memory for the bytes, if they may be written there before all of them have come."""
 
     @property
     def size(self) -> int:
-        """Number of bytes."""
+        """The number of requested bytes."""
         return self.stop - self.start
 
 
@@ -46,42 +46,44 @@ class Request:
     """A ranged GET in flight."""
 
     __slots__ = (
-        "began",
         "check_at",
-        "first",
+        "first_byte_at",
         "hedge",
-        "hedge_answer",
+        "hedge_response",
         "is_stalled",
-        "last",
+        "last_byte_at",
         "late_at",
-        "num_answers",
+        "num_responses",
+        "sent_at",
         "waits_for",
         "wanted",
     )
 
     def __init__(
-        self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf
+        self, now: float, wanted: RangeRequest, *, num_responses: int, late_at: float = math.inf
     ) -> None:
         self.wanted = wanted
-        self.num_answers = num_answers
-        """How many answers the source had given when it was sent."""
-        self.began = now
-        """When it was sent."""
-        self.last = now
-        """When something of its answer last arrived; at first, when it was sent."""
+        """The range that is requested."""
+        self.num_responses = num_responses
+        """The number of responses of the source before this request was sent."""
+        self.sent_at = now
+        """The time at which this request was sent, like all times by the clock of the event loop."""
+        self.last_byte_at = now
+        """The time at which a byte of the response last arrived; at first, `sent_at`."""
         self.check_at = 0.0
-        """When it is next checked whether it has stalled: how long others take is known better by
-        then."""
-        self.first: float | None = None
-        """When its answer began."""
+        """The time at which it is next checked whether this request has stalled. How long other
+        requests take is known better by then."""
+        self.first_byte_at: float | None = None
+        """The time at which the response began."""
         self.waits_for: asyncio.Future[Any] | None = None
-        """What its coroutine waits for."""
+        """The future that the coroutine of this request waits for."""
         self.is_stalled = False
         self.late_at = late_at
-        """When it is sent a second time, as decided when it was sent first."""
+        """The time at which a second request is sent for the same range, its hedge; decided when
+        this one was sent."""
         self.hedge: asyncio.Task[Any] | None = None
         """The second request."""
-        self.hedge_answer: Any = None
+        self.hedge_response: Any = None
 
     @property
     def is_large(self) -> bool:
@@ -89,7 +91,8 @@ class Request:
         return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
-        """End the wait; its coroutine gets a CancelledError, and looks up why."""
+        """End the wait of the request's coroutine, which gets a CancelledError, and finds the
+        reason here."""
         if self.waits_for is not None:
             self.waits_for.cancel()
 
@@ -98,7 +101,7 @@ class InFlightMonitor:
     """Watches the requests of one source; used in the event loop only.
 
     Args:
-        hedge: sends a request a second time if that is appropriate.
+        hedge: called with a late request; may send it a second time.
     """
 
     def __init__(
@@ -123,23 +126,24 @@ class InFlightMonitor:
             self._schedule()
 
     def remove(self, request: Request) -> None:
-        """Watch a request no longer, which is done."""
+        """Stop watching a request, which is done."""
         self._requests.discard(request)
 
     def _schedule(self) -> None:
         tick = min(_TICK_SECONDS, self._read_timeout / 10)
-        asyncio.get_running_loop().call_later(tick, self._look)
+        asyncio.get_running_loop().call_later(tick, self._check_all)
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
+        """End stalled requests, and those whose hedge was faster; hedge late ones."""
         if not self._requests:
             self._is_running = False
             return
         now = asyncio.get_running_loop().time()
         for request in list(self._requests):
-            if request.hedge_answer is not None:
+            if request.hedge_response is not None:
                 request.interrupt()
                 continue
-            is_due = now >= max(request.check_at, request.last + self._read_timeout)
+            is_due = now >= max(request.check_at, request.last_byte_at + self._read_timeout)
             if is_due and self._has_stalled(request, now):
                 request.is_stalled = True
                 request.interrupt()
@@ -149,15 +153,15 @@ class InFlightMonitor:
         self._schedule()
 
     def _has_stalled(self, request: Request, now: float) -> bool:
-        """Return whether a request has stalled; if not, when to check it again is noted."""
-        end = request.last + self._allow(request)
+        """Return whether a request has stalled; if not, set the time of its next check."""
+        end = request.last_byte_at + self._allow(request)
         request.check_at = min(end, now + self._read_timeout)
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Return seconds that may pass after the last sign of an answer: few if a whole round of
-        later requests was answered."""
-        size = 0 if request.first is None or request.is_large else request.wanted.size
-        if self._timing.is_overtaken(request.began, self._limiter.requests):
+        """Return the seconds that may pass after the last sign of a response: few if a whole round
+        of later requests was answered."""
+        size = 0 if request.first_byte_at is None or request.is_large else request.wanted.size
+        if self._timing.is_overtaken(request.sent_at, self._limiter.requests):
             return self._timing.allow_stalled(size)
         return request.wanted.timeout_factor * self._timing.allow(size)

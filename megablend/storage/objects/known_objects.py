@@ -1,5 +1,5 @@
-"""What a storage knows about objects without asking again:
-the version of each that it has met, and the ends of some."""
+"""Facts about objects that a storage knows without further requests: the version of each object that
+it reads, and the ends of some objects."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from megablend.storage.objects.object_version import ObjectVersion
 
 
 class Known(NamedTuple):
-    """What is known of an object."""
+    """The version of an object, and its ends if they are known."""
 
     version: ObjectVersion
     ends: HeadAndTail | None = None
 
 
 class KnownObjects:
-    """The version of each object that a storage has met, by its location. Safe between threads."""
+    """The version of each object that a storage reads, by location, with the ends of some. Safe between
+    threads."""
 
     def __init__(self) -> None:
         self._versions = dict[str, ObjectVersion]()
         self._ends = KeptHeadsAndTails()
         self._new = set[str]()
-        """Locations of what `take_new` returns next."""
+        """The locations of objects that `take_new` returns next."""
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of an object's end that it is worth reading; see KeptHeadsAndTails."""
+        """The number of bytes of a tail that are worth reading; see KeptHeadsAndTails."""
         return self._ends.tail_bytes
 
     def get(self, path: str) -> ObjectVersion | None:
-        """Return the version of an object, if it is known."""
+        """Return the version of an object; None if it is not known."""
         return self._versions.get(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """Return the ends of this version, if they are known."""
+        """Return the ends of this version; None if they are not known."""
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
@@ -45,7 +46,7 @@ class KnownObjects:
         self._ends.remove(path)
 
     def replace(self, versions: Mapping[str, ObjectVersion]) -> None:
-        """Replace known versions by those that were found now."""
+        """Replace known versions by present ones."""
         for path, version in versions.items():
             if self._versions.get(path) != version:
                 self._ends.remove(path)
@@ -55,8 +56,8 @@ class KnownObjects:
     def keep(
         self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None
     ) -> ObjectVersion:
-        """Keep a version unless one is known.
-        Returns: the version that all readers of the object have, the one that was met first."""
+        """Keep a version unless one is known. Returns: the version that was kept first, which all
+        readers of the object read."""
         kept = self._versions.setdefault(path, version)
         if kept is version:
             self._new.add(path)
@@ -66,22 +67,24 @@ class KnownObjects:
         return kept
 
     def take_new(self) -> dict[str, Known]:
-        """What was found out since the last call, other than by `add`."""
-        new = self._new
+        """Return the facts that were found out since the last call, other than by `add`."""
+        new = tuple(self._new)
         self._new = set()
-        return {
-            path: Known(version, self._ends.get(path))
-            for path in tuple(new)
-            if (version := self._versions.get(path)) is not None
-        }
+        known = dict[str, Known]()
+        for path in new:
+            version = self._versions.get(path)
+            if version is not None:
+                known[path] = Known(version, self._ends.get(path))
+        return known
 
     def add(self, known: Mapping[str, Known]) -> None:
-        """Take over what another process has found out; what this one has met first stays."""
+        """Take over the facts that another process has found out; versions that this process has
+        kept stay."""
         for path, (version, ends) in known.items():
             if self._versions.setdefault(path, version) == version and ends is not None:
                 self._ends.put(path, ends)
 
 
 def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
-    """Split what a storage knows of a file into all but its ends, and its ends."""
+    """Split the facts about a file into all but its ends, and its ends."""
     return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

@@ -1,7 +1,7 @@
-"""Keys that match a pattern, by LIST: one request (and its further pages) a folder for `*`, and one
-for all below `**`.
+"""Finding the keys that match a pattern by LIST: for `*` one request (and its further pages) for each
+folder, for `**` one for everything below a folder.
 
-Patterns mean what they mean on a local disk: `*`, `?` and `[]` within a name, `**` for any number
+Patterns have the same meaning as on a local disk: `*`, `?` and `[]` within a name, `**` for any number
 of folders, names that begin with a dot only if the pattern has one. A name that equals its part
 of the pattern matches, whatever characters it has.
 """
@@ -63,7 +63,7 @@ Object: TypeAlias = Mapping[str, Any]
 
 
 class Listed(NamedTuple):
-    """What is in a folder of a bucket, or what a pattern matches."""
+    """The folders and objects in a folder of a bucket, or those that a pattern matches."""
 
     folders: Sequence[str]
     """Keys without a trailing slash."""
@@ -71,15 +71,16 @@ class Listed(NamedTuple):
 
 
 ListFolder = Callable[[str], Awaitable[Listed]]
-"""Lists what is directly in a folder, given its key; "" for the bucket."""
+"""Lists the content of a folder without its subfolders', given the folder's key; "" for the bucket."""
 ListAll = Callable[[str], Awaitable[Sequence[Object]]]
-"""Lists the objects anywhere below a folder, given its key."""
+"""Lists the objects anywhere below a folder, given the folder's key."""
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Return the objects whose key matches `pattern`, sorted by key, and folders whose own key does.
+    """Return the objects whose key matches `pattern`, sorted by key, and the folders whose own key
+    matches.
 
-    The pattern has a wildcard. Raises as the two callbacks do.
+    The pattern must have a wildcard. Raises: the errors of the two callbacks.
     """
     parts = pattern.split("/")
     if any(part in ("", ".", "..") for part in parts):
@@ -121,11 +122,11 @@ async def _search(
             [each for each in listed.objects if matches_part(_name(each["path"]), parts[0])],
         )
     found = await asyncio.gather(
-        *(_search(each, parts[1:], list_folder, list_all) for each in folders)
+        *(_search(subfolder, parts[1:], list_folder, list_all) for subfolder in folders)
     )
     return Listed(
-        [name for each in found for name in each.folders],
-        [obj for each in found for obj in each.objects],
+        [key for listed in found for key in listed.folders],
+        [obj for listed in found for obj in listed.objects],
     )
 
 

@@ -1,7 +1,7 @@
-"""The process's one event loop, in a thread of its own, which all requests to object stores run in.
+"""The process's one event loop, in a thread of its own, in which all requests to object stores run.
 
-The client is not safe to use after a fork: its threads do not exist in the child, which would wait
-for them forever. So a child of a process that has used it is refused at once.
+obstore's client is not safe to use after a fork: its threads do not exist in the child, which would
+wait for them forever. So a child of a process that has used the client is refused at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ FORK_REMEDY = (
     "start processes with `forkserver` or `spawn` (multiprocessing_context='forkserver' of a DataLoader), or fork "
     "before the first file of an object store is read"
 )
-
-
+"""What to do in a child of a process that has used the client."""
 _CLOSE_SECONDS = 2.0
-"""Longest time for cancelling what is in flight when the process ends."""
+"""The longest time for cancelling requests in flight when the process ends."""
 
 
 class _Loop:
@@ -42,8 +41,8 @@ class _Loop:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Cancel what is in flight, and stop the loop: the client ends the process with an error if
-        one of its threads has an answer for an interpreter that has ended."""
+        """Cancel requests in flight, and stop the loop: the client ends the process with an error if
+        one of its threads has a response for an interpreter that has ended."""
         with contextlib.suppress(Exception):  # the process ends in any case
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(
                 timeout=2 * _CLOSE_SECONDS
@@ -56,13 +55,16 @@ async def _cancel_all() -> None:
     """Cancel all other tasks of the loop, and give the client's threads time to notice."""
     now = asyncio.get_running_loop().time
     end = now() + _CLOSE_SECONDS
-    count = 0
-    while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and now() < end:
-        count = max(count, len(tasks))
+    max_tasks = 0
+    while now() < end:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if not tasks:
+            break
+        max_tasks = max(max_tasks, len(tasks))
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=0.2)
-    await asyncio.sleep(0.1 + 0.0005 * count)
+    await asyncio.sleep(0.1 + 0.0005 * max_tasks)
 
 
 _lock = threading.Lock()
@@ -71,7 +73,8 @@ _forked_after_use = False
 
 
 def check_fork() -> None:
-    """Refuse to go on in a child of a process that has used the client. Raises: ConfigError."""
+    """Check that this process is not a child of one that had used the client before the fork.
+    Raises: ConfigError."""
     if _forked_after_use:
         raise ConfigError(
             f"this process was forked from one that has read from an object store: {FORK_REMEDY}"
@@ -84,8 +87,8 @@ def is_used() -> bool:
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process
-    that has done so before."""
+    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process that has used
+    the loop."""
     global _running
     if _forked_after_use:
         work.close()
@@ -98,11 +101,12 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the loop and wait for what it returns; see `wait_for`."""
+    """Run a coroutine in the loop, and wait for its result; see `wait_for`."""
     return wait_for(submit(work))
 
 
 def _after_fork() -> None:
+    """Start afresh in a child: without a loop, and with a lock that no thread holds."""
     global _running, _lock, _forked_after_use
     _forked_after_use = _forked_after_use or _running is not None
     _running = None

@@ -1,5 +1,5 @@
-"""Which version of an object is read: its size and etag, sent along with every request and compared
-with every answer."""
+"""The version of an object that is read: its size and etag, which are sent along with every request
+and compared with every response."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ObjectVersion:
 
     @property
     def stat(self) -> FileStat:
-        """What the readers of files know about a version: the same from a LIST, a HEAD and a
-        GET."""
+        """The size and identity of the version for readers of files: the same from a LIST, a HEAD and
+        a GET."""
         return FileStat(size=self.size, etag=self.etag or f"modified-{self.modified}")
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """obstore's options of a GET that is answered for this version only."""
+        """The options by which obstore sends a GET that is answered for this version only."""
         if self.version_id is not None:
             return {"version": self.version_id}
         if self.etag:
@@ -44,7 +44,7 @@ class ObjectVersion:
         return {}
 
     def find_difference(self, other: ObjectVersion) -> str | None:
-        """How the version in a response differs from this one; None if it is the same."""
+        """Return how the version in a response differs from this one; None if it is the same."""
         if other.size != self.size:
             return f"it has {other.size} bytes, but had {self.size}"
         if self.etag and other.etag:
@@ -55,10 +55,10 @@ class ObjectVersion:
         return None
 
 
-def version_of_answer(
+def version_of_response(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """Return the version that an answer belongs to: `expected` itself, if the answer has its etag
+    """Return the version that a response belongs to: `expected` itself, if the response has its etag
     and size."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
@@ -67,8 +67,8 @@ def version_of_answer(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """Return the version that obstore's metadata of an object describes, with the store's id of it
-    if `versions` is True."""
+    """Return the version that obstore's metadata of an object describes, with the store's id of the
+    version if `versions` is True."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),
@@ -78,12 +78,13 @@ def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVe
 
 
 def normalise_etag(etag: str | None) -> str:
-    """Return an etag without quotes, since stores set them in some answers only; empty for a weak
-    one."""
+    """Return an etag without quotes, which stores write in some responses only; "" for a weak
+    etag."""
     if not etag or etag.startswith("W/"):
         return ""
     return etag.strip().strip('"')
 
 
 def _show(seconds: int) -> str:
+    """Return a time in a form for messages."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

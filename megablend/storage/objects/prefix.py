@@ -1,5 +1,5 @@
-"""`ObjectPrefix`: whole objects below a prefix of a bucket, read, written, listed and removed.
-Requests are tried again."""
+"""`ObjectPrefix`: reads, writes, lists and removes whole objects below a prefix of a bucket. Requests
+that fail are tried again."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from megablend.storage.objects.object_version import normalise_etag
 S = TypeVar("S")
 T = TypeVar("T")
 PART_BYTES = 8 << 20
-"""Larger objects are written and read in parts."""
+"""The size of the parts in which larger objects are written and read."""
 _MAX_REQUESTS = 32
-"""Requests of one call that are in flight at a time."""
+"""The number of requests of one call that are in flight at a time."""
 _MIN_BYTES_PER_SECOND = 100_000
-"""An attempt that transfers its bytes more slowly has failed."""
+"""The rate below which an attempt that transfers bytes has failed."""
 _PUT_SECONDS = 30.0
-"""What an attempt may take in addition."""
+"""The time that an attempt may take in addition."""
 _WRITE_ACCESS = "get permission to read, write, list and delete objects there"
 
 
-class NoAnswerError(CacheError):
-    """The store did not answer, or only with failures of its own."""
+class NoResponseError(CacheError):
+    """The store did not respond, or only with failures of its own."""
 
 
 class ObjectEntry(NamedTuple):
     """An object of a listing."""
 
     key: str
-    """Relative to the prefix."""
+    """The key relative to the prefix."""
     bytes: int
     modified: float
     """Seconds since 1970, by the store's clock."""
     etag: str
-    """Without quotes; "" if the store gives none, or a weak one."""
+    """The etag without quotes; "" if the store gives none, or a weak one."""
 
 
 class ObjectPrefix:
     """Objects by their keys below a prefix. Picklable; safe between threads.
 
     Raises, from any call: ConfigError if the client is missing or this process was forked after
-    using it; CacheError if a request is refused; NoAnswerError if it failed for `give_up_after`.
+    using it; CacheError if a request is refused; NoResponseError if it failed for `give_up_after`.
 
     Args:
-        location: such as s3://bucket/caches/x.
-        options: how the bucket is accessed.
-        seconds: after which a request, with all its attempts, has failed; None for no limit but
-            `give_up_after` of the options.
+        location: the URL of the prefix, such as s3://bucket/caches/x.
+        options: the settings for accessing the bucket.
+        seconds: the time after which a request, with all its attempts, has failed; None for no
+            limit other than the option `give_up_after`.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class ObjectPrefix:
         return ObjectPrefix, (self.location, self._options)
 
     def read(self, key: str) -> bytes | None:
-        """Return the whole object; None if there is none."""
+        """Return a whole object; None if it does not exist."""
         return self.read_all([key])[0]
 
     def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return several whole objects, read at the same time."""
+        """Return several whole objects, read at the same time; None for one that does not exist."""
 
         async def read(key: str) -> bytes | None:
             return await self._retry(key, lambda store: _read(store, self._key(key)))
@@ -84,8 +84,8 @@ class ObjectPrefix:
         return self._map(read, keys)
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
-        """Return several objects as they are now, whatever listings say; None for one that does not
-        exist."""
+        """Return the entries of several objects as they are now, whatever listings say; None for an
+        object that does not exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
             meta = await self._retry(key, lambda store: _head(store, self._key(key)))
@@ -114,7 +114,7 @@ class ObjectPrefix:
                     file.write(part)
 
     def write(self, key: str, data: bytes | Path) -> None:
-        """Write an object; an existing one is replaced."""
+        """Write an object, or replace an existing one."""
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
@@ -131,16 +131,16 @@ class ObjectPrefix:
         return dict(zip(objects, etags, strict=True))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one. Returns: whether it was written.
+        """Write an object unless it exists. Returns: whether it was written.
 
-        False also if an earlier attempt of this call wrote it, and the answer was lost:
-        compare what is there.
+        Also returns False if an earlier attempt of this call wrote the object and the response was
+        lost: compare the content of the object.
         """
         return self.create_each(key, [data]) == 1
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """Let several requests try to create the same object at the same time.
-        Returns: how many wrote it."""
+        """Let several requests try to create the same object at the same time. Returns: the number
+        of requests that wrote it."""
 
         async def create(each: bytes) -> bool:
             size = len(each)
@@ -151,7 +151,8 @@ class ObjectPrefix:
         return sum(self._map(create, data))
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """Return all objects below a folder, by key; without empty ones that stand for folders."""
+        """Return all objects below a folder, sorted by key, without the empty ones that stand for
+        folders."""
         import obstore
 
         check_installed(self.location)
@@ -163,13 +164,13 @@ class ObjectPrefix:
 
         skip = len(self._address.key) + 1
         listed = loop.run(self._retry(folder, attempt))
-        # The client takes away the last slash of objects that stand for folders.
+        # The client strips the trailing slash from objects that stand for folders.
         folders = {below, *(each["path"].rpartition("/")[0] for each in listed)}
         found = [each for each in listed if each["size"] or each["path"] not in folders]
         return sorted(_make_entry(each["path"][skip:], each) for each in found)
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects; it does not matter if they do not exist."""
+        """Remove objects, whether they exist or not."""
         import obstore
 
         async def remove(key: str) -> None:
@@ -190,6 +191,7 @@ class ObjectPrefix:
         return self._options.find(self.location)
 
     def _client(self) -> BucketClient:
+        """Return the client of the bucket. Raises: ConfigError."""
         loop.check_fork()
         check_installed(self.location)
         return get_client(self._address, self._find_options(), "")
@@ -209,18 +211,19 @@ class ObjectPrefix:
 
         async def attempt() -> tuple[T] | Failure:
             try:
-                return (await asyncio.wait_for(request(client.store), seconds),)
+                result = await asyncio.wait_for(request(client.store), seconds)
+                return (result,)  # a tuple, since the result itself may be of any type
             except asyncio.TimeoutError:
                 return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
-            except Exception as error:  # of the client: whatever it is
+            except Exception as error:  # raised by the client: whatever it is
                 return read_failure(error, is_write=is_write)
 
         try:
             found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)
         except asyncio.TimeoutError:
-            raise NoAnswerError(f"{place}: no answer for {self._seconds} s") from None
+            raise NoResponseError(f"{place}: no answer for {self._seconds} s") from None
         except DataError as error:
-            raise NoAnswerError(
+            raise NoResponseError(
                 f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"
             ) from None
         if isinstance(found, Failure):
@@ -229,7 +232,8 @@ class ObjectPrefix:
         return found[0]
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
-        """Call a coroutine function for each item, some at a time; the results in order."""
+        """Call a coroutine function for each item, _MAX_REQUESTS at a time. Returns: the results in
+        order."""
         self._client()
 
         async def run() -> list[T]:
@@ -288,12 +292,13 @@ async def _read_range(store: Any, key: str, start: int, stop: int) -> bytes | No
 
 
 def _check_missing(error: FileNotFoundError) -> None:
-    """Raises: the error if it is the bucket that is missing."""
+    """Check that it is an object that is missing. Raises: the error, if it is the bucket."""
     if read_failure(error).kind is not Kind.MISSING:
         raise error
 
 
 async def _put(store: Any, key: str, data: bytes | Path, size: int) -> str:
+    """Write an object. Returns: its etag."""
     import obstore
 
     result = await obstore.put_async(
@@ -303,6 +308,7 @@ async def _put(store: Any, key: str, data: bytes | Path, size: int) -> str:
 
 
 async def _create(store: Any, key: str, data: bytes) -> bool:
+    """Write an object unless it exists. Returns: whether it was written."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 

@@ -1,5 +1,5 @@
-"""How many requests to a source are in flight, how many bytes they ask for,
-and at which rate: this process's share."""
+"""Limits of the requests to a source: of their number in flight, of the bytes that they ask for, and
+of their rate. A process has a share of the job's limits."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from collections.abc import Callable
 from typing import Any
 
 FIRST_REQUESTS = 256
-"""Requests of a process in flight at a time, before anything was measured: at 30 ms and 64 KB each,
-about 500 MB/s. Latency alone does not make them fewer: a client and a server that are busy take less
+"""The number of a process's requests in flight before any latency was measured: at 30 ms and 64 KB
+each, about 500 MB/s. Latency alone does not reduce it: a client and a server that are busy take less
 CPU time for each of many requests."""
 MAX_REQUESTS = 1024
-"""Most requests of a process in flight at a time, however short the latency."""
+"""The most requests of a process in flight at a time, however short the latency."""
 MAX_BYTES = 256 << 20
-"""Most bytes that a process has requested and not yet received."""
+"""The most bytes that a process has requested and not yet received."""
 _MIN_REQUESTS = 4
+"""The fewest requests in flight to which a busy source reduces a process."""
 _SHORT_RATIO = 1.5
 """Below this ratio of the latency to the shortest one, more requests make more throughput."""
 _LONG_RATIO = 3.0
 """Above this ratio of the latency to the shortest one, further requests only wait in line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
+"""Factors of the number of requests when more, or fewer, are admitted."""
 MAX_PAUSE_SECONDS = 300.0
-"""Longest pause, even if a source asks for a longer one."""
+"""The longest pause, even if a source asks for a longer one."""
 _LATENCY_SECONDS = 10.0
-"""How long the shortest latency counts, at least."""
+"""The time for which the shortest latency counts, at least."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-"""Variables with the number of processes of a job."""
+"""Environment variables with the number of processes of a job."""
 
 
 def count_processes() -> int:
-    """Return the processes of the job that read: its ranks, times the workers of this process's
-    DataLoader."""
-    ranks = next(
-        (int(os.environ[name]) for name in JOB_SIZES if os.environ.get(name, "").isdigit()), 1
-    )
+    """Return the number of the job's processes that read: its ranks, times the workers of this
+    process's DataLoader."""
+    sizes = [os.environ.get(variable, "") for variable in JOB_SIZES]
+    valid_sizes = [int(size) for size in sizes if size.isdigit()]
+    num_ranks = valid_sizes[0] if valid_sizes else 1
     worker = _find_worker()
-    return max(1, ranks) * (worker.num_workers if worker is not None else 1)
+    num_workers = 1 if worker is None else worker.num_workers
+    return max(1, num_ranks) * num_workers
 
 
 def is_loader_worker() -> bool:
@@ -50,14 +53,15 @@ def is_loader_worker() -> bool:
 
 
 def _find_worker() -> Any:
-    data = sys.modules.get("torch.utils.data")  # not imported for this
+    """Return torch's description of this DataLoader worker; None in any other process."""
+    data = sys.modules.get("torch.utils.data")  # torch is not imported for this
     return data.get_worker_info() if data is not None else None
 
 
 class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
-    How many are admitted follows from the latency, the time until an answer begins. While it is
+    How many are admitted follows from the latency, the time until a response begins. While it is
     close to the shortest one that was measured, the network has room, and more requests are
     admitted. When it is several times as long, requests wait for one another, and fewer are
     admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than those,
@@ -67,7 +71,7 @@ class RateLimiter:
     Args:
         max_requests: limit of the whole job.
         max_rate: limit of the whole job, in bytes per second; None for no limit.
-        processes: how many processes share these limits.
+        processes: the number of processes that share these limits.
         max_request_rate: limit of the whole job, in requests per second; None for no limit.
     """
 
@@ -82,41 +86,44 @@ class RateLimiter:
         self._job_rate = max_rate
         self._job_request_rate = max_request_rate
         self.on_busy: Callable[[float], None] | None = None
-        """Called when the source asks for fewer requests, with the seconds of the pause that it asks
-        for."""
+        """A function that is called when the source asks for fewer requests, with the seconds of the
+        pause that it asks for."""
         self.limit: float = MAX_REQUESTS
-        """Requests that may be in flight now."""
+        """The number of requests that may be in flight now."""
         self._aim: float = self.limit
-        """What `limit` would be if the source had never said that it is busy."""
+        """The value that `limit` would have if the source had never said that it is busy."""
         self.divide(processes)
         self._until_adjusted: float = self.limit
-        """Answers until `_aim` is adjusted."""
+        """The number of responses until `_aim` is adjusted."""
         self._latency = 0.0
-        """Moving average of the latency, in seconds."""
-        # The shortest latency of this period of _LATENCY_SECONDS, of the one before, and its end
+        """The moving average of the latency, in seconds."""
         self._shortest_now = math.inf
+        """The shortest latency of the present period of _LATENCY_SECONDS."""
         self._shortest_before = math.inf
+        """The shortest latency of the previous period."""
         self._period_end = 0.0
+        """The end of the present period."""
         self.requests = 0
-        """Requests in flight."""
+        """The number of requests in flight."""
         self.bytes = 0
-        """Bytes that these ask for."""
+        """The bytes that requests in flight ask for."""
         self.backlog = 0
-        """Items that a `call_each` has yet to call: requests that follow as soon as others are
-        done."""
+        """The number of items that `call_each` has not yet called: requests that follow as soon as
+        others are done."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Requests that are not admitted yet: their bytes, and what is done when they are."""
+        """Requests that are not yet admitted: the bytes of each, and a future that is done once the
+        request is admitted."""
         self._paid_until = 0.0
-        """When all requests so far will have been within the rates."""
+        """The time at which all requests so far will have been within the rates."""
         self._slowed_at = 0.0
-        """When the source last said that it is busy."""
+        """The time at which the source last said that it is busy."""
         self.paused_until = 0.0
-        """Nothing is admitted before this time of the event loop."""
+        """The time of the event loop before which no request is admitted."""
 
     def divide(self, processes: int) -> None:
-        """From now on, divide the limits of the whole job between `processes` processes."""
+        """Divide the limits of the whole job between `processes` processes from now on."""
         is_slowed = self.is_slowed
-        # A low limit was set by somebody, and holds for all processes together
+        # A low limit was set on purpose, and holds for all processes together
         min_requests = _MIN_REQUESTS if self._job_requests >= MAX_REQUESTS else 1
         self.max_requests = max(min_requests, min(MAX_REQUESTS, self._job_requests // processes))
         self._aim = min(FIRST_REQUESTS, self.max_requests)
@@ -144,16 +151,16 @@ class RateLimiter:
             raise
 
     def leave(self, size: int) -> None:
-        """Give back what a request took."""
+        """Release the place and the bytes of a request."""
         self.requests -= 1
         self.bytes -= size
         self._admit()
 
     def slow_down(self, now: float, pause: float = 0.0, *, is_told: bool = False) -> None:
-        """Admit fewer requests: the source is busy. Many answers within a second count once.
+        """Admit fewer requests: the source is busy. Many responses within a second count once.
 
         Args:
-            pause: seconds in which nothing is admitted.
+            pause: the seconds for which no request is admitted.
             is_told: whether another process has told this one, so that `on_busy` is not called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
@@ -162,7 +169,8 @@ class RateLimiter:
         if now - self._slowed_at >= 1:
             self._slowed_at = now
             min_requests = min(_MIN_REQUESTS, self.max_requests)
-            # An idle process may be told: it has no requests of which fewer would be admitted
+            # An idle process, which another one may tell, has no requests to reduce: its limit is
+            # reduced instead
             in_use = min(self.limit, self.requests or self.limit)
             self.limit = max(min_requests, 0.7 * in_use)
         if is_new and not is_told and self.on_busy is not None:
@@ -179,7 +187,7 @@ class RateLimiter:
             self.limit = min(self._aim, self.limit + 1 / self.limit)
 
     def note_latency(self, seconds: float, now: float) -> None:
-        """Note that an answer began `seconds` after its request was sent."""
+        """Note that a response began `seconds` after its request was sent."""
         if now >= self._period_end:
             self._shortest_before = self._shortest_now
             self._shortest_now = seconds
@@ -212,20 +220,25 @@ class RateLimiter:
         self.bytes += size
 
     def _admit(self) -> None:
-        while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
-            size, turn = self._waiting.popleft()
-            if not turn.done():
+        """Admit waiting requests in their order, as long as there is room."""
+        while self._waiting:
+            size, turn = self._waiting[0]
+            is_cancelled = turn.done()
+            if not is_cancelled and not self._has_room(size):
+                break
+            self._waiting.popleft()
+            if not is_cancelled:
                 self._add(size)
                 turn.set_result(None)
 
     async def pay(self, size: int = 0) -> None:
-        """Wait until a request of `size` bytes is within the rates, and for the end of a pause. A
-        second's worth of requests may go at once."""
+        """Wait until a request of `size` bytes is within the rates, and for the end of a pause. The
+        requests of one second may be sent at once."""
         now = asyncio.get_running_loop().time
         until = 0.0
         cost = max(size * self._seconds_a_byte, self._seconds_a_request)
         if cost:
             until = max(self._paid_until, now() - 1) + cost
             self._paid_until = until
-        while (wait := max(until, self.paused_until) - now()) > 0:
-            await asyncio.sleep(wait)
+        while now() < max(until, self.paused_until):  # the pause may grow meanwhile
+            await asyncio.sleep(max(until, self.paused_until) - now())

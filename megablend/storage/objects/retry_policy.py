@@ -1,5 +1,5 @@
-"""Trying again: whatever is requested of a source, until it succeeds, is refused,
-or has failed for too long."""
+"""Retries of requests to a source, until a request succeeds, is refused, or has failed for too
+long."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _LOG_SECONDS = 60.0
+"""The shortest time between two warnings about a source."""
 _QUIET_ATTEMPTS = 3
-"""Attempts at a request before its failures are logged: single ones are ordinary."""
+"""The number of attempts at a request before its failures are logged: a few are ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
-"""A source that has never answered is given up sooner: its name, port or certificate is probably
-wrong."""
+"""The time after which a source that has never answered is given up: its name, port or certificate
+is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
-"""Most attempts at a request after a failure of a kind for which trying again rarely helps."""
+"""The most attempts at a request whose kind of failure trying again rarely mends."""
 _RANDOM = random.SystemRandom()
-"""Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked
-workers differ."""
+"""A source of chance other than the global one, which a program may have seeded: what is read must
+not change what the program draws. Forked workers draw different numbers."""
 _MAX_SECONDS = 10.0
-"""Longest pause between two attempts."""
+"""The longest pause between two attempts."""
 _PAGE_KEYS = 1000
-"""Keys on a page of a listing."""
+"""The number of keys on a page of a listing."""
 _LISTED_BYTES = 250
-"""About what an object takes in a listing besides its key."""
+"""The approximate bytes of an object in a listing in addition to its key."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
+"""The kinds of failures after which a request is tried until it has failed for too long."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was requested of a source."""
+    """Counts of the requests to a source."""
 
     requests: int = 0
     bytes: int = 0
-    """Bytes requested, counted again for each further attempt."""
+    """Requested bytes, counted again for each further attempt."""
     failures: int = 0
     hedges: int = 0
     """Requests that were sent a second time because they were late."""
@@ -57,9 +59,9 @@ class RetryPolicy:
     """Retries of the requests to one source; used in the event loop only.
 
     Args:
-        root: for messages, such as s3://bucket.
-        give_up_after: seconds.
-        limiter: sends fewer requests when the source is busy.
+        root: the location of the source for messages, such as s3://bucket.
+        give_up_after: the seconds after which a request that keeps failing is given up.
+        limiter: is told when the source is busy, to admit fewer requests.
     """
 
     def __init__(self, root: str, give_up_after: float, limiter: RateLimiter) -> None:
@@ -70,7 +72,7 @@ class RetryPolicy:
         self._has_answered = False
         self._logged_at = -_LOG_SECONDS
         self._failing = 0
-        """Requests that are being tried again."""
+        """The number of requests that are being tried again."""
 
     def note_success(self) -> None:
         """Note that a request was answered."""
@@ -87,9 +89,9 @@ class RetryPolicy:
 
         Args:
             first: the failure of an earlier attempt, if there was one. Attempts then wait for the
-                rates and pauses of the limiter themselves; without it, each is waited for here.
+                limiter's rates and pauses themselves; without it, this method waits for them.
 
-        Raises: DataError if it was tried for `give_up_after`.
+        Raises: DataError if the request was tried for `give_up_after`.
         """
         now = asyncio.get_running_loop().time
         found: T | Failure
@@ -122,8 +124,8 @@ class RetryPolicy:
             self._failing -= 1
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
-        """Wait before the next attempt: longer after each, and by chance, so that requests which
-        failed together do not come back together."""
+        """Wait before the next attempt: longer after each, and for a random time, so that requests
+        which failed together do not come back together."""
         if failure.kind is Kind.BUSY:
             self._limiter.slow_down(now, failure.pause)
         if attempts > _QUIET_ATTEMPTS:
@@ -136,11 +138,13 @@ class RetryPolicy:
         await asyncio.sleep(pause)
 
     def _note_failure(self, failure: Failure) -> None:
+        """Count a failure, which shows that the source answers unless it is of the connection."""
         self.counts.failures += 1
         self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
 
     def _check_time(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
-        """Raises: DataError if a request has failed for too long, `seconds`."""
+        """Check that a request has not failed for too long, given the seconds since its first
+        failure. Raises: DataError."""
         if failure.kind not in _TRIED_AGAIN:
             return
         max_seconds = self._give_up_after
@@ -158,6 +162,7 @@ class RetryPolicy:
             )
 
     def _log(self, failure: Failure, now: float) -> None:
+        """Warn that requests are being tried again, once a minute at most."""
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             LOG.warning(
@@ -172,7 +177,7 @@ class RetryPolicy:
 
 
 def _is_final(failure: Failure, attempts: int) -> bool:
-    """Return whether a request that has failed is not tried again, however soon."""
+    """Return whether a request that has failed is not tried again."""
     if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
         return attempts >= _MAX_DOUBTFUL_ATTEMPTS
     return failure.kind not in _TRIED_AGAIN

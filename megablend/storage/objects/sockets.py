@@ -1,10 +1,10 @@
 """Ranged GETs over sockets of the event loop, straight into the memory where the bytes are needed.
 
-The client needs two calls for a range of one version, and a thread for each that hands its answer
-on: five times the CPU time that reading the same from a socket takes. So what is read most, ranges
-of versions that are known, is requested here, by URLs that the client signs. Only the answer that
-is expected is taken. For whatever else comes the client is asked, which knows redirects,
-credentials and proxies, and what an error means.
+obstore's client needs two calls for a range of one version, each with a thread that hands the
+response on: five times the CPU time of reading the same bytes from a socket. So the most frequent
+reads, ranges of known versions, are requested here, by URLs that the client signs. Only the expected
+response is accepted here. For any other response the client is asked, which knows redirects,
+credentials and proxies, and the meaning of errors.
 """
 
 from __future__ import annotations
@@ -26,61 +26,61 @@ from megablend.storage.objects.object_version import normalise_etag
 
 T = TypeVar("T")
 SIGNED_SECONDS = 900
-"""For how long a URL is signed; it is used for a third of this."""
+"""The time for which a URL is signed; it is used for a third of this time."""
 _MAX_TARGETS = 4096
-"""Objects whose URLs are kept."""
+"""The number of objects whose URLs are kept."""
 _HEAD_BYTES = 8 << 10
-"""The longest head of an answer that is taken."""
+"""The longest head of a response that is accepted."""
 _IDLE_SECONDS = 45.0
-"""A connection that was idle for longer is not used again: something on the way may have forgotten
+"""The time after which an idle connection is not used again: a device on the way may have forgotten
 it."""
 _MAX_UNEXPECTED = 3
-"""Times in a row that the client got an answer which was not as expected here; then only the client
-is asked."""
+"""The number of unexpected responses in a row, to requests that the client then made successfully,
+after which only the client is asked."""
 
 
-class UnexpectedAnswerError(Exception):
-    """An answer is not as expected, so that the client has to be asked."""
+class UnexpectedResponseError(Exception):
+    """A response is not the expected one, so the client has to be asked."""
 
 
 class _Target(NamedTuple):
-    """Where an object is requested."""
+    """The server of an object, and the begin of requests for the object."""
 
     host: str
     port: int
     tls: ssl.SSLContext | None
     head: bytes
-    """What requests for the object begin with, up to the headers that differ."""
+    """The begin of all requests for the object, up to the headers that differ."""
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """A connection, which is asked for one range at a time."""
+    """A connection that serves one request at a time."""
 
     def __init__(self) -> None:
         self.used_at = 0.0
-        """When its last answer was complete."""
+        """The time at which the last response was complete."""
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(_HEAD_BYTES)
         self._view = memoryview(self._head)
-        self._got = 0
-        """Bytes that were received into `_head`: the head, and what came along with it."""
-        self._room: memoryview | None = None
-        """Where the rest of the body goes; None until the head is there."""
+        self._num_received = 0
+        """The number of bytes received into `_head`: of the head, and of the body if some came along."""
+        self._rest: memoryview | None = None
+        """The memory for the rest of the body; None until the head is complete."""
         self._status = 0
         self.pause = 0.0
-        """Seconds after which the source may be asked again, as its last answer says."""
+        """The seconds of the pause that the last response asks for."""
         self._is_kept = False
         self._request: Request | None = None
         self._done: asyncio.Future[int] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked."""
+        """Whether a request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, head: bytes, request: Request) -> asyncio.Future[int]:
-        """Send a request. Returns: its status, when the bytes are in their memory; or
-        ConnectionError, UnexpectedAnswerError."""
+        """Send a request. Returns: a future of the status once the bytes are in their memory, or of
+        ConnectionError or UnexpectedResponseError."""
         assert self._transport is not None
         self._request = request
         self._done = asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._done
 
     def abort(self) -> None:
-        """Close the connection. Nothing is written to a request's memory any more."""
+        """Close the connection: nothing is written to a request's memory any longer."""
         self._request = None
         if self._transport is not None:
             self._transport.abort()
@@ -105,32 +105,33 @@ class _Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol: the head comes first."""
-        return self._view[self._got :] if self._room is None else self._room
+        return self._view[self._num_received :] if self._rest is None else self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
         request = self._request
-        if request is None:  # nothing was asked
+        if request is None:  # nothing was requested
             self.abort()
             return
-        request.last = asyncio.get_running_loop().time()
-        if self._room is not None:
-            self._room = self._room[nbytes:]
+        request.last_byte_at = asyncio.get_running_loop().time()
+        if self._rest is not None:
+            self._rest = self._rest[nbytes:]
         else:
-            self._got += nbytes
-            end = self._head.find(b"\r\n\r\n", 0, self._got)
-            if end < 0 and self._got < _HEAD_BYTES:
+            self._num_received += nbytes
+            end = self._head.find(b"\r\n\r\n", 0, self._num_received)
+            if end < 0 and self._num_received < _HEAD_BYTES:
                 return
-            self._room = self._begin_body(request, end) if end >= 0 else None
-            if self._room is None:
-                self._end(UnexpectedAnswerError)
+            self._rest = self._begin_body(request, end) if end >= 0 else None
+            if self._rest is None:
+                self._end(UnexpectedResponseError)
                 return
-        if not self._room:
+        if not self._rest:
             self._end(None)
 
     def _begin_body(self, request: Request, end: int) -> memoryview | None:
-        """Parse the head, which ends at byte `end`, and store what came of the body. Returns: where
-        the rest of the body goes; None if the answer is not as expected."""
+        """Parse the head of a response, which ends at byte `end`, and store the bytes of the body
+        that came along. Returns: the memory for the rest of the body; None if the response is
+        unexpected."""
         head = self._head[:end].decode("latin-1")
         lower = head.lower()  # names of headers may be written in any case
 
@@ -148,7 +149,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.pause = float(after[:9]) if after.isdecimal() else 0.0
         self._is_kept = protocol == "HTTP/1.1 " and find_header("connection").lower() != "close"
         wanted = request.wanted
-        body = self._view[end + 4 : self._got]
+        body = self._view[end + 4 : self._num_received]
         if self._status == 206:
             assert wanted.into is not None
             assert wanted.version is not None
@@ -159,23 +160,23 @@ class _Connection(asyncio.BufferedProtocol):
                 return None
             if normalise_etag(find_header("etag")) != wanted.version.etag:
                 return None
-            room = wanted.into
-            request.first = request.last
+            memory = wanted.into
+            request.first_byte_at = request.last_byte_at
         elif int(length) <= _HEAD_BYTES:
-            room = memoryview(bytearray(int(length)))
+            memory = memoryview(bytearray(int(length)))
         else:
             return None
-        if len(body) > len(room):
+        if len(body) > len(memory):
             return None
-        room[: len(body)] = body
-        return room[len(body) :]
+        memory[: len(body)] = body
+        return memory[len(body) :]
 
     def _end(self, error: Exception | type[Exception] | None) -> None:
-        """End the request: its answer is complete, or will not be because of `error`."""
+        """End the request: its response is complete, or will not be because of `error`."""
         done = self._done
         self._done = None
-        self._request = self._room = None
-        self._got = 0
+        self._request = self._rest = None
+        self._num_received = 0
         if error is not None or not self._is_kept:
             self.abort()
         if done is None or done.done():
@@ -190,9 +191,9 @@ class SocketReader:
     """Reads ranges of one source's objects; used in the event loop only.
 
     Args:
-        find_url: the URL of a key, which is signed for SIGNED_SECONDS if need be.
-        make_tls: the certificates that are trusted.
-        connect_timeout: seconds.
+        find_url: returns the URL of a key, signed for SIGNED_SECONDS if need be.
+        make_tls: returns the certificates that are trusted.
+        connect_timeout: the seconds within which a connection has to be made.
     """
 
     def __init__(
@@ -207,27 +208,27 @@ class SocketReader:
         self._targets = LRUCache[asyncio.Task[_Target]](_MAX_TARGETS)
         self._idle = deque[_Connection]()
         self._unexpected = 0
-        """See _MAX_UNEXPECTED."""
+        """The number of unexpected responses in a row; see _MAX_UNEXPECTED."""
         self._generation = 0
-        """The number of the present signed URLs: new ones are made when an answer is not as
-        expected, since credentials may have expired."""
+        """The number of the present generation of signed URLs: a new one begins when a response is
+        unexpected, since credentials may have expired."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether the source answers as this reader expects."""
+        """Whether the source's responses are as this reader expects."""
         return self._unexpected < _MAX_UNEXPECTED
 
     async def read(
         self, request: Request, ask_client: Callable[[Request], Awaitable[T | Failure]]
     ) -> T | Failure | None:
-        """Read the range that is wanted into its memory, or else ask the client.
+        """Read the requested range into its memory, or else ask the client.
 
-        Returns: None if the bytes are in their memory; otherwise a failure, or the client's answer.
+        Returns: None if the bytes are in their memory; otherwise a failure, or the client's response.
         """
         generation = self._generation
         try:
             failure = await self._read(request)
-        except (UnexpectedAnswerError, OSError):
+        except (UnexpectedResponseError, OSError):
             found = await ask_client(request)
             # Counted once, although many requests with the same URLs may be in flight
             if not isinstance(found, Failure) and generation == self._generation:
@@ -239,10 +240,10 @@ class SocketReader:
         return failure
 
     async def _read(self, request: Request) -> Failure | None:
-        """Read the range that is wanted into its memory. Returns: a failure that is worth trying
-        again; None if the bytes are there.
+        """Read the requested range into its memory. Returns: a failure after which another attempt
+        may succeed; None if the bytes are there.
 
-        Raises: UnexpectedAnswerError; OSError if there is no connection.
+        Raises: UnexpectedResponseError; OSError if there is no connection.
         """
         wanted = request.wanted
         assert wanted.version is not None
@@ -262,9 +263,9 @@ class SocketReader:
             try:
                 status = await done
             except OSError as error:
-                if is_new or request.first is not None:
+                if is_new or request.first_byte_at is not None:
                     return read_failure(error)
-                continue  # it was closed while nobody used it
+                continue  # the connection was closed while it was idle
             finally:
                 if done.cancelled():
                     connection.abort()
@@ -276,10 +277,10 @@ class SocketReader:
             failure = read_failure(ConnectionError(f"status code: {status}"))
             if failure.kind in (Kind.AGAIN, Kind.BUSY):
                 return replace(failure, pause=connection.pause)
-            raise UnexpectedAnswerError
+            raise UnexpectedResponseError
 
     async def _find_target(self, request: Request) -> _Target:
-        """Where the object of a request is asked for. Raises: UnexpectedAnswerError."""
+        """Return the target of a request, kept or made. Raises: UnexpectedResponseError."""
         loop = asyncio.get_running_loop()
         key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
@@ -289,17 +290,17 @@ class SocketReader:
         request.waits_for = waiting = asyncio.shield(found)  # others wait for it, too
         try:
             return await waiting
-        except Exception as error:  # of the client, which is asked again
-            raise UnexpectedAnswerError from error
+        except Exception as error:  # raised by the client, which is asked again
+            raise UnexpectedResponseError from error
 
     async def _make_target(self, key: str) -> _Target:
-        """Where an object is requested. Raises: whatever the client does; UnexpectedAnswerError if a
-        proxy is to be used."""
+        """Return the target of requests for an object. Raises: the client's errors;
+        UnexpectedResponseError if a proxy is to be used."""
         url = urlsplit(await self._find_url(key))
         proxies = urllib.request.getproxies()
         assert url.hostname is not None
         if {url.scheme, "all"} & proxies.keys() and not urllib.request.proxy_bypass(url.netloc):
-            raise UnexpectedAnswerError
+            raise UnexpectedResponseError
         tls = self._make_tls() if url.scheme == "https" else None
         target = f"{url.path}?{url.query}" if url.query else url.path
         lines = (
@@ -317,8 +318,8 @@ class SocketReader:
         )
 
     def _take_idle(self) -> _Connection | None:
-        """Return the connection that was used last, None if there is none; those that were idle for
-        long are closed."""
+        """Return the idle connection that was used last, None if there is none; close those that
+        were idle for too long."""
         oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].used_at < oldest_use:
             self._idle.popleft().abort()

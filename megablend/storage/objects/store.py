@@ -1,5 +1,5 @@
-"""`ObjectStorage`: objects and web files as a Storage. The version that is met first is pinned:
-it is read to the end, or the read is refused."""
+"""`ObjectStorage`: objects and web files as a Storage. The version of an object that is found first is
+pinned: all reads return its bytes, or fail."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from megablend.storage.objects.workers import call_each
 from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
-"""Files that a process indexes at a time; each has some twenty requests in flight."""
+"""The number of files that a process indexes at a time; each has some twenty requests in flight."""
 
 
 class ObjectStorage:
@@ -55,8 +55,9 @@ class ObjectStorage:
     this process was forked from one that has read from an object store.
 
     Args:
-        options: how object stores are reached and read.
-        checking: request the state of an object at each call, to see whether it has changed.
+        options: the settings for object stores and web servers.
+        checking: whether to request the state of an object at each call, to see whether the object
+            has changed.
     """
 
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
@@ -69,7 +70,8 @@ class ObjectStorage:
         return _restore, (self._options, self._checking)
 
     def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits: neighbours are read together, gaps are not."""
+        """See Storage.limits: neighbouring ranges are read together, gaps between ranges are not
+        read."""
         return ReadLimits(
             max_gap_bytes=0,
             max_merged_bytes=MAX_PART_BYTES,
@@ -86,10 +88,10 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags from a listing are kept, also those of other keys,
-        so that `stat` requests nothing.
+        """See Storage.find. Sizes and etags from a listing are kept, including those of other keys,
+        so that `stat` sends no requests.
 
-        Raises: ConfigError if nothing is found since the endpoint is not that of the store.
+        Raises: ConfigError if nothing is found because the endpoint is not that of the store.
         """
         address = parse_location(pattern)
         try:
@@ -102,6 +104,7 @@ class ObjectStorage:
         return found
 
     def _find(self, pattern: str, address: Address) -> Found:
+        """Find without checking the endpoint."""
         if address.scheme in WEB_SCHEMES or not is_wild(address.key):
             return self._find_one(pattern, address)
         try:
@@ -109,9 +112,9 @@ class ObjectStorage:
             found, versions = loop.run(bucket.find(pattern, address))
         except MissingFileError:
             return Found([], {})
-        keys = [each["path"] for each in found.objects]
+        keys = [listed["path"] for listed in found.objects]
         paths = [f"{address.root}/{key}" for key in keys]
-        if bucket.has_versions:  # which are not part of listings
+        if bucket.has_versions:  # their ids are not part of listings
             loop.run(self._find_versions(bucket, paths, keys))
         else:
             self._known.replace(
@@ -121,26 +124,27 @@ class ObjectStorage:
         return Found([Match(0, path, path) for path in paths], {}, folders)
 
     def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob; nothing for a pattern of a web server,
-        which does not list: `find` says so."""
+        """See Storage.glob. A pattern of a web server, which does not list its files, matches
+        nothing here; `find` raises an error."""
         address = parse_location(pattern)
         if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
-        """See Storage.is_folder: whether objects have keys below it. Web servers do not tell."""
+        """See Storage.is_folder: whether there are objects with keys below it. False for web
+        servers, which do not tell."""
         address = parse_location(path)
         if address.scheme in WEB_SCHEMES:
             return False
         return loop.run(self._bucket(path, address).has_folder(path, address.key.rstrip("/")))
 
     def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable: not known before it is read."""
+        """See Storage.is_readable: that is not known before the object is read."""
         return True
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat. It describes the version that was found first, which all reads use."""
+        """See Storage.stat: of the version that was found first, which all reads use."""
         return self._find_version(path).stat
 
     def stat_opened(self, path: str) -> FileStat:
@@ -152,7 +156,7 @@ class ObjectStorage:
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """See Storage.add_known_files; what this process has met first stays."""
+        """See Storage.add_known_files: versions that this process has found stay."""
         self._known.add(known)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
@@ -160,7 +164,7 @@ class ObjectStorage:
         return self._known.get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends; `checking` keeps none."""
+        """See HeadAndTailStorage.read_ends: a storage for checking keeps none."""
         if not self._checking and self._known.get_ends(path) is None:
             bucket, address = self._open(path)
             loop.run(self._read_ends(bucket, path, address.key, self._known.get(path)))
@@ -175,14 +179,13 @@ class ObjectStorage:
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s]:
-        """See Storage.read_ranges: all at the same time."""
+        """See Storage.read_ranges: all ranges are read at the same time."""
         return wait_for(self.fetch(path, offsets, sizes, allocate))
 
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch: returns at once, and the future has what `read_ranges` returns or
-        raises."""
+        """See Storage.fetch: returns at once."""
         try:
             bucket, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -208,6 +211,7 @@ class ObjectStorage:
         begins: Int64s,
         out: Bytes,
     ) -> tuple[Bytes, Int64s]:
+        """Read ranges into `out`, of the version that is pinned."""
         version = self._known.get(path)
         if version is None:
             version = self._known.keep(path, await bucket.stat(path, key))
@@ -218,11 +222,11 @@ class ObjectStorage:
     async def _find_versions(
         self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
-        """Request the present versions of objects, which readers will stay with."""
+        """Request the present versions of objects, which are pinned from then on."""
         for path in paths:
             self._known.forget(path)
         await call_each(
-            lambda each: self._read_ends(bucket, *each, None),
+            lambda named: self._read_ends(bucket, *named, None),
             zip(paths, keys, strict=True),
             bucket.client.limiter,
         )
@@ -230,9 +234,10 @@ class ObjectStorage:
     async def _read_ends(
         self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None
     ) -> None:
+        """Pin a version of an object, the present one if `version` is None, and keep its ends."""
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
-            # The mirror reads the ends, once for all processes
+            # The mirror reads the ends, once for all processes of the node
             self._known.keep(path, version or await bucket.stat(path, key))
             return
         tail_bytes = 0 if self._checking else self._known.tail_bytes
@@ -240,6 +245,7 @@ class ObjectStorage:
         self._known.keep(path, found, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
+        """Find the object at a location without wildcards."""
         if not address.key or address.key.endswith("/"):
             return Found([], {})
         self._known.forget(path)
@@ -262,9 +268,10 @@ class ObjectStorage:
         """Check the endpoint that is set, since nothing was found at a location.
 
         Args:
-            asks: whether to send it a request, to see whether it answers with a web page.
+            asks: whether to send a request to the endpoint, to see whether the response is a web
+                page.
 
-        Raises: ConfigError if it cannot be that of the store.
+        Raises: ConfigError if the endpoint cannot be that of the store.
         """
         options = self._options.find(location)
         endpoint = None if address.scheme in WEB_SCHEMES else find_endpoint(address, options)
@@ -284,6 +291,8 @@ class ObjectStorage:
             )
 
     def _find_version(self, path: str) -> ObjectVersion:
+        """Return the pinned version of an object, after requesting and pinning it if there is
+        none."""
         version = None if self._checking else self._known.get(path)
         if version is None:
             bucket, address = self._open(path)
@@ -293,6 +302,7 @@ class ObjectStorage:
         return self._known.keep(path, version)
 
     def _check_ranges(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
+        """Check that ranges are within an object. Raises: CorruptFileError."""
         version = self._known.get(path)
         file_size = (1 << 62) if version is None else version.size
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > file_size - sizes)):
@@ -307,11 +317,14 @@ class ObjectStorage:
             )
 
     def _open(self, path: str) -> tuple[Bucket, Address]:
+        """Return the bucket and the address of an object. Raises: ConfigError;
+        UnsupportedFileError."""
         address = parse_location(path)
         check_key(path, address.key)
         return self._bucket(path, address), address
 
     def _bucket(self, location: str, address: Address) -> Bucket:
+        """Return the bucket or server of a location. Raises: ConfigError."""
         loop.check_fork()
         plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
         known_query = self._queries.get(plain, "")

@@ -1,5 +1,5 @@
-"""Lists of URLs, since web servers do not list their files: braces, and text files; and queries,
-which are secrets."""
+"""Lists of URLs, as braces or text files, since web servers do not list their files; and queries of
+URLs, which are secrets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from megablend.errors import ConfigError
 
 LIST_ENDING = ".urls"
-"""Suffix of a local text file with one URL per line."""
+"""The suffix of a local text file with one URL per line."""
 MAX_URLS = 1_000_000
+"""The most URLs that braces may stand for: more are probably a typing error."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
@@ -24,8 +25,8 @@ def is_web(location: str) -> bool:
 
 
 def expand_location(location: str) -> list[str]:
-    """Return the URLs that a location with braces, or a text file of URLs, stands for; any other
-    location itself.
+    """Return the URLs that a location stands for if it has braces or is a text file of URLs;
+    otherwise the location itself.
 
     Raises: ConfigError if the file cannot be read or contains something else, or braces stand
         for too many.
@@ -33,7 +34,7 @@ def expand_location(location: str) -> list[str]:
     if is_web(location):
         return expand_braces(location)
     if location.endswith(LIST_ENDING) and "://" not in location:
-        return [each for line in _read_lines(location) for each in expand_braces(line)]
+        return [url for line in _read_lines(location) for url in expand_braces(line)]
     return [location]
 
 
@@ -46,14 +47,14 @@ def split_query(location: str) -> tuple[str, str]:
 
 
 def expand_braces(url: str) -> list[str]:
-    """`{a,b}` and `{00..12}` of a URL, as a shell expands them;
-    not those in its query. Raises: ConfigError."""
+    """Expand `{a,b}` and `{00..12}` of a URL as a shell does, except in its query. Raises:
+    ConfigError."""
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
     count = 1
-    for each in choices:
-        count *= len(each)
+    for choice in choices:
+        count *= len(choice)
     if count > MAX_URLS:
         raise ConfigError(
             f"{plain}: its braces stand for {count:,} URLs, expected at most {MAX_URLS:,}"
@@ -62,17 +63,21 @@ def expand_braces(url: str) -> list[str]:
 
 
 def _choices(inside: str) -> list[str]:
-    if (numbers := _NUMBERS.fullmatch(inside)) is not None:
-        first, last = numbers.groups()
-        if abs(int(last) - int(first)) >= MAX_URLS:
-            raise ConfigError(f"{{{inside}}}: stands for more than {MAX_URLS:,} numbers")
-        step = 1 if int(first) <= int(last) else -1
-        width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
-        return [f"{i:0{width}d}" for i in range(int(first), int(last) + step, step)]
-    return inside.split(",") if "," in inside else [f"{{{inside}}}"]
+    """Return the texts that a pair of braces stands for, given the text inside."""
+    numbers = _NUMBERS.fullmatch(inside)
+    if numbers is None:
+        return inside.split(",") if "," in inside else [f"{{{inside}}}"]
+    first, last = numbers.groups()
+    if abs(int(last) - int(first)) >= MAX_URLS:
+        raise ConfigError(f"{{{inside}}}: stands for more than {MAX_URLS:,} numbers")
+    step = 1 if int(first) <= int(last) else -1
+    is_padded = first.startswith("0") or last.startswith("0")
+    width = max(len(first), len(last)) if is_padded else 0
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
 
 
 def _read_lines(path: str) -> Iterable[str]:
+    """Read a text file of URLs. Raises: ConfigError."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

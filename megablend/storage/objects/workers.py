@@ -1,8 +1,8 @@
 """Calling a coroutine function for many items with a few tasks,
 about as many as requests are admitted.
 
-A task for each item, all made at once, costs more CPU time than the requests: the garbage collector
-looks through all that wait.
+A task for each item, all made at once, would cost more CPU time than the requests: the garbage
+collector traverses all tasks that wait.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ T = TypeVar("T")
 async def call_each(
     call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
 ) -> None:
-    """Call a coroutine function for each item, as many at a time as `limiter` admits requests, and
-    more when it admits more.
+    """Call a coroutine function for each item, for as many items at a time as `limiter` admits
+    requests.
 
     Raises: the first exception of a call, after which the others are cancelled.
     """
@@ -29,15 +29,15 @@ async def call_each(
 
 
 class _Calls(Generic[T]):
-    """The calls of one `call_each`. Nested functions in place of this class would refer to each
-    other, and so keep what `call` refers to, such as the memory that is read into, until the
-    garbage collector runs."""
+    """The calls of one `call_each`. Nested functions instead of this class would refer to each other,
+    and so keep alive all objects that `call` refers to, such as the memory that is read into, until
+    the garbage collector runs."""
 
     def __init__(
         self, call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
     ) -> None:
         self._call = call
-        self._todo = deque(items)
+        self._items_left = deque(items)
         self._limiter = limiter
         self._loop = asyncio.get_running_loop()
         self._tasks = set[asyncio.Task[None]]()
@@ -45,24 +45,26 @@ class _Calls(Generic[T]):
 
     async def run(self) -> None:
         """See `call_each`."""
-        self._limiter.backlog += len(self._todo)
+        self._limiter.backlog += len(self._items_left)
         try:
-            for _ in range(min(len(self._todo), int(self._limiter.limit))):
+            for _ in range(min(len(self._items_left), int(self._limiter.limit))):
                 self._start()
             if self._tasks:
                 await self._finished
         finally:
-            self._limiter.backlog -= len(self._todo)
-            self._todo.clear()
+            self._limiter.backlog -= len(self._items_left)
+            self._items_left.clear()
             for task in list(self._tasks):
                 task.cancel()
 
     async def _work(self) -> None:
-        while self._todo:
-            item = self._todo.popleft()
+        """Run in a task: call the function for one item after another, and start another task if
+        more requests are admitted by now."""
+        while self._items_left:
+            item = self._items_left.popleft()
             self._limiter.backlog -= 1
             await self._call(item)
-            if self._todo and len(self._tasks) < int(self._limiter.limit):
+            if self._items_left and len(self._tasks) < int(self._limiter.limit):
                 self._start()
 
     def _start(self) -> None:
@@ -71,6 +73,7 @@ class _Calls(Generic[T]):
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
+        """Note that a task has ended: the first error, or the end of the last task, ends all."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if self._finished.done():

@@ -37,7 +37,7 @@ async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> Rang
     task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
     for _ in range(others):
-        source.timing.note(request.began, 0.01, 4)
+        source.timing.note(request.sent_at, 0.01, 4)
     request.is_stalled = True
     request.interrupt()
     if cancel:

@@ -11,7 +11,7 @@ from megablend.storage.objects.object_version import (
     ObjectVersion,
     make_version,
     normalise_etag,
-    version_of_answer,
+    version_of_response,
 )
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -52,16 +52,16 @@ def test_differences(version: ObjectVersion, other: ObjectVersion, says: str | N
 
 
 def test_an_answer_is_of_the_expected_version_where_etag_and_size_are_equal() -> None:
-    assert version_of_answer(answer(), VERSION, versions=False) is VERSION
-    assert version_of_answer(answer(size=11), VERSION, versions=False).size == 11
-    assert version_of_answer(answer(etag='"b"'), VERSION, versions=False).etag == "b"
+    assert version_of_response(answer(), VERSION, versions=False) is VERSION
+    assert version_of_response(answer(size=11), VERSION, versions=False).size == 11
+    assert version_of_response(answer(etag='"b"'), VERSION, versions=False).etag == "b"
     unnamed = ObjectVersion(10, "", SECONDS)
     later = TIME.replace(second=6)
     assert (
-        version_of_answer(answer(etag=None, time=later), unnamed, versions=False).modified
+        version_of_response(answer(etag=None, time=later), unnamed, versions=False).modified
         == SECONDS + 1
     )
-    assert version_of_answer(answer(), None, versions=False) == VERSION
+    assert version_of_response(answer(), None, versions=False) == VERSION
 
 
 @pytest.mark.parametrize(

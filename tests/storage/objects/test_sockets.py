@@ -90,7 +90,7 @@ class Scripted:
 def make_request(into: bytearray) -> Request:
     now = asyncio.get_running_loop().time()
     return Request(
-        now, RangeRequest("x", START, STOP, VERSION, into=memoryview(into)), num_answers=0
+        now, RangeRequest("x", START, STOP, VERSION, into=memoryview(into)), num_responses=0
     )
 
 
@@ -258,7 +258,7 @@ def test_a_connection_that_nobody_waits_for_is_not_begun() -> None:
         async with server.running() as reader:
             wanted = RangeRequest("x", START, STOP, VERSION, into=memoryview(bytearray(len(BODY))))
             with pytest.raises(asyncio.CancelledError):
-                await reader.read(Impatient(0.0, wanted, num_answers=0), ask_client)
+                await reader.read(Impatient(0.0, wanted, num_responses=0), ask_client)
             return server.connections
 
     with warnings.catch_warnings(record=True) as caught:
