@@ -1,4 +1,4 @@
-"""Every error megablend raises on purpose.
+"""All errors that megablend raises on purpose, and the remedies that several messages give.
 
     MegablendError
     ├── ConfigError (ValueError)          the config or the command line: exit code 2
@@ -23,6 +23,37 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+CHANGED_REMEDY = (
+    "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
+    "index that it began with"
+)
+"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run
+to the new index."""
+WITHOUT_IT = (
+    "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
+)
+"""What to do about a file that a run needs and that is gone for good."""
+MISSING_REMEDY = (
+    f"restore the file; {WITHOUT_IT}; or, if the config names it, remove it there, give the run another name (`run:`) and run "
+    "`megablend build CONFIG`"
+)
+"""What to do about a file that was indexed and no longer exists."""
+REWRITE_REMEDY = "rewrite or re-download the file"
+"""What to do about a file that is not whole, before it was indexed."""
+UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
+"""What is wrong with a file that ends early, and what to do."""
+REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
+"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index
+that a run keeps."""
+REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
+"""What to do about a damaged file of a cache that a build computes again if it is missing and still
+needed."""
+REBUILD_REMEDY = (
+    "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or reset it "
+    "(`megablend runs reset CONFIG`), and build"
+)
+"""What to do about an index that a run keeps and that no longer exists."""
 
 
 class MegablendError(Exception):
@@ -60,52 +91,6 @@ class TransformError(MegablendError, RuntimeError):
     exit_code = 2
 
 
-CHANGED_REMEDY = (
-    "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
-    "index that it began with"
-)
-"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run
-to the new index."""
-
-
-WITHOUT_IT = (
-    "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
-)
-"""What to do about a file that a run needs and that is gone for good."""
-
-
-MISSING_REMEDY = (
-    f"restore the file; {WITHOUT_IT}; or, if the config names it, remove it there, give the run another name (`run:`) and run "
-    "`megablend build CONFIG`"
-)
-"""What to do about a file that was indexed and does not exist any more."""
-
-
-REWRITE_REMEDY = "rewrite or re-download the file"
-"""What to do about a file that is not whole, before it was indexed."""
-
-
-UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
-"""What is wrong with a file that ends early, and what to do."""
-
-
-REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
-"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index
-that a run keeps."""
-
-
-REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
-"""What to do about a damaged file of a cache that is computed again if it is missing, but that
-perhaps no config needs."""
-
-
-REBUILD_REMEDY = (
-    "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or reset it "
-    "(`megablend runs reset CONFIG`), and build"
-)
-"""What to do about an index that a run keeps and that does not exist any more."""
-
-
 class DataError(MegablendError, ValueError):
     """A data file cannot be read as requested; the message starts with its path (and byte
     offset)."""
@@ -117,7 +102,8 @@ class DataError(MegablendError, ValueError):
         self.problem = problem
         self.offset = offset
         where = path if offset is None else f"{path} at byte {offset}"
-        # torch re-raises a loader worker's error with the worker's traceback as its only argument.
+        # torch raises a loader worker's error again with the worker's traceback as its only argument,
+        # so `problem` may be absent
         super().__init__(f"{where}: {problem}" if problem else where)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -169,16 +155,17 @@ class ResourceError(MegablendError, RuntimeError):
 def _rebuild_data_error(
     kind: type[DataError], path: str, problem: str, offset: int | None
 ) -> DataError:
+    """Rebuild a DataError that was pickled."""
     return kind(path, problem, offset=offset)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """Return a question that suggests, in a message, the known name most similar to `name`; "" if
+    """Return a question for a message that suggests the known name most similar to `name`; "" if
     none is similar.
 
     Args:
-        before: what separates the question from the text before it.
-        cutoff: the least similarity, 0 to 1; see difflib.get_close_matches.
+        before: the text that separates the question from the message before it.
+        cutoff: the lowest similarity, 0 to 1; see difflib.get_close_matches.
     """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"{before}did you mean {near[0]!r}?" if near else ""

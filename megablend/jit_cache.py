@@ -1,10 +1,10 @@
 """Loading compiled kernels from numba's cache, without the half of numba that only compiling needs.
 
-Before numba loads anything, it imports its implementations of Python and NumPy, some 300 ms in
-every process. Machine code needs none of them: it refers only to symbols that numba's contexts and
-its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
-Environments, which hold the objects that it uses. If this fails, as with another numba, numba's
-own loading takes over.
+Before numba loads machine code, it imports its implementations of Python and NumPy, which takes some
+300 ms in every process. Machine code needs none of them: it refers only to symbols that numba's
+contexts and its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
+Environments, which hold the objects that it uses. If loading fails here, as with another version of
+numba, numba's own loading takes over.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _numba_environment: Any = environment
 _runtime: Any = runtime
 
 _environments: dict[str, Any] = {}
-"""By name, the Environments of functions whose modules are not imported. They are kept for good,
-since machine code has their addresses."""
+"""The Environments of functions whose modules are not imported, by name. They are never removed, since
+machine code has their addresses."""
 
 
 def _make_environment(module: str, constants: list[Any], name: str) -> Any:
@@ -40,7 +40,7 @@ def _make_environment(module: str, constants: list[Any], name: str) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Calls `_make_environment` in place of numba's own function."""
+    """Calls `_make_environment` instead of numba's own function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (_numba_environment.__name__, "_rebuild_env"):
@@ -62,8 +62,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return path is not None and path.exists()
 
     def signatures(self, context: Any) -> list[Any]:
-        """Return the argument types for which machine code is in the cache; none if its index
-        cannot be read."""
+        """Return the tuples of argument types for which machine code is in the cache; none if its
+        index cannot be read."""
         try:
             with _lock:
                 keys = list(self._cache_file._load_index())
@@ -72,6 +72,7 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
             return []
 
     def _find(self, signature: Any, context: Any) -> Path | None:
+        """Return the path of the machine code for a signature; None if there is none."""
         name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
         return None if name is None else Path(self._cache_file._data_path(name))
 

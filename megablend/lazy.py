@@ -1,5 +1,5 @@
-"""What is computed when it is first needed: `LazyItems`,
-and `cached_property` without a lock, as in Python 3.12.
+"""Computing values when they are first needed: `LazyItems`, and `cached_property` without a lock, as
+in Python 3.12.
 
 The `cached_property` of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of
 a class: a process that is forked while another thread computes would wait for that lock forever.
@@ -39,11 +39,12 @@ T_co = TypeVar("T_co", covariant=True)
 class LazyItems(Sequence[T_co]):
     """A sequence whose items are made one by one, each when it is first needed.
 
-    Equal to a tuple, or to another of its kind, with equal items.
+    Equal to a tuple or another LazyItems with equal items.
 
     Args:
-        size: number of items.
-        make: returns an item by its number; called once for each, or by several threads at once.
+        size: the number of items.
+        make: returns an item by its number; called once for each item, or by several threads at the
+            same time. An item must not be None.
     """
 
     def __init__(self, size: int, make: Callable[[int], T_co]) -> None:

@@ -14,24 +14,24 @@ class LRUCache(Generic[V]):
     """A cache of up to `capacity` values, or, with `measure`, of values whose sizes add up to at most
     `capacity`; pickled without its values.
 
-    Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child
-    could hold: each dict operation is atomic. Two threads may create a value at the same time: both
-    get the one that was stored first.
+    Thread-safe without a lock: each dict operation is atomic. So it works after a fork, too, when a
+    lock might be held by a thread that does not exist in the child. Two threads may create a value at
+    the same time: both get the value that was stored first.
 
     Args:
-        measure: the size of a value; by default each counts as 1.
+        measure: returns the size of a value; None to count each value as 1.
     """
 
     def __init__(self, capacity: int, measure: Callable[[V], int] | None = None) -> None:
         self._capacity = capacity
         self._measure = measure
-        self._kept = OrderedDict[Hashable, V]()  # the most recently used is the last
+        self._values = OrderedDict[Hashable, V]()  # the most recently used value is the last
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """Return the value of `key`, created if it is not cached."""
-        value = self._kept.get(key)
+        value = self._values.get(key)
         if value is None:
-            value = self._kept.setdefault(key, make())
+            value = self._values.setdefault(key, make())
             self._evict()
         self._use(key)
         return value
@@ -39,30 +39,39 @@ class LRUCache(Generic[V]):
     def get_all(
         self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
     ) -> list[V]:
-        """Return the values of `keys`; those that are not cached are created together, from the
+        """Return the values of `keys`. Those that are not cached are created together, from the
         list of their keys."""
-        found = {key: value for key in keys if (value := self._kept.get(key)) is not None}
-        missing = [key for key in keys if key not in found]
+        values = dict[Hashable, V]()
+        missing = list[Hashable]()
+        for key in keys:
+            value = self._values.get(key)
+            if value is None:
+                missing.append(key)
+            else:
+                values[key] = value
         if missing:
-            found |= zip(missing, make(missing), strict=True)
-            self._kept.update((key, found[key]) for key in missing)
+            created = dict(zip(missing, make(missing), strict=True))
+            values.update(created)
+            self._values.update(created)
         for key in keys:
             self._use(key)
         self._evict()
-        return [found[key] for key in keys]
+        return [values[key] for key in keys]
 
     def _use(self, key: Hashable) -> None:
         """Make a key the most recently used."""
         with contextlib.suppress(KeyError):  # another thread may have evicted it
-            self._kept.move_to_end(key)
+            self._values.move_to_end(key)
 
     def _evict(self) -> None:
         """Remove the least recently used values if there are too many."""
         measure = self._measure
-        size = len(self._kept) if measure is None else sum(map(measure, list(self._kept.values())))
+        size = (
+            len(self._values) if measure is None else sum(map(measure, list(self._values.values())))
+        )
         with contextlib.suppress(KeyError):  # other threads evict, too
             while size > self._capacity:
-                _, value = self._kept.popitem(last=False)
+                _, value = self._values.popitem(last=False)
                 size -= 1 if measure is None else measure(value)
 
     def resize(self, capacity: int) -> None:

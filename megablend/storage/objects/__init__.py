@@ -1,21 +1,22 @@
 """Object stores and HTTP servers as storages:
 `s3://`, `gs://`, `az://`, `http://` and `https://`, through obstore.
 
-address        what a location names: a bucket (or a server) and a key
-bucket         what is requested of a bucket: the state of an object, ranges, listings
-urls           lists of URLs, by braces and text files; queries of URLs, which are sent and not stored
-object_version which version of an object is read
-known_objects  what a storage knows of objects: the version of each, and the ends of some
-failures       what an error of the client means
-endpoints      what is wrong with an endpoint at which nothing is found
-credentials    those that obstore does not find by itself
-clients        obstore's stores, by bucket and options
-loop           the process's event loop, and what happens after a fork
-rate_limiter   how many requests are in flight, and at which rate
-timing         how long a request may take, learned from those before
-in_flight      all requests in flight, which one timer looks at
+address        the parts of a location: a bucket (or a server) and a key
+bucket         requests to a bucket: for the state of an object, ranges, listings
+urls           lists of URLs, as braces and text files; queries of URLs, which are sent and not stored
+object_version the version of an object that is read
+known_objects  facts about objects that a storage knows: the version of each, and the ends of some
+failures       the meaning of the client's errors
+endpoints      mistakes in an endpoint at which nothing is found
+credentials    credentials that obstore does not find by itself
+obstore_stores obstore's stores, made from options and the environment
+clients        the clients of this process, by bucket and options; pauses that sources ask for
+loop           the process's event loop, and its end after a fork
+rate_limiter   limits of the number of requests in flight, and of their rate
+timing         the time that a request may take, learned from earlier ones
+in_flight      all requests in flight, which one timer checks
 workers        a few tasks that send many requests
-sockets        ranged GETs without the client, whose responses cost more CPU time
+sockets        ranged GETs without the client, whose responses cost more CPU time; socket_connection is one connection
 retry_policy   when a request is tried again, and when it is given up
 bucket_client  one ranged GET: its conditions, retries, time-outs and hedges
 listing        objects that match a pattern, found by LIST

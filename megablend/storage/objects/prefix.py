@@ -13,9 +13,10 @@ from megablend.storage.object_options import ObjectOptions, StoreOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import Address, check_key, parse_location
 from megablend.storage.objects.bucket_client import BucketClient
-from megablend.storage.objects.clients import check_installed, get_client, get_lister
+from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.failures import READ_ACCESS, Failure, Kind, read_failure
 from megablend.storage.objects.object_version import normalise_etag
+from megablend.storage.objects.obstore_stores import check_installed
 
 S = TypeVar("S")
 T = TypeVar("T")

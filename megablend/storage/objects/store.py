@@ -27,17 +27,16 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
-from megablend.storage.objects.clients import (
-    check_installed,
-    find_endpoint,
-    get_client,
-    get_lister,
-    get_web_server,
-)
+from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.object_version import ObjectVersion
+from megablend.storage.objects.obstore_stores import (
+    check_installed,
+    find_endpoint,
+    get_web_server,
+)
 from megablend.storage.objects.rate_limiter import MAX_REQUESTS
 from megablend.storage.objects.urls import split_query
 from megablend.storage.objects.workers import call_each
