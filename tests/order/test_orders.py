@@ -97,7 +97,7 @@ def test_page_holds_about_as_much_as_it_says() -> None:
         held = sum(
             array.nbytes
             for recent in kept
-            for listing in recent._kept.values()
+            for listing in recent._values.values()
             for array in (listing.entries, listing.offsets)
         )
         assert held * 0.9 <= order.memory_bytes <= held * 1.5

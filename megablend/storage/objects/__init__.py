@@ -2,7 +2,7 @@
 `s3://`, `gs://`, `az://`, `http://` and `https://`, through obstore.
 
 address        the parts of a location: a bucket (or a server) and a key
-bucket         requests to a bucket: for the state of an object, ranges, listings
+bucket         requests to a bucket for the state of an object and for ranges; bucket_lister lists it
 urls           lists of URLs, as braces and text files; queries of URLs, which are sent and not stored
 object_version the version of an object that is read
 known_objects  facts about objects that a storage knows: the version of each, and the ends of some

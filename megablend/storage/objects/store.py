@@ -27,6 +27,7 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
+from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
@@ -107,8 +108,8 @@ class ObjectStorage:
         if address.scheme in WEB_SCHEMES or not is_wild(address.key):
             return self._find_one(pattern, address)
         try:
-            bucket = self._bucket(pattern, address)
-            found, versions = loop.run(bucket.find(pattern, address))
+            bucket, lister = self._with_lister(pattern, address)
+            found, versions = loop.run(lister.find(pattern, address))
         except MissingFileError:
             return Found([], {})
         keys = [listed["path"] for listed in found.objects]
@@ -136,7 +137,8 @@ class ObjectStorage:
         address = parse_location(path)
         if address.scheme in WEB_SCHEMES:
             return False
-        return loop.run(self._bucket(path, address).has_folder(path, address.key.rstrip("/")))
+        _, lister = self._with_lister(path, address)
+        return loop.run(lister.has_folder(path, address.key.rstrip("/")))
 
     def is_readable(self, path: str) -> bool:
         """See Storage.is_readable: that is not known before the object is read."""
@@ -335,9 +337,14 @@ class ObjectStorage:
         query = query or known_query or ""
         options = self._options.find(plain)
         check_installed(location)
-        client = get_client(address, options, query)
-        lister = None if address.scheme in WEB_SCHEMES else get_lister(address, options)
-        return Bucket(client, lister)
+        return Bucket(get_client(address, options, query))
+
+    def _with_lister(self, location: str, address: Address) -> tuple[Bucket, BucketLister]:
+        """Return the bucket of a location that is not on a web server, and its lister. Raises:
+        ConfigError."""
+        bucket = self._bucket(location, address)
+        obstore_lister = get_lister(address, self._options.find(location))
+        return bucket, BucketLister(bucket.client, obstore_lister)
 
 
 def _is_url_pattern(url: str) -> bool:

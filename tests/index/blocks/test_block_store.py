@@ -34,4 +34,4 @@ def test_as_many_readers_are_kept_as_there_is_room_for(
     ]
     assert again == expected
     store.read([store.snapshot.file(5).first_block])
-    assert len(store._files._opened._kept) == kept
+    assert len(store._files._opened._values) == kept
