@@ -102,7 +102,9 @@ class _Folder(NamedTuple):
 
     def enter(self, name: str) -> tuple[str, str]:
         """Return the path and the real path of a name in this folder that is no link."""
-        return _join(self.path, name), _join(self.real, name)
+        path = _join(self.path, name)
+        # One string where there are no links: strings are most of the memory of a listing
+        return path, path if self.path == self.real else _join(self.real, name)
 
 
 class _Walk:

@@ -16,7 +16,7 @@ import numpy as np
 
 from megablend.errors import CorruptFileError
 from megablend.mirror.catalog.catalog import Revision, Want, pack_entry
-from megablend.mirror.catalog.manifest import DataFile, pack_manifest, unpack_manifest
+from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line
 from megablend.mirror.disk.block_map import DURABLE, BlockMap, map_bytes, sum_of_pages
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages
@@ -55,6 +55,7 @@ WANT = Want(
     by="node2:7171",
 )
 FILES = [DataFile("x/empty", FileKey("s3://bucket/x/empty", "e0", 0)), DataFile("\u00fc.bin", KEY)]
+MANIFEST = Manifest.of_lines(pack_line(*file) for file in FILES)
 
 
 def make_map() -> bytes:
@@ -92,7 +93,7 @@ LAYOUTS: dict[str, Callable[[], bytes]] = {
     "want.json": lambda: pack_entry(WANT),
     # Compressed bytes are another library's
     "manifest.txt": lambda: repr(
-        (pack_manifest(FILES)[0], unpack_manifest(*pack_manifest(FILES)))
+        (MANIFEST.revision, list(Manifest.unpack(MANIFEST.revision, MANIFEST.pack())))
     ).encode(),
 }
 """Bytes, by the names of their golden files."""

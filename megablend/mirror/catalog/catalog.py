@@ -8,14 +8,16 @@ manifests/<32 hex>.zlib      the files of a revision
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
-from megablend.mirror.catalog.manifest import DataFile, unpack_manifest
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
@@ -28,8 +30,8 @@ EVERY = 3600.0
 """Seconds after which a source is listed again, where nothing else is said."""
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
-_MOST_MANIFESTS = 4
-"""In memory: one of a million files takes a gigabyte."""
+_MAX_MANIFEST_BYTES = 256 << 20
+"""Bytes of the manifests that are kept in memory, or of the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,8 @@ class Catalog:
             name: Listed(*parse_json(value))
             for name, value in self._database.get_all("listed").items()
         }
-        self.read_files = lru_cache(_MOST_MANIFESTS)(self._read_files)
+        self._recent = OrderedDict[str, Manifest]()
+        self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
         """The same as its dataset's latest, whatever becomes of the clock."""
@@ -179,7 +182,7 @@ class Catalog:
         self.put_revision(self.date(revision))
 
     def put_manifest(self, digest: str, manifest: bytes) -> None:
-        """Store what `pack_manifest` packed."""
+        """Store what `Manifest.pack` packed."""
         path = self._path(digest)
         new = Path(f"{path}.new")
         try:
@@ -287,7 +290,21 @@ class Catalog:
             f"give at least {_LEAST_DIGITS} digits of one of these: {', '.join(names[-5:])}"
         )
 
-    def read_known_files(self, digest: str) -> list[DataFile]:
+    def read_files(self, digest: str) -> Manifest:
+        """The files of a revision. May be called in any thread. Raises: DataError if its manifest
+        is damaged or missing."""
+        with self._recent_lock:
+            manifest = self._recent.pop(digest, None)
+            if manifest is None:
+                manifest = self._read_files(digest)
+            self._recent[digest] = manifest
+            while len(self._recent) > 1 and (
+                sum(each.num_text_bytes for each in self._recent.values()) > _MAX_MANIFEST_BYTES
+            ):
+                self._recent.popitem(last=False)
+        return manifest
+
+    def read_known_files(self, digest: str) -> Sequence[DataFile]:
         """As `read_files`; none of a damaged manifest, until its dataset is added again."""
         try:
             return self.read_files(digest)
@@ -306,15 +323,14 @@ class Catalog:
     def _path(self, digest: str) -> Path:
         return self._manifests / f"{digest}.zlib"
 
-    def _read_files(self, digest: str) -> list[DataFile]:
-        """The files of a revision. Raises: DataError if its manifest is damaged."""
+    def _read_files(self, digest: str) -> Manifest:
         path = str(self._path(digest))
         remedy = "add the dataset again, with `megablend datasets add`"
         data = self.read_manifest(digest)
         if not data:
             raise MissingFileError(path, f"is gone; {remedy}")
         try:
-            return unpack_manifest(digest, data)
+            return Manifest.unpack(digest, data)
         except ValueError as error:
             if self.own:
                 # Other nodes have it

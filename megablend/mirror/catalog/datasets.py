@@ -14,7 +14,7 @@ from megablend.errors import ConfigError, MissingFileError, ResourceError, did_y
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, beside_loop, size_of
 from megablend.mirror.catalog.listings import Listings
-from megablend.mirror.catalog.manifest import DataFile
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_pages, pages_of_file, split_portions
 from megablend.mirror.disk.room import Need
@@ -400,7 +400,7 @@ class Datasets:
         path = self.holding.folders.find(chosen)
         return {"dataset": dataset, "revision": chosen.digest, "path": str(path)}
 
-    async def find_files(self, target: str) -> tuple[Revision, list[DataFile]]:
+    async def find_files(self, target: str) -> tuple[Revision, Manifest]:
         """A revision, and its files sorted by path; of the latest the last one that is held as it is
         wanted here. Raises: ConfigError if there is none; DataError if its manifest is damaged."""
         dataset, revision = self._catalog.find(target)
@@ -411,7 +411,7 @@ class Datasets:
             revision = ([each for each in known if each.name in held] or known)[-1]
         return revision, await self._read_files(revision)
 
-    async def _read_files(self, revision: Revision) -> list[DataFile]:
+    async def _read_files(self, revision: Revision) -> Manifest:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megablend.errors import MegablendError
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
-from megablend.mirror.catalog.manifest import DataFile, check_name, list_files, pack_manifest
+from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.source_files import check_name, list_files
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.source_reads import SourceReader
@@ -42,18 +43,21 @@ Put = Callable[[Revision, Revision | None], Awaitable[None]]
 """Puts a revision; after another one only while that is the dataset's latest."""
 
 
-class _Files(NamedTuple):
-    """A source, listed."""
+class _Listed(NamedTuple):
+    """What a source was found to have."""
 
-    files: list[DataFile]
+    manifest: Manifest
     digest: str
-    manifest: bytes
+    packed: bytes
 
     def describe(self) -> dict[str, Any]:
-        """What a revision tells of them."""
-        num_bytes = sum(file.key.size for file in self.files)
-        about = {"num_files": len(self.files), "num_bytes": num_bytes}
-        return {"digest": self.digest, "added": time.time(), **about}
+        """The fields of a revision that tell of its files."""
+        return {
+            "digest": self.digest,
+            "num_files": len(self.manifest),
+            "num_bytes": int(self.manifest.sizes.sum()),
+            "added": time.time(),
+        }
 
 
 class Listings:
@@ -127,14 +131,14 @@ class Listings:
         storage: Storage,
         sources: Sequence[str],
         paths: Mapping[str, str] = MappingProxyType({}),
-    ) -> _Files:
-        files = list_files(storage, sources, self._source.check_allowed, paths)
-        return _Files(files, *pack_manifest(files))
+    ) -> _Listed:
+        manifest = list_files(storage, sources, self._source.check_allowed, paths)
+        return _Listed(manifest, manifest.revision, manifest.pack())
 
-    async def _keep(self, revision: Revision, found: _Files) -> Revision:
+    async def _keep(self, revision: Revision, found: _Listed) -> Revision:
         """The same, dated, when its manifest is stored."""
         revision = self._catalog.date(revision)
-        await self._pages.call(self._catalog.put_manifest, revision.digest, found.manifest)
+        await self._pages.call(self._catalog.put_manifest, revision.digest, found.packed)
         await self._pages.call(self.note_files, revision)
         return revision
 
@@ -224,20 +228,18 @@ class Listings:
         """List a dataset again. Returns: what is wrong with its source; empty if it is as it was, or
         a new revision. Raises: as `add` does."""
 
-        def look(storage: Storage) -> tuple[_Files, list[str]]:
-            known = self._catalog.read_files
+        def look(storage: Storage) -> tuple[_Listed, list[DataFile]]:
             if latest.is_plain:
                 found = self._list(storage, latest.sources)
             else:
                 # Their paths follow from patterns that are not remembered
-                known_paths = {file.key.location: file.path for file in known(latest.digest)}
+                known = self._catalog.read_files(latest.digest)
+                known_paths = {file.key.location: file.path for file in known}
                 found = self._list(storage, [*map(_escape, known_paths)], known_paths)
             if found.digest == latest.digest:
                 return found, []
-            paths = {file.path for file in found.files}
-            return found, [
-                file.key.location for file in known(latest.digest) if file.path not in paths
-            ]
+            known = self._catalog.read_files(latest.digest)
+            return found, list(known.list_gone(found.manifest))
 
         if not await self._is_held(latest):
             # Else a source that changes all the time would never be held
@@ -247,7 +249,7 @@ class Listings:
         if gone:
             return self._fail(
                 latest,
-                f"{len(gone):,} files are gone, such as {gone[0]}: {latest} stays the latest revision\n"
+                f"{len(gone):,} files are gone, such as {gone[0].key.location}: {latest} stays the latest revision\n"
                 f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
             )
         if found.digest == latest.digest:

@@ -36,7 +36,7 @@ from megablend.mirror.catalog.catalog import (
 )
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
-from megablend.mirror.catalog.manifest import unpack_manifest
+from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.catalog.told import Told
 from megablend.mirror.members.etcd import EtcdAwayError, Value
@@ -354,7 +354,7 @@ class SharedCatalog:
                         break
                 if data:
                     loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, unpack_manifest, revision.digest, data)
+                    await loop.run_in_executor(None, Manifest.unpack, revision.digest, data)
                     await self._call(self._catalog.put_manifest, revision.digest, data)
                     await self._call(self._listings.note_files, revision)
                     self._holding.change()

@@ -62,8 +62,12 @@ class FileKey(NamedTuple):
     @property
     def digest(self) -> str:
         """Its name in the mirror: 32 hex digits."""
-        text = f"{self.location}\0{self.etag}\0{self.size}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(b"1\0" + text, digest_size=16).hexdigest()
+        return self.hash().hex()
+
+    def hash(self) -> bytes:
+        """The 16 bytes of its digest."""
+        text = f"1\0{self.location}\0{self.etag}\0{self.size}"
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
     def pack(self) -> bytes:
         """Encode all but the size for the file's map or copy: JSON {location, etag, found}."""

@@ -14,7 +14,7 @@ from megablend.errors import MissingFileError
 from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
-from megablend.mirror.catalog.manifest import DataFile, pack_manifest
+from megablend.mirror.catalog.manifest import Manifest, pack_line
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, count_bytes, pages_of_file
@@ -59,12 +59,17 @@ async def select_all(need: Need) -> Need:
 def make_catalog(store: PageStore, *datasets: str) -> Catalog:
     """Of datasets with the same file, which are wanted."""
     catalog = Catalog(store.folder)
-    digest, manifest = pack_manifest([DataFile("x", KEY)])
+    files = Manifest.of_lines([pack_line("x", KEY)])
     for dataset in datasets:
         revision = Revision(
-            dataset=dataset, digest=digest, num_files=1, num_bytes=KEY.size, added=0.0, sources=()
+            dataset=dataset,
+            digest=files.revision,
+            num_files=1,
+            num_bytes=KEY.size,
+            added=0.0,
+            sources=(),
         )
-        catalog.add(revision, manifest)
+        catalog.add(revision, files.pack())
         catalog.put_want(Want(dataset=dataset, revision=LATEST, since=0.0))
     return catalog
 
@@ -119,7 +124,7 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         (state,) = holding.states
         assert f"{manifest}: is damaged: " in state.trouble
         assert state.missing == KEY.size
-        manifest.write_bytes(pack_manifest([DataFile("x", KEY)])[1])
+        manifest.write_bytes(Manifest.of_lines([pack_line("x", KEY)]).pack())
         holding.change()
         await asyncio.wait_for(
             holding.wait_for(lambda: "was deleted" in str(holding.states[0].error)), 10

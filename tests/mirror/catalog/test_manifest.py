@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import unquote
+import json
+import random
+from bisect import bisect_left
 
+import numpy as np
 import pytest
 
-from megablend.errors import ConfigError
-from megablend.mirror.catalog.manifest import (
-    DataFile,
-    check_name,
-    list_files,
-    pack_manifest,
-    unpack_manifest,
-)
+from megablend.mirror.catalog import manifest
+from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.node.source_reads import SourceReader
-from megablend.storage.base import FileStat, Storage
-from megablend.storage.by_scheme import make_storage
-from megablend.storage.find import Found
-from megablend.storage.location import escape_wildcards
-from megablend.storage.mirror_parser import parse_mirror
-from megablend.storage.object_options import ObjectOptions
-from megablend.storage.wrapper import WrapperStorage
-from tests.storage.faulty import FaultySource
 
 FILES = [
     DataFile("a/b.bin", FileKey("s3://b/a/b.bin", '"e1"', 10)),
@@ -32,116 +19,59 @@ FILES = [
 ]
 
 
+def make_manifest(files: list[DataFile]) -> Manifest:
+    return Manifest.of_lines(pack_line(*file) for file in files)
+
+
 def test_a_manifest_is_read_as_it_was_written() -> None:
-    revision, data = pack_manifest(FILES)
+    revision = make_manifest(FILES).revision
+    data = make_manifest(FILES).pack()
     # Persisted, and compared between machines: it never changes
     assert revision == "3d06150a4844e25cd558473ad1aebc98"
-    assert unpack_manifest(revision, data) == FILES
-    other, _ = pack_manifest(FILES[:1])
+    assert list(Manifest.unpack(revision, data)) == FILES
+    other = make_manifest(FILES[:1]).revision
     with pytest.raises(ValueError, match="its digest"):
-        unpack_manifest(other, data)
+        Manifest.unpack(other, data)
     for at in range(len(data)):
         with pytest.raises(ValueError, match="is damaged"):
-            unpack_manifest(revision, data[:at])
+            Manifest.unpack(revision, data[:at])
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a@b", "a\n", "a\x7f", "a\x85", "x" * 101])
-def test_names_that_cannot_be(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be a dataset's name\nchoose 1 to 100 bytes"):
-        check_name(name)
+def draw_files(draw: random.Random, count: int) -> list[DataFile]:
+    """Files with names and sizes of all lengths, sorted by path."""
+    letters = 'ab/\n\t\\"]}, \u00e9\U0001f600\udcff'
+    paths = {"".join(draw.choices(letters, k=draw.randrange(12))) for _ in range(count)}
+    return [
+        DataFile(
+            path,
+            FileKey(
+                f"s3://{path}",
+                draw.choice(["", "]", "9"]),
+                draw.randrange(10 ** draw.randrange(1, 19)),
+            ),
+        )
+        for path in sorted(paths)
+    ]
 
 
-def refuse_nothing(_: str) -> None:
-    """Anything may be read."""
-
-
-def find_paths(*sources: object) -> list[str]:
-    return [each.path for each in list_files(make_storage(), [*map(str, sources)], refuse_nothing)]
-
-
-def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
-    for name in ("m/1/a.bin", "m/1/b.bin", "m/2/a.bin", "m/c.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    assert find_paths(tmp_path / "m/*/*.bin") == ["1/a.bin", "1/b.bin", "2/a.bin"]
-    assert find_paths(tmp_path / "m/1/a.bin") == ["a.bin"]
-    every = ["1/a.bin", "1/b.bin", "2/a.bin", "c.txt"]
-    assert find_paths(tmp_path / "m") == every
-    assert find_paths(f"{tmp_path}/m/") == every
-    assert find_paths(tmp_path / "m/1/*", tmp_path / "m/1/a.bin") == ["a.bin", "b.bin"]
-    with pytest.raises(
-        ConfigError, match=r"would have the path 'a.bin' in the dataset, as does .*1/a.bin"
-    ):
-        find_paths(tmp_path / "m/1/a.bin", tmp_path / "m/2/a.bin")
-    with pytest.raises(ConfigError, match=r"nothing\*: matches no files\ncheck the"):
-        find_paths(tmp_path / "m/*", tmp_path / "nothing*")
-
-
-def test_files_that_are_listed_one_by_one_keep_their_paths(tmp_path: Path) -> None:
-    for name in ("1/a.bin", "2/a.bin", "2/b[1].bin"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(name)
-    files = list_files(make_storage(), [f"{tmp_path}/*/*"], refuse_nothing)
-    paths = {each.key.location: each.path for each in files}
-    sources = [*map(escape_wildcards, paths)]
-    assert list_files(make_storage(), sources, refuse_nothing, paths) == files
-
-
-def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
-    for name in ("m/a", "n/a/b"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True)
-        path.write_text(name)
-    with pytest.raises(
-        ConfigError, match=r"n/a/b: lies below another file of the dataset\ngive one"
-    ):
-        find_paths(tmp_path / "m", tmp_path / "n")
-
-
-def test_a_path_with_a_control_character(tmp_path: Path) -> None:
-    (tmp_path / "a\nb").write_text("x")
-    with pytest.raises(ConfigError, match="its path in the dataset would be 'a\\\\nb'\nrename it"):
-        find_paths(tmp_path / "*")
-
-
-@pytest.mark.usefixtures("obstore")
-def test_files_of_a_web_server_have_the_paths_of_its_folders() -> None:
-    """Relative to the folder that all share, decoded; and nothing but their state is asked for."""
-    names = ["m/one/config.json", "m/two/config.json", "m/with%20space/%C3%BC%2B1.bin"]
-    with FaultySource({unquote(name): bytes(100_000) for name in names}) as source:
-        urls = [f"{source.url}/{name}" for name in names]
-        assert find_paths(*urls) == ["one/config.json", "two/config.json", "with space/ü+1.bin"]
-        assert find_paths(urls[0]) == ["config.json"]
-        assert source.bytes <= 4 * 1
-        with pytest.raises(ConfigError, match="web servers do not list their files"):
-            find_paths(f"{source.url}/m/")
-
-
-@pytest.mark.parametrize("host", ["[::ffff:127.0.0.1]", "[::1]", "[fe80::1]", "127.0.0.1"])
-def test_nothing_is_asked_of_a_server_before_it_is_allowed(host: str, tmp_path: Path) -> None:
-    options = parse_mirror({"folder": str(tmp_path)})
-    reader = SourceReader(options, ObjectOptions())
-    url = f"http://{host}:9/x"
-    with pytest.raises(ConfigError, match="is on this machine or its links, and no prefix has its"):
-        list_files(_NoStorage(), [url], reader.check_allowed)
-
-
-class _NoStorage(WrapperStorage):
-    """Is asked nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(make_storage())
-
-    def find(self, pattern: str) -> Found:
-        raise AssertionError(pattern)
-
-    def stat(self, path: str) -> FileStat:
-        raise AssertionError(path)
-
-    def for_reading(self) -> Storage:
-        return self
-
-    def for_checking(self) -> Storage:
-        return self
+@pytest.mark.parametrize("seed", range(5))
+def test_any_files(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a list of them, in portions that end anywhere."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(manifest, "_LINES_AT_A_TIME", 7)
+    monkeypatch.setattr(manifest, "_SCANNED_BYTES", 11)
+    files = draw_files(draw, 40 * seed)
+    packed = make_manifest(files)
+    lines = [json.dumps([file.path, *file.key]) for file in files]
+    assert bytes(packed._text) == "\n".join(["1", *lines]).encode()
+    assert list(packed) == files
+    assert [packed[i] for i in range(len(files))] == files
+    assert packed[3:9] == files[3:9]
+    assert packed.sizes.tolist() == [file.key.size for file in files]
+    assert [each.tobytes().hex() for each in packed.digests] == [file.key.digest for file in files]
+    assert packed.digests.dtype == np.uint8
+    for path in [*(file.path for file in files), "", "a", "zz"]:
+        assert bisect_left(packed, (path,)) == bisect_left(files, (path,))
+    left = [file for file in files if draw.random() < 0.5]
+    gone = list(packed.list_gone(make_manifest([*left, DataFile("zzz", FILES[0].key)])))
+    assert gone == [file for file in files if file not in left]

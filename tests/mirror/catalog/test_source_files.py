@@ -1,0 +1,123 @@
+"""The files of sources, and their paths in the dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.mirror.catalog.source_files import check_name, list_files
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.base import FileStat, Storage
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.find import Found
+from megablend.storage.location import escape_wildcards
+from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.wrapper import WrapperStorage
+from tests.storage.faulty import FaultySource
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a@b", "a\n", "a\x7f", "a\x85", "x" * 101])
+def test_names_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a dataset's name\nchoose 1 to 100 bytes"):
+        check_name(name)
+
+
+def refuse_nothing(_: str) -> None:
+    """Anything may be read."""
+
+
+def find_paths(*sources: object) -> list[str]:
+    return [each.path for each in list_files(make_storage(), [*map(str, sources)], refuse_nothing)]
+
+
+def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
+    for name in ("m/1/a.bin", "m/1/b.bin", "m/2/a.bin", "m/c.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    assert find_paths(tmp_path / "m/*/*.bin") == ["1/a.bin", "1/b.bin", "2/a.bin"]
+    assert find_paths(tmp_path / "m/1/a.bin") == ["a.bin"]
+    every = ["1/a.bin", "1/b.bin", "2/a.bin", "c.txt"]
+    assert find_paths(tmp_path / "m") == every
+    assert find_paths(f"{tmp_path}/m/") == every
+    assert find_paths(tmp_path / "m/1/*", tmp_path / "m/1/a.bin") == ["a.bin", "b.bin"]
+    with pytest.raises(
+        ConfigError, match=r"would have the path 'a.bin' in the dataset, as does .*1/a.bin"
+    ):
+        find_paths(tmp_path / "m/1/a.bin", tmp_path / "m/2/a.bin")
+    with pytest.raises(ConfigError, match=r"nothing\*: matches no files\ncheck the"):
+        find_paths(tmp_path / "m/*", tmp_path / "nothing*")
+
+
+def test_files_that_are_listed_one_by_one_keep_their_paths(tmp_path: Path) -> None:
+    for name in ("1/a.bin", "2/a.bin", "2/b[1].bin"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    files = list_files(make_storage(), [f"{tmp_path}/*/*"], refuse_nothing)
+    paths = {each.key.location: each.path for each in files}
+    sources = [*map(escape_wildcards, paths)]
+    again = list_files(make_storage(), sources, refuse_nothing, paths)
+    assert list(again) == list(files)
+
+
+def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("m/a", "n/a/b"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+    with pytest.raises(
+        ConfigError, match=r"n/a/b: lies below another file of the dataset\ngive one"
+    ):
+        find_paths(tmp_path / "m", tmp_path / "n")
+
+
+def test_a_path_with_a_control_character(tmp_path: Path) -> None:
+    (tmp_path / "a\nb").write_text("x")
+    with pytest.raises(ConfigError, match="its path in the dataset would be 'a\\\\nb'\nrename it"):
+        find_paths(tmp_path / "*")
+
+
+@pytest.mark.usefixtures("obstore")
+def test_files_of_a_web_server_have_the_paths_of_its_folders() -> None:
+    """Relative to the folder that all share, decoded; and nothing but their state is asked for."""
+    names = ["m/one/config.json", "m/two/config.json", "m/with%20space/%C3%BC%2B1.bin"]
+    with FaultySource({unquote(name): bytes(100_000) for name in names}) as source:
+        urls = [f"{source.url}/{name}" for name in names]
+        assert find_paths(*urls) == ["one/config.json", "two/config.json", "with space/ü+1.bin"]
+        assert find_paths(urls[0]) == ["config.json"]
+        assert source.bytes <= 4 * 1
+        with pytest.raises(ConfigError, match="web servers do not list their files"):
+            find_paths(f"{source.url}/m/")
+
+
+@pytest.mark.parametrize("host", ["[::ffff:127.0.0.1]", "[::1]", "[fe80::1]", "127.0.0.1"])
+def test_nothing_is_asked_of_a_server_before_it_is_allowed(host: str, tmp_path: Path) -> None:
+    options = parse_mirror({"folder": str(tmp_path)})
+    reader = SourceReader(options, ObjectOptions())
+    url = f"http://{host}:9/x"
+    with pytest.raises(ConfigError, match="is on this machine or its links, and no prefix has its"):
+        list_files(_NoStorage(), [url], reader.check_allowed)
+
+
+class _NoStorage(WrapperStorage):
+    """Is asked nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(make_storage())
+
+    def find(self, pattern: str) -> Found:
+        raise AssertionError(pattern)
+
+    def stat(self, path: str) -> FileStat:
+        raise AssertionError(path)
+
+    def for_reading(self) -> Storage:
+        return self
+
+    def for_checking(self) -> Storage:
+        return self
