@@ -18,7 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 import megablend
+from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
@@ -30,7 +33,7 @@ from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.node.source_reads import SourceReader, States
+from megablend.mirror.node.source_reads import KnownState, SourceReader, States
 from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
@@ -98,7 +101,7 @@ class Node:
         self._described_members = describe_members(options, os.environ)
         self.cluster = None if members is None else self._make_cluster(members)
         self.engine = Engine(store, self.cluster or self.source)
-        states = States(self.engine, self.source)
+        states = States(self.engine, self.source, self._find_listed)
         tell = None if self.cluster is None else self.cluster.tell_needs
         self.needs = Needs(self.engine, tell, self._select)
         self._datasets: Datasets | None = None
@@ -152,7 +155,7 @@ class Node:
         async with self._datasets_lock:
             if self._datasets is None:
                 self._datasets = await Datasets.open(
-                    self.engine, self.source, self.needs, self._select, self._find_mates()
+                    self.engine, self.source, self.needs, self._find_own, self._find_mates()
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
@@ -168,6 +171,12 @@ class Node:
 
         assert isinstance(views, EtcdMembers)
         return Mates(self.cluster, views)
+
+    async def _find_listed(self, location: str) -> KnownState | None:
+        """The state of a file as datasets list it."""
+        if self._datasets is None:
+            return None
+        return await asyncio.to_thread(self._datasets.catalog.find_state, location)
 
     async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
         return await (await self._find_datasets()).answer(request)
@@ -318,6 +327,12 @@ class Node:
     async def _select(self, need: Need) -> Need:
         """The part of a need that this node is to hold, whichever node reads it."""
         return need if self.cluster is None else await self.cluster.select(need)
+
+    async def _find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
+        """Which blocks of many files this node is to hold: bool [rows]; see Homes.order_rows."""
+        if self.cluster is None:
+            return np.ones(len(blocks), np.bool_)
+        return await self.cluster.find_own(ids, blocks)
 
     async def _check(self) -> dict[str, Any]:
         if self.cluster is None:

@@ -7,20 +7,21 @@ manifests/<32 hex>.zlib      the files of a revision
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
-from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.storage.location import find_root, find_scheme, has_prefix
 from megablend.system.atomic_write import flush_folder, write_flushed
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
@@ -58,6 +59,11 @@ class Revision:
     def name(self) -> str:
         """In the catalog."""
         return f"{self.dataset}@{self.digest}"
+
+    def may_have(self, location: str) -> bool:
+        """Whether a location may be that of one of its files, as far as its sources tell."""
+        roots = (find_root([source]) for source in self.sources)
+        return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
     def __str__(self) -> str:
         return f"{self.dataset}@{self.digest[:_SHOWN_DIGITS]}"
@@ -304,13 +310,33 @@ class Catalog:
                 self._recent.popitem(last=False)
         return manifest
 
-    def read_known_files(self, digest: str) -> Sequence[DataFile]:
+    def read_known_files(self, digest: str) -> Manifest:
         """As `read_files`; none of a damaged manifest, until its dataset is added again."""
         try:
             return self.read_files(digest)
         except DataError as error:
             LOG.warning("mirror: %s", error)
-            return []
+            return Manifest.of_lines([])
+
+    def find_state(self, location: str) -> tuple[int, str, float] | None:
+        """The size and etag of a file as the latest revision of a dataset has them, and when that
+        revision was listed here, or came from another node. May be called in any thread."""
+        if not find_scheme(location):
+            return None  # where a mounted file is opened, its etag is longer
+        latest: dict[str, Revision] = {}
+        for revision in self.revisions.values():
+            if revision.may_have(location):
+                last = latest.get(revision.dataset, revision)
+                latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
+        found = list[tuple[int, str, float]]()
+        for revision in latest.values():
+            # A manifest that is damaged, or not here, is told of where it is needed
+            with contextlib.suppress(DataError, OSError):
+                file = self.read_files(revision.digest).find_location(location)
+                if file is not None:
+                    came_at = self._path(revision.digest).stat().st_mtime
+                    found.append((file.key.size, file.key.etag, came_at))
+        return max(found, key=lambda state: state[2], default=None)
 
     def remove(self) -> None:
         """Delete all of it."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State, beside_loop, size_of
+from megablend.mirror.catalog.holding import FILES_AT_A_TIME, FindOwn, Holding, State, beside_loop
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.share import Kept, make_share
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import count_pages, pages_of_file, split_portions
-from megablend.mirror.disk.room import Need
+from megablend.mirror.disk.pages import count_bytes, count_pages, pages_of_file, split_portions
+from megablend.mirror.disk.room import WANTED
 from megablend.mirror.node import engine
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.needs import Needs
@@ -52,7 +53,7 @@ class Datasets:
     ) -> None:
         self._pages = pages
         self._source = source
-        self._catalog = catalog
+        self.catalog = catalog
         self.holding = holding
         self._mates = mates
         self.listings = Listings(pages, source, catalog, self._put_listed, self._is_held, mates)
@@ -85,14 +86,14 @@ class Datasets:
         pages: Engine,
         source: SourceReader,
         needs: Needs,
-        select: Callable[[Need], Awaitable[Need]],
+        find_own: FindOwn,
         mates: Mates | None = None,
     ) -> Datasets:
         """Those of a mirror, which keeps what is wanted from now on. Raises: DataError if what is
         wanted cannot be read."""
         catalog = await pages.call(Catalog, pages.store.folder, mates.nodes.own if mates else "")
         get_nodes = (lambda: mates.nodes.names) if mates else tuple
-        holding = Holding(pages, needs, select, catalog, get_nodes)
+        holding = Holding(pages, needs, find_own, catalog, get_nodes)
         await pages.call(holding.keep_all)
         return cls(pages, source, catalog, holding, mates)
 
@@ -116,7 +117,7 @@ class Datasets:
         if self.shared is not None:
             # What was said on another node before is so here
             await self.shared.catch_up()
-        if any(want.is_past for want in self._catalog.wants.values()):
+        if any(want.is_past for want in self.catalog.wants.values()):
             self.holding.change()
         return await verb(**request)
 
@@ -128,14 +129,14 @@ class Datasets:
         every: float | None = None,
     ) -> dict[str, Any]:
         """List sources as the latest revision of a dataset. Raises: as `Listings.add` does."""
-        known = self._catalog.revisions
+        known = self.catalog.revisions
         revision = await self.listings.add(dataset, sources, said, every)
         return asdict(revision) | {"is_new": revision.name not in known}
 
     async def _put_listed(self, revision: Revision, earlier: Revision | None) -> None:
         def is_due() -> bool:
             # It may have been removed, or listed anew, meanwhile
-            known = self._catalog.list_revisions(revision.dataset)
+            known = self.catalog.list_revisions(revision.dataset)
             return earlier is None or known[-1:] == [earlier]
 
         await self._change([revision], is_due=is_due)
@@ -164,10 +165,10 @@ class Datasets:
             return
         for each in puts if self.shared is None else ():
             is_want = isinstance(each, Want)
-            put = self._catalog.put_want if is_want else self._catalog.put_revision
+            put = self.catalog.put_want if is_want else self.catalog.put_revision
             await self._pages.call(put, each)
         for want in deletes if self.shared is None else ():
-            await self._pages.call(self._catalog.remove_want, want)
+            await self._pages.call(self.catalog.remove_want, want)
         self.holding.change()
 
     async def want(
@@ -180,8 +181,8 @@ class Datasets:
         copies: int = 0,
     ) -> dict[str, Any]:
         """Want a dataset."""
-        dataset, revision = self._catalog.find(target)
-        latest = self._catalog.find_dataset(dataset)[-1]
+        dataset, revision = self.catalog.find(target)
+        latest = self.catalog.find_dataset(dataset)[-1]
         if pin and revision is None:
             raise ConfigError(
                 f"{target!r}: a pinned dataset needs a revision, since it is never updated\n"
@@ -197,9 +198,9 @@ class Datasets:
             since=time.time(),
             nodes=tuple(sorted(nodes)),
             copies=copies,
-            by=self._catalog.own,
+            by=self.catalog.own,
         )
-        want = self._catalog.date_want(self._check_nodes(want))
+        want = self.catalog.date_want(self._check_nodes(want))
         await self._check_size(want, revision or latest)
         await self._change([want])
         return {"want": want.target}
@@ -239,28 +240,30 @@ class Datasets:
 
     async def _check_size(self, want: Want, revision: Revision) -> None:
         """Raises: ConfigError if there can never be room for a revision."""
-        pinned: dict[str, int] = {}
-        others = [each for each in self._catalog.own_wants if each.is_pinned]
-        if want.nodes and self._catalog.own not in want.nodes:
+        others = [each for each in self.catalog.own_wants if each.is_pinned]
+        if want.nodes and self.catalog.own not in want.nodes:
             return
 
-        async def find_sizes() -> dict[str, int]:
+        async def find_sizes() -> tuple[int, int]:
+            """Bytes of it, and of what is pinned beside it."""
+            share = await self.holding.find_share(want, revision)
+            own = await beside_loop(share.find_sizes)
+            united = own
             for other in others:
-                if want.is_pinned and other.name in self._catalog.revisions:
-                    known = self._catalog.revisions[other.name]
+                if want.is_pinned and other.name in self.catalog.revisions:
+                    known = self.catalog.revisions[other.name]
                     share = await self.holding.find_share(other, known)
-                    pinned.update(await beside_loop(size_of, share))
-            return await beside_loop(size_of, await self.holding.find_share(want, revision))
+                    united = await beside_loop(united.unite, share.find_sizes())
+            return own.num_bytes, united.num_bytes - own.num_bytes
 
         try:
-            sizes = await asyncio.wait_for(find_sizes(), _MEETING_SECONDS)
+            size, beside = await asyncio.wait_for(find_sizes(), _MEETING_SECONDS)
         except (asyncio.TimeoutError, ResourceError, AwayError, MissingFileError):
             return  # what this node's share is shows when the nodes have met
-        beside = sum((pinned | sizes).values()) - sum(sizes.values())
         capacity = await self._pages.call(self._pages.store.find_capacity)
-        if beside + sum(sizes.values()) > capacity:
+        if beside + size > capacity:
             raise ConfigError(
-                f"{want.target} can never fit: this node has to hold {sum(sizes.values()):,} bytes of it beside "
+                f"{want.target} can never fit: this node has to hold {size:,} bytes of it beside "
                 f"{beside:,} pinned bytes, but its mirror has room for {capacity:,}\n"
                 "raise `size` of `mirror`, free space, or share it among more nodes"
             )
@@ -273,8 +276,8 @@ class Datasets:
 
     async def pin(self, target: str) -> dict[str, Any]:
         """Pin a revision, wanted or not."""
-        dataset, revision = self._catalog.find(target)
-        earlier = self._catalog.wants.get(f"{dataset}@{revision and revision.digest}")
+        dataset, revision = self.catalog.find(target)
+        earlier = self.catalog.wants.get(f"{dataset}@{revision and revision.digest}")
         if earlier is None or revision is None:
             return await self.want(target, pin=True)
         want = replace(earlier, is_pinned=True)
@@ -289,9 +292,9 @@ class Datasets:
         return {"want": want.target}
 
     def _find_want(self, target: str) -> Want:
-        dataset, revision = self._catalog.find(target)
+        dataset, revision = self.catalog.find(target)
         name = f"{dataset}@{LATEST}" if revision is None else revision.name
-        wants = {each.name: each for each in self._catalog.wants.values() if not each.is_past}
+        wants = {each.name: each for each in self.catalog.wants.values() if not each.is_past}
         if (want := wants.get(name)) is not None:
             return want
         others = [each.target for each in wants.values() if each.dataset == dataset]
@@ -301,11 +304,11 @@ class Datasets:
 
     async def list_all(self) -> dict[str, Any]:
         """Revisions, and wants, of all nodes that share a catalog."""
-        revisions = self._catalog.revisions.values()
+        revisions = self.catalog.revisions.values()
         ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
         return {
             "revisions": [asdict(each) for each in ordered],
-            "wants": [each.target for each in self._catalog.wants.values() if not each.is_past],
+            "wants": [each.target for each in self.catalog.wants.values() if not each.is_past],
             "listed": await self._find_listed(),
         }
 
@@ -338,7 +341,7 @@ class Datasets:
         """Return when what is wanted is held, on all nodes where it is. Raises: ResourceError if there
         is no room for it; DataError if files are gone."""
         want = self._find_want(target)
-        if not want.nodes or self._catalog.own in want.nodes:
+        if not want.nodes or self.catalog.own in want.nodes:
             found = await self._wait_here(want)
         else:
             found = {"want": want.target}
@@ -373,7 +376,7 @@ class Datasets:
     async def make_folder(self, target: str) -> dict[str, Any]:
         """The folder of a revision that is held; of the latest one that is. Raises: ResourceError if
         something is missing."""
-        dataset, revision = self._catalog.find(target)
+        dataset, revision = self.catalog.find(target)
         held = [
             state
             for state in self.holding.states
@@ -403,9 +406,9 @@ class Datasets:
     async def find_files(self, target: str) -> tuple[Revision, Manifest]:
         """A revision, and its files sorted by path; of the latest the last one that is held as it is
         wanted here. Raises: ConfigError if there is none; DataError if its manifest is damaged."""
-        dataset, revision = self._catalog.find(target)
+        dataset, revision = self.catalog.find(target)
         if revision is None:
-            known = self._catalog.list_revisions(dataset)
+            known = self.catalog.list_revisions(dataset)
             wanted = [each for each in self.holding.states if each.goal.want.revision == LATEST]
             held = {each.goal.revision.name for each in wanted if not each.missing}
             revision = ([each for each in known if each.name in held] or known)[-1]
@@ -413,19 +416,19 @@ class Datasets:
 
     async def _read_files(self, revision: Revision) -> Manifest:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._catalog.read_files, revision.digest)
+        return await loop.run_in_executor(None, self.catalog.read_files, revision.digest)
 
     def _count(self, files: Sequence[DataFile]) -> list[int]:
         """Bytes of each that are not held."""
+        find_missing = self._pages.store.missing
         keys = [file.key for file in files]
-        count = self.holding.count_missing
-        return [min(key.size, count([(key, pages_of_file(key.size))])) for key in keys]
+        return [count_bytes(find_missing(key, pages_of_file(key.size)), key.size) for key in keys]
 
     async def verify(self, target: str) -> dict[str, Any]:
         """Compare what is held of a dataset, or of one revision, with its checksums."""
-        dataset, revision = self._catalog.find(target)
+        dataset, revision = self.catalog.find(target)
         files = dict[FileKey, str]()
-        for each in self._catalog.find_dataset(dataset) if revision is None else [revision]:
+        for each in self.catalog.find_dataset(dataset) if revision is None else [revision]:
             files |= {file.key: file.path for file in await self._read_files(each)}
         num_bytes = 0
         wrong = set[str]()
@@ -442,9 +445,9 @@ class Datasets:
         """Forget revisions that nobody wants, but each dataset's latest, and delete what only they
         had."""
         await self.holding.wait_for(lambda: True)
-        known = self._catalog.revisions
-        kept = {each.goal.revision.name for each in self.holding.states} | {*self._catalog.wants}
-        kept |= {self._catalog.list_revisions(each.dataset)[-1].name for each in known.values()}
+        known = self.catalog.revisions
+        kept = {each.goal.revision.name for each in self.holding.states} | {*self.catalog.wants}
+        kept |= {self.catalog.list_revisions(each.dataset)[-1].name for each in known.values()}
         # What is left in a folder is the copy of another revision, too
         find = self.holding.folders.find
         kept |= {name for name, each in known.items() if find(each).exists()}
@@ -457,8 +460,8 @@ class Datasets:
 
     async def remove(self, dataset: str) -> dict[str, Any]:
         """Forget a dataset, and delete what only it had."""
-        known = self._catalog.find_dataset(dataset)
-        wants = [each for each in self._catalog.wants.values() if each.dataset == dataset]
+        known = self.catalog.find_dataset(dataset)
+        wants = [each for each in self.catalog.wants.values() if each.dataset == dataset]
         for want in wants:
             if want.is_pinned:
                 raise ConfigError(
@@ -472,16 +475,13 @@ class Datasets:
         return done
 
     def _forget(self, revisions: Sequence[Revision]) -> dict[str, Any]:
-        others = [each for each in self._catalog.revisions.values() if each not in revisions]
-        kept = {
-            file.key.digest
-            for each in others
-            for file in self._catalog.read_known_files(each.digest)
-        }
+        others = [each for each in self.catalog.revisions.values() if each not in revisions]
+        read = self.catalog.read_known_files
+        kept = Kept((make_share(read(each.digest)), WANTED) for each in others)
         num_bytes = 0
         num_files = 0
         for revision in revisions:
-            files = self._catalog.read_known_files(revision.digest)
+            files = read(revision.digest)
             gone = [file.key for file in files if file.key.digest not in kept]
             sizes = [self._pages.store.remove_file(key) for key in gone]
             num_bytes += sum(sizes)
@@ -489,10 +489,10 @@ class Datasets:
             num_files += sum(size > 0 for size in sizes)
             num_files += sum(not key.size for key in gone) if any(sizes) else 0
             self.holding.folders.remove(revision, files, ())
-            self._catalog.remove_revision(revision)
+            self.catalog.remove_revision(revision)
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 
     def remove_all(self) -> None:
         """Delete all that is not the mirror's itself; in the store's thread."""
         self.holding.folders.remove_all()
-        self._catalog.remove()
+        self.catalog.remove()

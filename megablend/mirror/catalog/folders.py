@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from megablend.errors import ResourceError
@@ -84,7 +84,7 @@ class Folders:
         new.chmod(self._store.folder.file_mode)
         new.rename(path)
 
-    def remove(self, revision: Revision, files: Sequence[DataFile], kept: Collection[str]) -> None:
+    def remove(self, revision: Revision, files: Sequence[DataFile], kept: Container[str]) -> None:
         """Remove a revision's folder, and give up the copies that it linked to.
 
         Args:

@@ -7,14 +7,14 @@ else is remembered: it is computed anew at each change, and every 30 seconds.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import (
     ChangedFileError,
     DataError,
@@ -24,19 +24,17 @@ from megablend.errors import (
 )
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.folders import Folders
-from megablend.mirror.catalog.manifest import DataFile
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
+from megablend.mirror.catalog.share import NO_SHARE, Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
-    BLOCK_BYTES,
-    NO_PAGES,
     PAGE_BYTES,
     Pages,
     count_pages,
-    pages_of_file,
     split_portions,
 )
-from megablend.mirror.disk.room import NEVER, PINNED, WANTED, Need
+from megablend.mirror.disk.room import PINNED, WANTED
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node import engine
 from megablend.mirror.node.needs import Needs
@@ -51,8 +49,11 @@ _MAX_REVISIONS = 4
 """How many of a dataset's last revisions are considered if its latest one is wanted."""
 FILES_AT_A_TIME = 256
 """Files that are handled in one call of the store's thread, which other calls wait for."""
-Share = list[tuple[FileKey, Pages]]
-"""The pages that a node is to hold of a revision's files."""
+_COUNTED_AT_A_TIME = 4096
+"""Files whose held pages are counted in one call of the store's thread: mostly in memory."""
+FindOwn = Callable[[Uint64s, Uint32s], Awaitable[Bools]]
+"""Finds which blocks of many files this node is to hold: bool [rows]. It is given the first eight
+bytes of the digest of each row's file, uint64 [rows], and the blocks, uint32 [rows]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +102,7 @@ class Holding:
     Args:
         pages: the engine that fetches pages.
         needs: the needs of jobs, which come first.
-        select: returns the part of a need that this node is to hold.
+        find_own: finds which pages this node is to hold.
         catalog: the revisions and wants.
         get_nodes: returns the names of all nodes, in a cluster with etcd.
     """
@@ -110,13 +111,13 @@ class Holding:
         self,
         pages: engine.Engine,
         needs: Needs,
-        select: Callable[[Need], Awaitable[Need]],
+        find_own: FindOwn,
         catalog: Catalog,
         get_nodes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._pages = pages
         self._needs = needs
-        self._select = select
+        self._find_own = find_own
         self._catalog = catalog
         self._get_nodes = get_nodes
         self.folders = Folders(pages.store)
@@ -141,10 +142,13 @@ class Holding:
     def keep_all(self) -> None:
         """Keep all pages of wanted revisions, until this node's share of them is known. Called in
         the store's thread."""
-        goals = self._list_goals(self._list_candidates(), ())
         read = self._catalog.read_known_files
-        wanted = ((goal, _list_pages(read(goal.revision.digest))) for goal in goals)
-        self._pages.store.set_kept(_find_begins(wanted))
+        self._pages.store.set_kept(
+            Kept(
+                (make_share(read(goal.revision.digest)), PINNED if goal.is_pinned else WANTED)
+                for goal in self._list_goals(self._list_candidates(), ())
+            )
+        )
 
     def change(self) -> None:
         """Plan anew, since revisions, wants or held pages have changed."""
@@ -215,7 +219,7 @@ class Holding:
         )
 
     async def _plan(self) -> None:
-        """Find out what is to be held, and tell the store to keep it. Raises: as `select` does;
+        """Find out what is to be held, and tell the store to keep it. Raises: as `find_own` does;
         DataError."""
         call = self._pages.call
         for want in self._catalog.wants.values():
@@ -230,24 +234,30 @@ class Holding:
         goals = self._list_goals(candidates, {each.name for each in looked if not each.missing})
         states = [known[goal.want.name, goal.revision.digest] for goal in goals]
         capacity = await call(self._pages.store.find_capacity)
-        wanted, shorts = await beside_loop(self._find_short, goals, states, capacity)
+        shorts = await beside_loop(self._find_short, goals, states, capacity)
         for state, goal, short in zip(states, goals, shorts, strict=True):
             state.goal = goal
             state.short = short
-        kept = [(each.goal, each.share) for each in states if each.goal.is_pinned or not each.short]
-        await call(self._pages.store.set_kept, await beside_loop(_find_begins, kept))
+        kept = [
+            (each.share, PINNED if each.goal.is_pinned else WANTED)
+            for each in states
+            if each.goal.is_pinned or not each.short
+        ]
+        await call(self._pages.store.set_kept, await beside_loop(Kept, kept))
         self.states = states
-        await call(self._remove_folders, wanted)
+        await call(self._remove_folders)
 
     def _find_short(
         self, goals: Sequence[Goal], states: Sequence[State], capacity: int
-    ) -> tuple[set[str], list[int]]:
-        """Digests of files that are wanted, and what goals lack to fit."""
-        sizes = [size_of(state.share) for state in states]
-        wanted = {digest for each in sizes for digest in each}
-        jobs = self._needs.list_needed().items()
-        needed = size_of((key, some) for key, some in jobs if key.digest not in wanted)
-        return wanted, find_short(goals, sizes, capacity, sum(needed.values()))
+    ) -> list[int]:
+        """What goals lack to fit."""
+        wanted = Kept((state.share, WANTED) for state in states)
+        needed = sum(
+            count_pages(pages.masks) * PAGE_BYTES
+            for key, pages in self._needs.list_needed().items()
+            if key.digest not in wanted
+        )
+        return find_short(goals, [state.share.find_sizes() for state in states], capacity, needed)
 
     async def _look(self, want: Want, revision: Revision) -> State:
         goal = Goal(want, revision, want.is_pinned)
@@ -255,7 +265,7 @@ class Holding:
             share = await self.find_share(want, revision)
         except DataError as error:
             # What else is wanted does not wait until this manifest is there again
-            state = State(goal, [], revision.num_bytes, revision.num_bytes)
+            state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes)
             if self._catalog.own:
                 state.trouble = "no node has sent its manifest yet"
             else:
@@ -263,27 +273,21 @@ class Holding:
                 state.error = error
             return state
         missing = 0
-        for begin in range(0, len(share), FILES_AT_A_TIME):
-            some = share[begin : begin + FILES_AT_A_TIME]
-            missing += await self._pages.call(self.count_missing, some)
-        state = State(goal, share, await beside_loop(_count_bytes, share), missing)
+        for begin in range(0, len(share), _COUNTED_AT_A_TIME):
+            missing += await self._pages.call(self._count_missing, share, begin)
+        state = State(goal, share, share.num_bytes, missing)
         state.trouble = next((each.trouble for each in self.states if each.name == state.name), "")
         return state
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
-        """The pages of a revision that this node is to hold. Raises: as `select` does;
+        """The pages of a revision that this node is to hold. Raises: as `find_own` does;
         DataError."""
         place = self._place_of(want, revision)
         if place not in self._shares:
             files = await beside_loop(self._catalog.read_files, revision.digest)
-            share = await beside_loop(_list_pages, files)
+            share = await beside_loop(make_share, files)
             if not want.is_whole and not want.nodes and not want.copies:
-                needs = []
-                for i, each in enumerate(share):
-                    if i % FILES_AT_A_TIME == 0:
-                        await asyncio.sleep(0)
-                    needs.append(await self._select(Need.of(*each, math.inf)))
-                share = [(need.key, need.pages) for need in needs]
+                share = share.select(await self._find_own(share.row_ids, share.rows.blocks))
             elif not want.is_whole:
                 # The pages whose homes, among these nodes alone, include this node
                 names = sorted(want.nodes or self._get_nodes())
@@ -296,43 +300,54 @@ class Holding:
         """The key of a share in the cache: everything that it depends on."""
         return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
-    def count_missing(self, share: Share) -> int:
-        """How many bytes of a share are not held. Called in the store's thread."""
-        return PAGE_BYTES * sum(count_pages(self._find_missing(*each).masks) for each in share)
+    def _count_missing(self, share: Share, begin: int) -> int:
+        """How many bytes of the next files of a share are not held. Called in the store's
+        thread."""
+        stop = min(begin + _COUNTED_AT_A_TIME, len(share))
+        held = self._pages.store.count_held(share.list_digests(begin, stop))
+        is_absent = held == 0
+        is_partial = ~is_absent & (held < -(-share.sizes[begin:stop] // PAGE_BYTES))
+        missing = int(share.num_pages[begin:stop][is_absent].sum())
+        for index in (begin + np.flatnonzero(is_partial)).tolist():
+            missing += count_pages(self._find_missing(share, index).masks)
+        return missing * PAGE_BYTES
 
-    def _find_missing(self, key: FileKey, pages: Pages) -> Pages:
-        store = self._pages.store
-        return NO_PAGES if store.is_complete(key) else store.missing(key, pages)
+    def _find_missing(self, share: Share, index: int) -> Pages:
+        (digest,) = share.list_digests(index, index + 1)
+        size = int(share.sizes[index])
+        return self._pages.store.missing_of(digest, size, share.pages_of(index))
 
-    def _remove_folders(self, wanted: set[str]) -> None:
+    def _remove_folders(self) -> None:
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self._catalog.revisions.items():
             if name not in held and self.folders.find(revision).is_dir():
                 files = self._catalog.read_known_files(revision.digest)
+                wanted = Kept((state.share, WANTED) for state in self.states)
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
         """Fetch what is missing and has room. Returns: whether to plan anew at once, since pages
         came, or were found to be held by now."""
-        try:
-            parts = iter(await self._list_missing())
-            twins = await beside_loop(self._find_twins)
-        except MegablendError as error:
-            self.trouble = str(error)
-            return False
+        parts = self._list_missing()
+        turn = asyncio.Lock()
         failed: dict[FileKey | State, Exception] = {}
         in_trouble = set[State]()
         num_done = 0
 
         async def fetch() -> None:
             nonlocal num_done
-            for state, key, part in parts:
+            while True:
+                async with turn:
+                    found = await anext(parts, None)
+                if found is None:
+                    return
+                state, key, part, twin = found
                 while self._needs.is_fetching:
                     await asyncio.sleep(_PAUSE_SECONDS)
                 error = failed.get(key) or failed.get(state)
                 try:
                     if error is None:
-                        await self._get(key, part, twins.get(key))
+                        await self._get(key, part, twin)
                         state.missing -= count_pages(part.masks) * PAGE_BYTES
                         num_done += 1
                 except Exception as new:
@@ -344,7 +359,11 @@ class Holding:
                     in_trouble.add(state)
                     _note(state, error)
 
-        await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
+        try:
+            await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
+        except MegablendError as error:
+            self.trouble = str(error)
+            return False
         untroubled = [
             state for state in self.states if state not in in_trouble and state.error is None
         ]
@@ -363,42 +382,63 @@ class Holding:
                 await self._pages.call(store.write, key, part, memoryview(data), None)
         await self._pages.obtain(engine.Want(key, part))
 
-    def _find_twins(self) -> dict[FileKey, FileKey]:
-        """Find, for files of incomplete revisions whose source has moved, the same file at its
-        earlier location: one of an earlier revision with the same path, size and etag."""
-        twins: dict[FileKey, FileKey] = {}
+    async def _list_missing(self) -> AsyncIterator[_Part]:
+        """List the missing portions that have room, the most important ones first. Raises:
+        DataError."""
         for state in self.states:
-            revision = state.goal.revision
-            # The revision may have been removed in the meantime
-            known = self._catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
-            if state.missing and known[1:] and revision == known[-1]:
-                files = self._catalog.read_known_files(revision.digest)
-                own = {(file.path, *file.key[1:]): file.key for file in files if file.key.etag}
-                for other in known[:-1]:
-                    for path, key in self._catalog.read_known_files(other.digest):
-                        new = own.get((path, key.etag, key.size))
-                        if new not in (None, key):
-                            twins[new] = key
-        return twins
+            if not state.missing or state.short:
+                continue
+            files = await beside_loop(self._catalog.read_known_files, state.goal.revision.digest)
+            earlier = await beside_loop(self._read_earlier, state.goal.revision)
+            for begin in range(0, len(state.share) if files else 0, FILES_AT_A_TIME):
+                missing = await self._pages.call(self._list_parts, state.share, begin)
+                for index, parts in missing.items():
+                    file = files[index]
+                    twin = _find_twin(file, earlier)
+                    for part in parts:
+                        yield _Part(state, file.key, part, twin)
 
-    async def _list_missing(self) -> list[tuple[State, FileKey, Pages]]:
-        """List the missing portions that have room, the most important ones first."""
-        found: list[tuple[State, FileKey, Pages]] = []
-        for state in self.states:
-            share = state.share if state.missing and not state.short else ()
-            for begin in range(0, len(share), FILES_AT_A_TIME):
-                some = share[begin : begin + FILES_AT_A_TIME]
-                parts = await self._pages.call(self._list_parts, some)
-                found += [(state, *each) for each in parts]
-        return found
+    def _list_parts(self, share: Share, begin: int) -> dict[int, list[Pages]]:
+        """The portions of the next files of a share that are not held, by the index of the file.
+        Called in the store's thread."""
+        stop = min(begin + FILES_AT_A_TIME, len(share))
+        held = self._pages.store.count_held(share.list_digests(begin, stop))
+        is_incomplete = held < -(-share.sizes[begin:stop] // PAGE_BYTES)
+        return {
+            index: list(split_portions(self._find_missing(share, index)))
+            for index in (begin + np.flatnonzero(is_incomplete)).tolist()
+        }
 
-    def _list_parts(self, share: Share) -> list[tuple[FileKey, Pages]]:
-        """List the portions that are not held. Called in the store's thread."""
-        return [
-            (key, part)
-            for key, pages in share
-            for part in split_portions(self._find_missing(key, pages))
-        ]
+    def _read_earlier(self, revision: Revision) -> list[Manifest]:
+        """The files of the revisions before the latest one of a dataset, the last one first; none
+        for another revision."""
+        # The revision may have been removed in the meantime
+        known = self._catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
+        if known[-1:] != [revision]:
+            return []
+        return [self._catalog.read_known_files(each.digest) for each in known[-2::-1]]
+
+
+class _Part(NamedTuple):
+    """Pages that are to be fetched."""
+
+    state: State
+    key: FileKey
+    pages: Pages
+    """Of one portion."""
+    twin: FileKey | None
+    """The same file at the location where it was before."""
+
+
+def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:
+    """Find the same file at another location: one of an earlier revision with the same path, size
+    and etag."""
+    for files in earlier if file.key.etag else ():
+        place = bisect_left(files, (file.path,))
+        for path, key in files[place : place + 1]:
+            if path == file.path and key[1:] == file.key[1:] and key != file.key:
+                return key
+    return None
 
 
 async def beside_loop(function: Callable[..., T], *arguments: Any) -> T:
@@ -406,33 +446,11 @@ async def beside_loop(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
-def _find_begins(wanted: Iterable[tuple[Goal, Share]]) -> dict[str, Int64s]:
-    """What PageStore.set_kept is told."""
-    begins: dict[str, Int64s] = {}
-    for goal, share in wanted:
-        for key, pages in share:
-            num_blocks = -(-key.size // BLOCK_BYTES)
-            begin = begins.setdefault(key.digest, np.full(num_blocks, -NEVER))
-            level = PINNED if goal.is_pinned else WANTED
-            begin[pages.blocks] = np.maximum(begin[pages.blocks], level)
-    return begins
-
-
 def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Share:
-    """The pages of a share of which the node `own` is a home, if only the nodes `names` are."""
+    """The part of a share of which the node `own` is a home, if only the nodes `names` are."""
     if own not in names:
-        return [(key, NO_PAGES) for key, _ in share]
-    homes = Homes(names)
-    own_share = []
-    for key, (blocks, masks) in share:
-        order = homes.order_blocks(key.digest, blocks, copies)
-        is_own = (order == names.index(own)).any(axis=1)
-        own_share.append((key, Pages(blocks[is_own], masks[is_own])))
-    return own_share
-
-
-def _list_pages(files: Sequence[DataFile]) -> Share:
-    return [(file.key, pages_of_file(file.key.size)) for file in files]
+        return share.select(np.zeros(len(share.file_index), np.bool_))
+    return share.select(Homes(names).find_own(own, share.row_ids, share.rows.blocks, copies))
 
 
 def _note(state: State, error: Exception) -> None:
@@ -459,12 +477,3 @@ def _explain(state: State) -> DataError:
         f"{happened} at the source after it was listed{more}\n"
         f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
     )
-
-
-def _count_bytes(share: Share) -> int:
-    return PAGE_BYTES * sum(count_pages(pages.masks) for _, pages in share)
-
-
-def size_of(share: Iterable[tuple[FileKey, Pages]]) -> dict[str, int]:
-    """Bytes of a share, by the digests of its files."""
-    return {key.digest: count_pages(pages.masks) * PAGE_BYTES for key, pages in share}

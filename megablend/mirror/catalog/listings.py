@@ -27,7 +27,7 @@ from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.storage.base import Storage
-from megablend.storage.location import escape_wildcards, find_scheme
+from megablend.storage.location import escape_wildcards
 from megablend.storage.objects.urls import is_web, split_query
 from megablend.system.log import LOG
 
@@ -64,7 +64,7 @@ class Listings:
     """Lists sources.
 
     Args:
-        pages: the engine whose folder remembers states of files.
+        pages: the engine in whose store's thread the catalog is changed.
         source: is listed.
         catalog: which datasets there are.
         put: puts a revision whose manifest is in the catalog.
@@ -139,15 +139,7 @@ class Listings:
         """The same, dated, when its manifest is stored."""
         revision = self._catalog.date(revision)
         await self._pages.call(self._catalog.put_manifest, revision.digest, found.packed)
-        await self._pages.call(self.note_files, revision)
         return revision
-
-    def note_files(self, revision: Revision) -> None:
-        """Who opens a revision's files asks no source for their state. In the store's thread."""
-        # A mounted file has a longer etag where it is opened
-        files = self._catalog.read_files(revision.digest)
-        states = [file.key for file in files if find_scheme(file.key.location)]
-        self._pages.store.put_states(states, time.time())
 
     async def run(self) -> None:
         """List again what is due, until cancelled."""

@@ -135,6 +135,20 @@ class Manifest(Sequence[DataFile]):
             for path, location, etag, size in parse_json(b"[" + lines.replace(b"\n", b",") + b"]")
         ]
 
+    @cached_property
+    def _by_location(self) -> tuple[Int64s, Int64s]:
+        """Hashes of the files' locations, ascending, and the index of each one's file."""
+        hashes = np.fromiter((hash(file.key.location) for file in self), np.int64, len(self))
+        order = np.argsort(hashes)
+        return hashes[order], order
+
+    def find_location(self, location: str) -> DataFile | None:
+        """The file at a location."""
+        hashes, order = self._by_location
+        begin, stop = np.searchsorted(hashes, [hash(location), hash(location) + 1])
+        found = (self[index] for index in order[begin:stop].tolist())
+        return next((file for file in found if file.key.location == location), None)
+
     def list_gone(self, later: Manifest) -> Iterator[DataFile]:
         """List the files whose paths a later manifest of the dataset lacks."""
         new_paths = (file.path for file in later)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from megablend.arrays import Int64s, Uint64s
 from megablend.mirror.catalog.catalog import Revision, Want
 
 
@@ -39,25 +42,56 @@ def list_goals(
     return sorted(goals, key=lambda each: (not each.is_pinned, each.want.since))
 
 
+class FileSizes(NamedTuple):
+    """How many bytes of each of some files are meant."""
+
+    ids: Uint64s
+    """The first eight bytes of the files' digests: uint64 [files], ascending, each once."""
+    sizes: Int64s
+    """int64 [files], bytes."""
+
+    @classmethod
+    def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
+        """Sort files, which may repeat: the largest size of each counts."""
+        order = np.lexsort((sizes, ids))
+        ids = ids[order]
+        is_last = np.ones(len(ids), np.bool_)
+        is_last[:-1] = ids[1:] != ids[:-1]
+        return cls(ids[is_last], sizes[order][is_last])
+
+    def unite(self, other: FileSizes) -> FileSizes:
+        """The files of both; of those in both the larger size."""
+        ids = np.concatenate([self.ids, other.ids])
+        return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files."""
+        return int(self.sizes.sum())
+
+
+NO_SIZES = FileSizes(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
 def find_short(
-    goals: Sequence[Goal], sizes: Sequence[Mapping[str, int]], capacity: int, needed_by_jobs: int
+    goals: Sequence[Goal], sizes: Sequence[FileSizes], capacity: int, needed_by_jobs: int
 ) -> list[int]:
     """For each goal the bytes of room that are missing for it, 0 if it fits. It has to fit as a
     whole beside the goals before it and, unless it is pinned, beside what jobs need. Goals that do
     not fit take no room, except pinned ones.
 
     Args:
-        sizes: for each goal, the bytes of each file.
+        sizes: for each goal, the bytes of its files.
         capacity: bytes that the mirror can hold.
         needed_by_jobs: bytes that jobs need.
     """
-    reserved: dict[str, int] = {}  # bytes by file, of the goals that have room
+    reserved = NO_SIZES  # of the goals that have room
     short = list[int]()
     for goal, files in zip(goals, sizes, strict=True):
-        united = {name: max(size, reserved.get(name, 0)) for name, size in files.items()}
-        extra = sum(united.values()) - sum(reserved.get(name, 0) for name in files)
-        room = capacity - sum(reserved.values()) - (0 if goal.is_pinned else needed_by_jobs)
+        united = reserved.unite(files)
+        extra = united.num_bytes - reserved.num_bytes
+        room = capacity - reserved.num_bytes - (0 if goal.is_pinned else needed_by_jobs)
         short.append(max(0, extra - max(0, room)))
         if goal.is_pinned or not short[-1]:
-            reserved |= united
+            reserved = united
     return short

@@ -88,7 +88,7 @@ class SharedCatalog:
         call: runs a function in the store's thread.
         holding: is told of changes, and tells what is held.
         forget: deletes what only some revisions had, and them. In the store's thread.
-        listings: are told of a revision whose manifest has come, and tell what they have listed.
+        listings: tell what they have listed.
     """
 
     def __init__(
@@ -106,7 +106,6 @@ class SharedCatalog:
         self._call = call
         self._holding = holding
         self._forget = forget
-        self._listings = listings
         self._shared = f"{mates.keys.prefix}shared/"
         self._marker = f"{self._shared}catalog"
         self.revision = 0
@@ -356,7 +355,6 @@ class SharedCatalog:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, Manifest.unpack, revision.digest, data)
                     await self._call(self._catalog.put_manifest, revision.digest, data)
-                    await self._call(self._listings.note_files, revision)
                     self._holding.change()
                     return
             except (AwayError, MegablendError, ValueError) as error:

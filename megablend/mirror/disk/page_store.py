@@ -6,11 +6,13 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.errors import DataError
@@ -30,7 +32,7 @@ from megablend.mirror.disk.pages import (
     subtract,
     unite,
 )
-from megablend.mirror.disk.room import PAST_SECONDS, Need, Room
+from megablend.mirror.disk.room import PAST_SECONDS, Kept, Need, Room
 from megablend.mirror.disk.stored_file import (
     SMALL_BYTES,
     StoredFile,
@@ -179,13 +181,22 @@ class PageStore:
     def missing(self, key: FileKey, pages: Pages) -> Pages:
         """Those of the pages that are not held. If they are of a file under 64 KiB, all pages of
         the file: it is written as a whole."""
-        entry = self._entries.get(key.digest)
-        is_small = key.size < SMALL_BYTES
+        return self.missing_of(key.digest, key.size, pages)
+
+    def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
+        """As `missing`, of a file whose digest and size are known."""
+        entry = self._entries.get(digest)
+        is_small = size < SMALL_BYTES
         if entry is None or not entry.num_pages:
-            return pages_of_file(key.size) if is_small and len(pages.blocks) else pages
+            return pages_of_file(size) if is_small and len(pages.blocks) else pages
         if is_small:
             return NO_PAGES
-        return self._open(key.digest).map.missing(pages)
+        return self._open(digest).map.missing(pages)
+
+    def count_held(self, digests: Sequence[str]) -> Int64s:
+        """How many pages of files are held, by their counts in memory: int64 [files]."""
+        entries = map(self._entries.get, digests)
+        return np.array([entry.num_pages if entry else 0 for entry in entries], np.int64)
 
     def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
         """Store pages of a file, except those that are held already.
@@ -286,12 +297,11 @@ class PageStore:
 
     def is_complete(self, key: FileKey) -> bool:
         """Whether all pages of a file are held, by their count in memory; its map is not read."""
-        entry = self._entries.get(key.digest)
-        return (entry.num_pages if entry else 0) == -(-key.size // PAGE_BYTES)
+        return int(self.count_held([key.digest])[0]) == -(-key.size // PAGE_BYTES)
 
-    def set_kept(self, begins: Mapping[str, Int64s]) -> None:
-        """Replace what is wanted or pinned; see Room.set_kept."""
-        self._room.set_kept(begins)
+    def set_kept(self, kept: Kept) -> None:
+        """Replace what is wanted or pinned."""
+        self._room.set_kept(kept)
 
     def find_capacity(self) -> int:
         """Bytes that may be held in all, given what others leave of the file system now."""
@@ -384,15 +394,7 @@ class PageStore:
 
     def put_state(self, location: str, size: int, etag: str, checked_at: float) -> None:
         """Remember a source file's state, whether pages of it are held or not."""
-        self.put_states([(location, etag, size)], checked_at)
-
-    def put_states(self, states: Iterable[tuple[str, str, int]], checked_at: float) -> None:
-        """As `put_state`, for several files: the location, etag and size of each."""
-        values = {
-            location: json.dumps([size, etag, checked_at]).encode()
-            for location, etag, size in states
-        }
-        self._database.put("state", values)
+        self._database.put("state", {location: json.dumps([size, etag, checked_at]).encode()})
 
     def close(self) -> None:
         """Sync, and close all files."""

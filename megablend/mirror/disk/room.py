@@ -19,8 +19,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,6 +66,15 @@ class Need(NamedTuple):
         return self.pages.blocks[order], self.pages.masks[order], self.due[order]
 
 
+class Kept(Protocol):
+    """What is kept even if it is not due."""
+
+    def get(self, digest: str, /) -> Int64s | None:
+        """How each block of a file is kept: int64 [blocks], WANTED, PINNED or -NEVER; None if no
+        block is."""
+        ...
+
+
 class Room:
     """Due times and uses of all pages, and a queue of what to evict.
 
@@ -88,7 +97,7 @@ class Room:
         self._held = held
         self._held_block = held_block
         self._uses: dict[str, Int64s] = {}
-        self._kept: Mapping[str, Int64s] = {}
+        self._kept: Kept = dict[str, Int64s]()
         self._whole_files = set[str]()
         self._due: dict[str, tuple[Uint32s, Uint64s, Float64s]] = {}  # see Need.sort
         # Keys and masks of pages that were written since `set_due`, by digest and block
@@ -120,20 +129,16 @@ class Room:
         self._due_of_written = {}
         self._is_stale = True
 
-    def set_kept(self, begins: Mapping[str, Int64s]) -> None:
-        """Replace what is kept even if it is not due.
-
-        Args:
-            begins: by digest, int64 [blocks]: WANTED, PINNED or -NEVER for each block of the file.
-        """
-        self._kept = begins
+    def set_kept(self, kept: Kept) -> None:
+        """Replace what is kept even if it is not due."""
+        self._kept = kept
         self._is_stale = True
 
     def _keys_without_due(self, digest: str, blocks: Any) -> Any:
         """The key that pages without a due time have, in a block or blocks of a file: an int for an
         int, int64 [n] for uint32 [n]."""
-        begin = self._kept[digest][blocks] if digest in self._kept else -NEVER
-        return self._uses[digest][blocks] + begin
+        begins = self._kept.get(digest)
+        return self._uses[digest][blocks] + (-NEVER if begins is None else begins[blocks])
 
     def touch(self, digest: str, pages: Pages, use: int) -> None:
         """Record that pages are used, at count `use`."""

@@ -207,8 +207,9 @@ class Engine:
             await self._reader.read(want, keep)
         except ChangedFileError:
             # The file's known state is outdated: it has to be checked before it is used again
-            if (known := await self.call(self.store.get_state, want.key.location)) is not None:
-                await self.call(self.store.put_state, want.key.location, known[0], known[1], 0.0)
+            location, etag, size = want.key
+            known = await self.call(self.store.get_state, location) or (size, etag, 0.0)
+            await self.call(self.store.put_state, location, known[0], known[1], 0.0)
             raise
         finally:
             self._disk.submit(self._reserved.pop, flight, 0)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,6 +31,8 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.system.log import LOG
 
 T = TypeVar("T")
+KnownState = tuple[int, str, float]
+"""The size and the etag of a file, and the time when they were learned."""
 MAX_PORTIONS = 64
 """Portions in flight at a time: so many that are needed soon, and as many others."""
 _MAX_CALLS = 256
@@ -150,10 +152,13 @@ class SourceReader:
 
 @dataclass(eq=False)
 class States:
-    """The last known states of source files, which the engine's store remembers."""
+    """The last known states of source files: those that the engine's store remembers, and those in
+    listings of datasets."""
 
     engine: Engine
     source: SourceReader
+    find_listed: Callable[[str], Awaitable[KnownState | None]]
+    """Finds the state of a file in listings of datasets."""
     _asking: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
 
     async def get(self, location: str) -> FileStat:
@@ -162,6 +167,10 @@ class States:
         Raises: as Storage.stat does.
         """
         known = await self.engine.call(self.engine.store.get_state, location)
+        # A state that was outdated (0) has to be asked for, whatever was listed
+        if known is None or known[2]:
+            found = [known, await self.find_listed(location)]
+            known = max(filter(None, found), key=lambda state: state[2], default=None)
         if known is not None and 0 <= time.time() - known[2] < FRESH_SECONDS:
             return FileStat(size=known[0], etag=known[1])
         task = self._asking.get(location)

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.disk.pages import Pages, subtract
 from megablend.mirror.disk.room import Need
@@ -237,6 +238,13 @@ class Cluster:
         await self._agreement.wait()
         assert self._holders is not None
         return self._holders.select_own(need)
+
+    async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
+        """Which blocks of many files this node is a home of: bool [rows]; see Homes.order_rows.
+        Raises: as `select` does."""
+        await self._agreement.wait()
+        assert self._holders is not None
+        return await asyncio.to_thread(self._holders.find_own, ids, blocks)
 
     def as_json(self) -> dict[str, Any]:
         """The state of the cluster, for people and metrics."""

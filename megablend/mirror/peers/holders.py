@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Bools, Int64s, Uint32s, Uint64s
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
@@ -169,6 +169,10 @@ class Holders:
         place = self._names.index(self._own)
         is_own = (self._find_places(key, pages, self.copies) == place).any(axis=1)
         return Need(key, Pages(pages.blocks[is_own], pages.masks[is_own]), due[is_own])
+
+    def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
+        """Which blocks this node is a home of: bool [rows]; see Homes.order_rows."""
+        return self._homes.find_own(self._own, ids, blocks, self.copies)
 
     def find(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
         """The nodes that announced some of the pages, and which ones each of them announced."""

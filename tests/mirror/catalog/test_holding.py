@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import MissingFileError
 from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
@@ -52,8 +54,8 @@ class FailingReader:
         raise MissingFileError(want.key.location, "is gone")
 
 
-async def select_all(need: Need) -> Need:
-    return need
+async def find_all(ids: Uint64s, blocks: Uint32s) -> Bools:
+    return np.ones(len(blocks), np.bool_)
 
 
 def make_catalog(store: PageStore, *datasets: str) -> Catalog:
@@ -97,7 +99,7 @@ def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
                 return super().list_needed()
 
         catalog = make_catalog(store, "d")
-        holding = Holding(pages, LateNeeds(pages), select_all, catalog)
+        holding = Holding(pages, LateNeeds(pages), find_all, catalog)
         running = asyncio.ensure_future(holding.run())
         await reader.is_asked.wait()
         holding.change()
@@ -118,7 +120,7 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         catalog = make_catalog(store, "d")
         (manifest,) = (tmp_path / "m" / "manifests").iterdir()
         manifest.write_bytes(b"x" * 50)
-        holding = Holding(pages, Needs(pages), select_all, catalog)
+        holding = Holding(pages, Needs(pages), find_all, catalog)
         running = asyncio.ensure_future(holding.run())
         await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
         (state,) = holding.states
@@ -143,7 +145,7 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
         reader = FailingReader()
         store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
         pages = Engine(store, reader)
-        holding = Holding(pages, Needs(pages), select_all, make_catalog(store, "d", "e"))
+        holding = Holding(pages, Needs(pages), find_all, make_catalog(store, "d", "e"))
         running = asyncio.ensure_future(holding.run())
         await asyncio.wait_for(
             holding.wait_for(
@@ -183,7 +185,7 @@ def test_a_dataset_that_is_removed_while_it_is_fetched_ends_no_process(tmp_path:
                     catalog.remove_revision(revision)
                 return super().list_needed()
 
-        holding = Holding(pages, RemovingNeeds(pages), select_all, catalog)
+        holding = Holding(pages, RemovingNeeds(pages), find_all, catalog)
         running = asyncio.ensure_future(holding.run())
         # It is fetched as it was planned, and is not there at the next look
         await asyncio.wait_for(reader.is_asked.wait(), 10)
@@ -212,7 +214,7 @@ def test_what_takes_long_where_files_are_many_holds_up_no_request(
     """It is done in other threads than the event loop's."""
     on_loop = Counter[str]()
     elsewhere = Counter[str]()
-    for name in ("_list_pages", "size_of", "_count_bytes", "_find_begins", "find_short"):
+    for name in ("make_share", "Kept", "find_short"):
         function = getattr(holding, name)
 
         def note(*arguments: Any, name: str = name, function: Any = function) -> Any:
@@ -230,7 +232,7 @@ def test_what_takes_long_where_files_are_many_holds_up_no_request(
         reader.gate.set()
         store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
         pages = Engine(store, reader)
-        held = Holding(pages, Needs(pages), select_all, make_catalog(store, "a"))
+        held = Holding(pages, Needs(pages), find_all, make_catalog(store, "a"))
         running = asyncio.ensure_future(held.run())
         await held.wait_for(lambda: bool(held.states) and not held.states[0].missing)
         running.cancel()
@@ -239,13 +241,7 @@ def test_what_takes_long_where_files_are_many_holds_up_no_request(
 
     asyncio.run(work())
     assert not on_loop
-    assert set(elsewhere) == {
-        "_list_pages",
-        "size_of",
-        "_count_bytes",
-        "_find_begins",
-        "find_short",
-    }
+    assert set(elsewhere) == {"make_share", "Kept", "find_short"}
 
 
 def test_what_jobs_need_is_being_fetched_until_it_has_come(tmp_path: Path) -> None:

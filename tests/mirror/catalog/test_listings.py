@@ -276,7 +276,7 @@ def test_what_was_removed_meanwhile_is_not_put(
         async with cluster.all() as (a,):
             await a.add("corpus", "d")
             datasets = a.datasets
-            (latest,) = datasets._catalog.list_revisions("corpus")
+            (latest,) = datasets.catalog.list_revisions("corpus")
             cluster.write("d", {"x": 5}, seed=1)
             keep = datasets.listings._keep
 

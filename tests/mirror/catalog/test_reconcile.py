@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
+import numpy as np
+
 from megablend.mirror.catalog.catalog import LATEST, Revision, Want
-from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
+from megablend.mirror.catalog.reconcile import FileSizes, Goal, find_short, list_goals
 
 
 def make_revision(dataset: str, digest: str, added: float = 0.0) -> Revision:
@@ -69,7 +71,13 @@ def find(sizes: list[dict[str, int]], pinned: set[int], capacity: int, jobs: int
         Goal(make_want("a", LATEST), make_revision("a", str(i)), i in pinned)
         for i in range(len(sizes))
     ]
-    return find_short(goals, sizes, capacity, jobs)
+    files = [
+        FileSizes.of(
+            np.array([ord(name) for name in each], np.uint64), np.array([*each.values()], np.int64)
+        )
+        for each in sizes
+    ]
+    return find_short(goals, files, capacity, jobs)
 
 
 def test_what_does_not_fit_takes_no_room() -> None:

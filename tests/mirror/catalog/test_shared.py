@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError, MissingFileError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.disk.pages import Pages
-from megablend.mirror.disk.room import Need
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine
@@ -104,13 +103,9 @@ class LocalMates:
         assert shared is not None
         return await shared.answer(path, body)
 
-    async def select(self, need: Need) -> Need:
+    async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
         """As the cluster does, with one copy."""
-        homes = Homes(sorted(self.names)).order_blocks(need.key.digest, need.pages.blocks, 1)
-        is_own = homes[:, 0] == sorted(self.names).index(self.own)
-        return Need(
-            need.key, Pages(need.pages.blocks[is_own], need.pages.masks[is_own]), need.due[is_own]
-        )
+        return Homes(sorted(self.names)).find_own(self.own, ids, blocks, 1)
 
     async def start(self) -> None:
         source = str(self._cluster.source)
@@ -122,7 +117,7 @@ class LocalMates:
         self.engine = Engine(self.store, self.source)
         needs = Needs(self.engine)
         self.datasets = await Datasets.open(
-            self.engine, self.source, needs, self.select, Mates(self, self)
+            self.engine, self.source, needs, self.find_own, Mates(self, self)
         )
         with contextlib.suppress(EtcdAwayError):
             self.lease = await self.etcd.grant(60)
@@ -154,7 +149,7 @@ class LocalMates:
     async def is_as_etcd(self) -> bool:
         """Whether the copy is of the catalog that etcd has now."""
         values, _ = await self.etcd.get(f"{PREFIX}shared/catalog")
-        seen = await self.engine.call(self.datasets._catalog.get_seen)
+        seen = await self.engine.call(self.datasets.catalog.get_seen)
         return [parse_json(each.data) for each in values.values()] == [list(seen)]
 
     async def held(self) -> int:

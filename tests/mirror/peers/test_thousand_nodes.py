@@ -16,8 +16,9 @@ import pytest
 
 from megablend.mirror.catalog import catalog
 from megablend.mirror.catalog.holding import _select_own as select_share
-from megablend.mirror.catalog.holding import size_of
+from megablend.mirror.catalog.manifest import Manifest, pack_line
 from megablend.mirror.catalog.reconcile import Goal, find_short
+from megablend.mirror.catalog.share import make_share
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
     NO_PAGES,
@@ -209,12 +210,12 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
 @pytest.mark.slow
 def test_what_a_node_computes_of_a_hundred_datasets_after_a_death() -> None:
     """Its share of 100 datasets of 12 GB, each in two copies, and what of it fits."""
-    share = [(key, pages_of_file(FILE_BYTES)) for key in KEYS[:200]]
-    datasets = [share[2 * i : 2 * i + 2] for i in range(100)]
+    lines = [pack_line(key.location, key) for key in KEYS[:200]]
+    datasets = [make_share(Manifest.of_lines(lines[2 * i : 2 * i + 2])) for i in range(100)]
     names = NAMES[:-1]
     began = time.process_time()
     own = [select_share(files, names, NAMES[0], 2) for files in datasets]
-    sizes = [size_of(each) for each in own]
+    sizes = [each.find_sizes() for each in own]
     goals = [
         Goal(
             catalog.Want(dataset=f"{i}", revision=catalog.LATEST, since=float(i)),
@@ -227,7 +228,7 @@ def test_what_a_node_computes_of_a_hundred_datasets_after_a_death() -> None:
     ]
     assert not any(find_short(goals, sizes, 1 << 40, 0))
     took = time.process_time() - began
-    total = sum(sum(each.values()) for each in sizes)
+    total = sum(each.num_bytes for each in sizes)
     expected = 2 * 200 * FILE_BYTES / len(names)
     print(f"{took:.2f} s of CPU for {200 * PIECES:,} pieces; {total / expected:.2f} of the mean")
     assert 0.7 < total / expected < 1.3

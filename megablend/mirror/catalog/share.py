@@ -1,0 +1,146 @@
+"""Shares: the pages of a revision's files that a node is to hold.
+
+A dataset may have a million files. So a share is columns, of some 50 bytes a file, and only what is
+fetched becomes objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from megablend.arrays import Bools, Int64s, Uint8s, Uint32s, Uint64s
+from megablend.mirror.catalog.manifest import Manifest
+from megablend.mirror.catalog.reconcile import FileSizes
+from megablend.mirror.disk.pages import (
+    BLOCK_BYTES,
+    NO_PAGES,
+    PAGE_BYTES,
+    Pages,
+    count_each,
+    count_pages,
+    rows_of_ranges,
+)
+from megablend.mirror.disk.room import NEVER
+
+_FILES_AT_A_TIME = 1 << 16
+_NUM_RECENT = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The pages of a revision's files that a node is to hold. A row is a block of a file."""
+
+    digests: Uint8s
+    """The digest of each file's key: uint8 [files, 16]."""
+    sizes: Int64s
+    """The size of each file: int64 [files], bytes."""
+    file_index: Int64s
+    """The file of each row, ascending: int64 [rows]."""
+    rows: Pages
+    """The block and the pages of each row. The blocks of a file are ascending."""
+
+    def __len__(self) -> int:
+        """How many files the revision has."""
+        return len(self.sizes)
+
+    @cached_property
+    def ids(self) -> Uint64s:
+        """The first eight bytes of each file's digest, as a number: uint64 [files]."""
+        return self.digests.view(">u8")[:, 0].astype(np.uint64)
+
+    @property
+    def row_ids(self) -> Uint64s:
+        """The id of each row's file: uint64 [rows]."""
+        return self.ids[self.file_index]
+
+    @cached_property
+    def num_pages(self) -> Int64s:
+        """How many pages of each file are in the share: int64 [files]."""
+        counts = np.bincount(self.file_index, count_each(self.rows.masks), len(self))
+        return counts.astype(np.int64)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """How many bytes the pages have."""
+        return PAGE_BYTES * count_pages(self.rows.masks)
+
+    def list_digests(self, begin: int, stop: int) -> list[str]:
+        """The digests of some files, as hex digits."""
+        digits = self.digests[begin:stop].tobytes().hex()
+        return [digits[i : i + 32] for i in range(0, len(digits), 32)]
+
+    def pages_of(self, index: int) -> Pages:
+        """The pages of a file."""
+        begin, stop = np.searchsorted(self.file_index, [index, index + 1])
+        return Pages(self.rows.blocks[begin:stop], self.rows.masks[begin:stop])
+
+    def select(self, is_own: Bools) -> Share:
+        """The share that has only some of the rows."""
+        rows = Pages(self.rows.blocks[is_own], self.rows.masks[is_own])
+        return Share(self.digests, self.sizes, self.file_index[is_own], rows)
+
+    def find_sizes(self) -> FileSizes:
+        """How many bytes of each file are in the share."""
+        return FileSizes.of(self.ids, PAGE_BYTES * self.num_pages)
+
+
+def make_share(manifest: Manifest) -> Share:
+    """The share of a node that is to hold all pages of all files."""
+    sizes = manifest.sizes
+    file_index = [np.empty(0, np.int64)]
+    rows = [NO_PAGES]
+    # A portion at a time: on the way to its rows, a file takes twice as much memory
+    for begin in range(0, len(sizes), _FILES_AT_A_TIME):
+        some = sizes[begin : begin + _FILES_AT_A_TIME]
+        index, pages = rows_of_ranges(np.zeros_like(some), some)
+        file_index.append(begin + index)
+        rows.append(pages)
+    blocks, masks = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+    return Share(manifest.digests, sizes, np.concatenate(file_index), Pages(blocks, masks))
+
+
+NO_SHARE = make_share(Manifest.of_lines([]))
+
+
+class Kept:
+    """What of each file the store is to keep, found by its digest.
+
+    Args:
+        shares: what is kept, and how: room.WANTED or room.PINNED.
+    """
+
+    def __init__(self, shares: Iterable[tuple[Share, int]]) -> None:
+        self._shares = [(share, level, np.argsort(share.ids)) for share, level in shares]
+        self._sorted_ids = [share.ids[order] for share, _, order in self._shares]
+        self.get = lru_cache(_NUM_RECENT)(self._find)
+        """As `_find`: blocks of a file are asked for one after another."""
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, str) and self._find_levels(digest) != []
+
+    def _find(self, digest: str) -> Int64s | None:
+        """How each block of a file is kept: int64 [blocks], WANTED, PINNED or -NEVER; None if no
+        share has the file."""
+        levels = self._find_levels(digest)
+        if not levels:
+            return None
+        begins = np.full(-(-levels[0][1] // BLOCK_BYTES), -NEVER)
+        for blocks, _, level in levels:
+            begins[blocks] = np.maximum(begins[blocks], level)
+        return begins
+
+    def _find_levels(self, digest: str) -> list[tuple[Uint32s, int, int]]:
+        """The shares that have a file: the blocks in each, the file's size, and the level."""
+        found = []
+        number = np.uint64(int(digest[:16], 16))
+        for (share, level, order), ids in zip(self._shares, self._sorted_ids, strict=True):
+            place = int(np.searchsorted(ids, number))
+            if place < len(ids) and ids[place] == number:
+                index = int(order[place])
+                if share.list_digests(index, index + 1) == [digest]:
+                    found.append((share.pages_of(index).blocks, int(share.sizes[index]), level))
+        return found
