@@ -1,7 +1,7 @@
-"""Which datasets, revisions and wants there are: a database and manifests in the mirror's folder.
-In a cluster with etcd it is a copy of what is there (`shared`).
+"""The catalog: which datasets, revisions and wants there are. It is a database and manifests in the
+mirror's folder; in a cluster with etcd, a copy of the catalog in etcd (`shared`).
 
-datasets.db                  revisions and wants, by their names
+datasets.db                  revisions and wants, by name
 manifests/<32 hex>.zlib      the files of a revision
 """
 
@@ -28,7 +28,7 @@ from megablend.system.log import LOG
 
 LATEST = "latest"
 EVERY = 3600.0
-"""Seconds after which a source is listed again, where nothing else is said."""
+"""Seconds after which a source is listed again, unless a revision says otherwise."""
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MAX_MANIFEST_BYTES = 256 << 20
@@ -47,17 +47,18 @@ class Revision:
     """Seconds of the machine's clock."""
     sources: tuple[str, ...]
     by: str = ""
-    """The node that listed it, in a cluster with etcd."""
+    """In a cluster with etcd, the node that listed it."""
     every: float = EVERY
-    """Seconds until the source is listed again; 0: it is not."""
+    """Seconds until the source is listed again; 0 if it is never listed again."""
     is_plain: bool = False
-    """Its `sources` are what was listed; else they name it, and its files are asked for one by one."""
+    """Whether `sources` are the patterns that were listed. Otherwise they only name what was listed,
+    such as a list of URLs, and the files are asked for one by one when they are listed again."""
     is_found: bool = False
-    """By listing a source again."""
+    """Whether it was found by listing the source again, not by `add`."""
 
     @property
     def name(self) -> str:
-        """In the catalog."""
+        """Its name in the catalog."""
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
@@ -71,33 +72,35 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A dataset is wanted on nodes."""
+    """A request that nodes hold a revision of a dataset, or its latest one."""
 
     dataset: str
     revision: str
     """A digest, or LATEST."""
     is_whole: bool = False
-    """Each node holds all of it, not only its share."""
+    """Whether each node holds all of it, not only its share."""
     is_pinned: bool = False
+    """Whether it is never evicted."""
     until: float | None = None
-    """Seconds of the machine's clock."""
+    """When the want ends, in seconds of the machine's clock; None if it does not end by itself."""
     since: float
+    """When it was first wanted, in seconds of the machine's clock."""
     nodes: tuple[str, ...] = ()
-    """Where it is wanted, in a cluster with etcd; none: on all nodes."""
+    """In a cluster with etcd, the nodes that are to hold it; all nodes if there are none."""
     copies: int = 0
-    """On how many of them each page shall be, unless on all; 0: those of all nodes that the mirror's
-    own `copies` says."""
+    """How many of these nodes are to hold each page, unless `is_whole`; 0 for the number that
+    `copies` of the mirror's settings says, of all nodes."""
     by: str = ""
-    """The node that was asked for it, in a cluster with etcd."""
+    """In a cluster with etcd, the node that the want was requested on."""
 
     @property
     def name(self) -> str:
-        """In the catalog."""
+        """Its name in the catalog."""
         return f"{self.dataset}@{self.revision}"
 
     @property
     def target(self) -> str:
-        """As users write it."""
+        """The dataset and the revision, as users write them."""
         is_latest = self.revision == LATEST
         return f"{self.dataset}@{LATEST if is_latest else self.revision[:_SHOWN_DIGITS]}"
 
@@ -108,33 +111,34 @@ class Want:
 
 
 class Listed(NamedTuple):
-    """When this node has listed a dataset's source last."""
+    """The last time that this node listed a dataset's source."""
 
     at: float
     """Seconds of the machine's clock."""
     trouble: str
-    """Why that changed nothing; empty if there was nothing to change, or it was changed."""
+    """What was wrong, so that the catalog was not changed; empty if nothing was wrong."""
 
 
 def pack_entry(entry: Revision | Want) -> bytes:
-    """JSON of what is not as usual."""
-    usual = {each.name: each.default for each in fields(entry)}
-    told = {name: each for name, each in asdict(entry).items() if each != usual[name]}
-    return json.dumps(told).encode()
+    """Encode a revision or a want as JSON, without the fields that have their default values."""
+    defaults = {each.name: each.default for each in fields(entry)}
+    values = {name: each for name, each in asdict(entry).items() if each != defaults[name]}
+    return json.dumps(values).encode()
 
 
 def unpack_revision(data: bytes) -> Revision:
-    """What `pack_entry` packed. Raises: ValueError, TypeError."""
+    """Decode a revision that `pack_entry` encoded. Raises: ValueError, TypeError if it is not one."""
     return Revision(**_parse(data, Revision))
 
 
 def unpack_want(data: bytes) -> Want:
-    """What `pack_entry` packed. Raises: ValueError, TypeError."""
+    """Decode a want that `pack_entry` encoded. Raises: ValueError, TypeError if it is not one."""
     return Want(**_parse(data, Want))
 
 
 def _parse(data: bytes, kind: type[Revision] | type[Want]) -> dict[str, Any]:
-    """What a later version has added is left out."""
+    """Parse the fields of a revision or a want; those that a later version has added are left
+    out."""
     known = {each.name for each in fields(kind)}
     return {
         name: tuple(each) if isinstance(each, list) else each
@@ -144,12 +148,12 @@ def _parse(data: bytes, kind: type[Revision] | type[Want]) -> dict[str, Any]:
 
 
 class Catalog:
-    """Revisions and wants, changed by one thread: others may read `revisions` and `wants`, which are
-    replaced. Raises: DataError if the disk fails.
+    """The catalog of a mirror. One thread changes it; other threads may read `revisions` and `wants`,
+    which are never changed but replaced. Methods raise DataError if the disk fails.
 
     Args:
-        folder: the mirror's.
-        own: this node's name, in a cluster with etcd.
+        folder: the mirror's folder.
+        own: in a cluster with etcd, this node's name.
     """
 
     def __init__(self, folder: MirrorFolder, own: str = "") -> None:
@@ -171,24 +175,26 @@ class Catalog:
         self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
-        """The same as its dataset's latest, whatever becomes of the clock."""
+        """The revision with a time that makes it its dataset's latest, even if the clock was set
+        back."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
     def date_want(self, want: Want) -> Want:
-        """The same, since it was wanted; or as what is wanted last, whatever the clocks of nodes say."""
+        """The want with the time since which it was wanted before; a new one is dated after all
+        others, whatever the clocks of nodes say."""
         if (known := self.wants.get(want.name)) is not None:
             return replace(want, since=known.since)
         others = [each.since for each in self.wants.values()]
         return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
 
     def add(self, revision: Revision, manifest: bytes) -> None:
-        """A revision is its dataset's latest now."""
+        """Add a revision as its dataset's latest, with its manifest."""
         self.put_manifest(revision.digest, manifest)
         self.put_revision(self.date(revision))
 
     def put_manifest(self, digest: str, manifest: bytes) -> None:
-        """Store what `Manifest.pack` packed."""
+        """Store a manifest that `Manifest.pack` packed."""
         path = self._path(digest)
         new = Path(f"{path}.new")
         try:
@@ -201,12 +207,12 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def put_revision(self, revision: Revision) -> None:
-        """Remember a revision, whose manifest is there, or comes later."""
+        """Store a revision. Its manifest is there, or comes later."""
         self._database.put("revision", {revision.name: pack_entry(revision)})
         self.revisions = {**self.revisions, revision.name: revision}
 
     def put_want(self, want: Want) -> None:
-        """Remember a want, in place of an earlier one of the same revision."""
+        """Store a want in place of an earlier one of the same revision."""
         self._database.put("want", {want.name: pack_entry(want)})
         self.wants = {**self.wants, want.name: want}
 
@@ -216,10 +222,10 @@ class Catalog:
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Remember how a source was listed, of those datasets that there are."""
+        """Store how a dataset's source was listed; what is stored of removed datasets is deleted."""
         known = {each.dataset for each in self.revisions.values()}
         gone = self.listed.keys() - known
-        # Also where the disk fails
+        # Before the database is changed, so that it is known even if the disk fails
         kept = {name: each for name, each in self.listed.items() if name in known}
         self.listed = kept | {dataset: listed}
         self._database.delete("listed", gone)
@@ -236,15 +242,15 @@ class Catalog:
 
     @property
     def own_wants(self) -> list[Want]:
-        """Those that this node has a part in."""
+        """The wants that this node is to hold a part of."""
         return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
 
     def list_lacking(self) -> list[Revision]:
-        """Revisions whose manifests are not here."""
+        """List the revisions whose manifests are not here."""
         return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
 
     def read_manifest(self, digest: str) -> bytes:
-        """As it is stored; empty if it is not here."""
+        """The manifest of a revision as it is stored; empty if it is not here."""
         path = self._path(digest)
         try:
             return path.read_bytes()
@@ -254,16 +260,17 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def get_seen(self) -> tuple[str, int]:
-        """Which catalog of etcd this is a copy of, and after how many changes of it."""
+        """The name of the catalog in etcd of which this is a copy, and how often that had been
+        changed."""
         name, number = parse_json(self._database.get("shared", "seen") or b'["", 0]')
         return str(name), int(number)
 
     def set_seen(self, name: str, number: int) -> None:
-        """Remember it."""
+        """Store what `get_seen` returns."""
         self._database.put("shared", {"seen": json.dumps([name, number]).encode()})
 
     def list_revisions(self, dataset: str) -> list[Revision]:
-        """Those of a dataset, the latest last."""
+        """List the revisions of a dataset, the latest last."""
         found = [each for each in self.revisions.values() if each.dataset == dataset]
         return sorted(found, key=lambda each: (each.added, each.digest))
 
@@ -279,8 +286,8 @@ class Catalog:
         )
 
     def find(self, target: str) -> tuple[str, Revision | None]:
-        """The dataset and the revision (None for the latest) of NAME, NAME@latest or NAME@REVISION.
-        Raises: ConfigError if there is none, or several."""
+        """Find the dataset and the revision that NAME, NAME@latest or NAME@REVISION means; None for
+        the latest revision. Raises: ConfigError if there is no such revision, or several."""
         dataset, _, digits = target.partition("@")
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
@@ -311,7 +318,7 @@ class Catalog:
         return manifest
 
     def read_known_files(self, digest: str) -> Manifest:
-        """As `read_files`; none of a damaged manifest, until its dataset is added again."""
+        """As `read_files`, but no files if the manifest is damaged or missing, which is logged."""
         try:
             return self.read_files(digest)
         except DataError as error:
@@ -339,7 +346,7 @@ class Catalog:
         return max(found, key=lambda state: state[2], default=None)
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Delete the catalog with all manifests."""
         self._database.remove()
         for path in self._manifests.glob("*.zlib*"):
             path.unlink()

@@ -1,9 +1,9 @@
-"""Lists sources of datasets as revisions: when they are added, and again and again as long as they
-are wanted.
+"""Lists the sources of datasets: when a dataset is added, and again as long as it is wanted.
 
-Where the files are others then, that is the dataset's latest revision. Where files are gone, or the
-source cannot be listed, nothing changes, and it is told. In a cluster with etcd one node lists a
-dataset: its home among the nodes of the view that it is wanted on, while that node has its lease.
+If the source has new or replaced files, they make a new revision, the dataset's latest. If files are
+gone, or the source cannot be listed, the catalog stays as it is, and `status` tells why. In a cluster
+with etcd one node lists a dataset: its home among those nodes of the view that are to hold it, as
+long as that node has its lease.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from megablend.mirror.catalog.mates import Mates
 
 _MOST_LETTERS = 10_000
-"""Of a revision's sources: it is one value in etcd."""
+"""Letters of a revision's sources that are stored: a revision is one value in etcd."""
 _TROUBLE_LETTERS = 500
 _LOOK_SECONDS = 1.0
 _NUM_AT_A_TIME = 4
 Put = Callable[[Revision, Revision | None], Awaitable[None]]
-"""Puts a revision; after another one only while that is the dataset's latest."""
+"""Puts a revision into the catalog. With a second revision, does so only if that is still the
+dataset's latest."""
 
 
 class _Listed(NamedTuple):
@@ -61,15 +62,16 @@ class _Listed(NamedTuple):
 
 
 class Listings:
-    """Lists sources.
+    """Lists the sources of datasets.
 
     Args:
         pages: the engine in whose store's thread the catalog is changed.
-        source: is listed.
-        catalog: which datasets there are.
-        put: puts a revision whose manifest is in the catalog.
-        is_held: whether a dataset's latest revision is held where that is wanted, as far as it can be.
-        mates: the nodes of a cluster with etcd.
+        source: reads the sources.
+        catalog: the datasets.
+        put: puts a revision whose manifest is in the catalog already.
+        is_held: returns whether a dataset's latest revision is held by those who want it, as far as
+            that is possible.
+        mates: the nodes of a cluster with etcd; None without one.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Listings:
         self._own: tuple[list[object], list[Revision]] = ([None] * 3, [])
         self._running: dict[str, asyncio.Task[None]] = {}
         self.counts = Counter[str]()
-        """How many listings ended how."""
+        """The number of listings by how they ended: new, same, waiting, failed."""
 
     async def add(
         self, dataset: str, sources: Sequence[str], said: Sequence[str], every: float | None
@@ -98,8 +100,9 @@ class Listings:
         """List sources as the latest revision of a dataset. Raises: as `list_files` does.
 
         Args:
-            said: how a user named them, to be remembered: a text file of a million URLs, once.
-            every: seconds until they are listed again; None: as before.
+            said: how the user named the sources, which the revision records: the name of a text
+                file instead of the million URLs in it.
+            every: seconds until the source is listed again; None to keep what was said before.
         """
         check_name(dataset)
         found = await self._source.ask(lambda storage: self._list(storage, sources))
@@ -136,13 +139,13 @@ class Listings:
         return _Listed(manifest, manifest.revision, manifest.pack())
 
     async def _keep(self, revision: Revision, found: _Listed) -> Revision:
-        """The same, dated, when its manifest is stored."""
+        """Store the manifest of a revision. Returns: the revision, dated."""
         revision = self._catalog.date(revision)
         await self._pages.call(self._catalog.put_manifest, revision.digest, found.packed)
         return revision
 
     async def run(self) -> None:
-        """List again what is due, until cancelled."""
+        """List sources again when it is time, until cancelled."""
         try:
             while True:
                 now = time.time()
@@ -164,7 +167,7 @@ class Listings:
                 each.cancel()
 
     def _find_own(self) -> list[Revision]:
-        """The latest revisions of the datasets that this node lists."""
+        """Find the latest revisions of the datasets whose sources this node lists."""
         names: Sequence[str] = ()
         if self._mates is not None:
             names = self._mates.nodes.names
@@ -173,7 +176,7 @@ class Listings:
                 return []
         catalog = self._catalog
         about: list[object] = [catalog.revisions, catalog.wants, names]
-        # They are replaced when they change
+        # Each of them is replaced when it changes, so nothing has changed if they are the same
         if all(one is other for one, other in zip(self._own[0], about, strict=True)):
             return self._own[1]
         wanted: dict[str, set[str]] = {}
@@ -181,7 +184,7 @@ class Listings:
             among = {*want.nodes} & {*names} if want.nodes else {*names}
             wanted.setdefault(want.dataset, set()).update(among)
         latest: dict[str, Revision] = {}
-        # As `list_revisions` has it
+        # The last one is the latest, as in `list_revisions`
         for each in sorted(catalog.revisions.values(), key=lambda each: (each.added, each.digest)):
             latest[each.dataset] = each
         own = [each for name, each in latest.items() if each.every and name in wanted]
@@ -211,14 +214,14 @@ class Listings:
             del self._running[latest.dataset]
 
     def _fail(self, latest: Revision, trouble: str) -> str:
-        """Count and log a listing that changed nothing. Returns: why."""
+        """Count and log a listing that failed. Returns: `trouble`."""
         self.counts["failed"] += 1
         LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
         return trouble
 
     async def _look(self, latest: Revision) -> str:
-        """List a dataset again. Returns: what is wrong with its source; empty if it is as it was, or
-        a new revision. Raises: as `add` does."""
+        """List the source of a dataset again. Returns: what is wrong with it; empty if it is
+        unchanged, or has made a new revision. Raises: as `add` does."""
 
         def look(storage: Storage) -> tuple[_Listed, list[DataFile]]:
             if latest.is_plain:
@@ -234,7 +237,7 @@ class Listings:
             return found, list(known.list_gone(found.manifest))
 
         if not await self._is_held(latest):
-            # Else a source that changes all the time would never be held
+            # Otherwise a source that changes all the time would never be held
             self.counts["waiting"] += 1
             return self._catalog.listed[latest.dataset].trouble
         found, gone = await self._source.ask(look)
@@ -261,17 +264,18 @@ class Listings:
             LOG.warning("mirror: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """When sources were listed that this node lists, and why that changed nothing, by dataset."""
+        """By dataset that this node lists, when that was last done, and what was wrong."""
         listed = self._catalog.listed
         own = [each.dataset for each in self._find_own() if each.dataset in listed]
         return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}
 
     def count(self) -> dict[str, Any]:
-        """For metrics."""
+        """The numbers of listings, for metrics."""
         failing = sum(bool(each["trouble"]) for each in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
 
 
 def _escape(location: str) -> str:
-    """A source that is this file only. A web server's URL names one file, whatever is in it."""
+    """The source that names only this file: a URL of a web server does so whatever characters it
+    has."""
     return location if is_web(location) else escape_wildcards(location)

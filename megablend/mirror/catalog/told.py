@@ -1,7 +1,6 @@
-"""How wants stand on all nodes of a cluster with etcd: each tells it at a key of its own.
+"""Reports of all nodes of a cluster with etcd: each node writes its own to a key with its lease.
 
-held/<node>     what of its wants a node lacks, and what sources it has listed; with the node's
-                lease
+held/<node>     what the node lacks of what is wanted, and which sources it has listed
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ _TROUBLE_LETTERS = 200
 
 
 class Told:
-    """What nodes tell of their wants.
+    """Writes this node's report, and reads those of all nodes.
 
     Args:
         mates: the cluster.
-        catalog: this node's copy.
-        holding: tells what is held.
-        listings: tell what was listed.
-        get_revision: the revision of etcd that the copy is as; 0: none since the start.
+        catalog: this node's copy of the catalog.
+        holding: knows what this node holds.
+        listings: knows which sources this node has listed.
+        get_revision: returns the revision of etcd with which the copy agrees; 0 if it has not been
+            compared since the start.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Told:
         self._get_revision = get_revision
 
     async def run(self) -> None:
-        """Tell what of its wants this node lacks: when that changes, but at most every ten seconds, or
-        every second when all is held."""
+        """Write the report whenever it changes, until cancelled: at most every ten seconds, or every
+        second if nothing is missing."""
         last = None
         told_at = 0.0
         while True:
@@ -86,21 +86,23 @@ class Told:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _read_told(self) -> dict[str, dict[str, Any]]:
-        """What `run` has told, by node. Raises: EtcdAwayError."""
+        """The reports that `run` has written, by node. Raises: EtcdAwayError."""
         prefix = f"{self._keys.prefix}held/"
         values, _ = await self._keys.etcd.get(prefix)
         return {key.removeprefix(prefix): parse_json(each.data) for key, each in values.items()}
 
     async def read_listed(self) -> dict[str, Any]:
-        """What all nodes have listed, by dataset: see `Listings.describe`. Raises: EtcdAwayError."""
+        """By dataset, how its source was listed, as the nodes report it: see `Listings.describe`.
+        Raises: EtcdAwayError."""
         told = (await self._read_told()).values()
         return {name: each for some in told for name, each in some.get("listed", {}).items()}
 
     async def read_held(self) -> list[dict[str, Any]]:
-        """How wants stand on all nodes. Raises: EtcdAwayError."""
+        """For each want, how many nodes hold their part of it, and what the others lack. Raises:
+        EtcdAwayError."""
         held = await self._read_told()
         since: dict[str, int] = {}
-        """By dataset, when its wants and revisions last changed: what was told before says nothing."""
+        """By dataset, the revision of etcd that last changed it: reports from before do not count."""
         for key, value in self._keys.shared.values.items():
             dataset = (
                 key.removeprefix(f"{self._keys.prefix}shared/").partition("/")[2].partition("@")[0]
@@ -127,8 +129,8 @@ class Told:
         return found
 
     async def is_settled(self, dataset: str) -> bool:
-        """Whether the nodes that answer hold its latest revision where that is wanted, as far as they
-        can. Raises: EtcdAwayError."""
+        """Whether all nodes that answer hold their parts of the latest revision of a dataset, as far
+        as that is possible. Raises: EtcdAwayError."""
         away = self._nodes.find_away()
         for want in await self.read_held():
             if want["want"] == f"{dataset}@{LATEST}":
@@ -139,8 +141,9 @@ class Told:
         return True
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
-        """Return when all nodes hold what they are to hold of a want, however long etcd or nodes are
-        away. Raises: ResourceError if it does not fit on one, or files are gone."""
+        """Wait until all nodes hold their parts of a want, however long etcd or nodes are away.
+        Raises: ResourceError if it does not fit on one of them, or files are gone; ConfigError if it
+        is no longer wanted."""
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):
                 held = {each["want"]: each for each in await self.read_held()}
@@ -162,7 +165,7 @@ class Told:
         raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
 
     async def find_unsettled(self) -> set[str]:
-        """Revisions of datasets of which not all nodes hold what they are to hold. Raises:
+        """The names of all revisions of the datasets of which some node lacks something. Raises:
         EtcdAwayError."""
         held = await self.read_held()
         settled = {each["want"] for each in held if each["complete"] == each["nodes"]}

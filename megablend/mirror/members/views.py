@@ -12,57 +12,58 @@ class View(NamedTuple):
     """The nodes of a cluster until the next view is in force."""
 
     number: int
-    """The higher one is the later one."""
+    """A later view has a higher number."""
     names: tuple[str, ...]
-    """`host:port`, sorted."""
+    """The names of the nodes, `host:port`, sorted."""
     earlier: tuple[tuple[str, ...], ...] = ()
-    """The nodes of the last views, the latest first: they may be reading still what others do now."""
+    """The nodes of the views before, the latest first: they may still be reading what is now the
+    part of other nodes."""
 
 
 class Views:
-    """Tells which nodes there are, while they come and go."""
+    """Follows the nodes of a cluster, which come and go."""
 
     size: int
     """Number of nodes that are expected."""
     find_away: Callable[[], Collection[str]] = staticmethod(lambda: ())
-    """Nodes that do not answer this one."""
+    """Returns the names of the nodes that do not answer this one."""
 
     async def start(self) -> None:
-        """Be one of the nodes. Raises: ConfigError if that cannot be; ResourceError."""
+        """Become one of the nodes. Raises: ConfigError if the settings forbid it; ResourceError."""
 
     async def stop(self) -> None:
-        """Tell no more."""
+        """Stop following."""
 
     def follow(self) -> AsyncIterator[View]:
         """Views that this node is in, each later than the one before. Raises: ConfigError."""
         raise NotImplementedError
 
     def find_doubt(self, number: int) -> float | None:
-        """Since when others may have left this node out by a view that it has not heard of: monotonic
-        seconds; infinite: they have; None: they have not.
+        """Since when the others may have agreed on a view without this node that it has not heard
+        of, in monotonic seconds; infinite if they have agreed on one, None if they have not.
 
         Args:
-            number: of the view that is in force here.
+            number: the number of the view that is in force here.
         """
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """For people and metrics."""
+        """The state for people and metrics."""
         return {}
 
 
 def propose(
     current: View | None, known: View | None, live: Collection[str], *, expected: int, keeps: bool
 ) -> View | None:
-    """The view that is to be in place of the current one; None: it is right.
+    """Propose the view that is to replace the current one; None if that is right.
 
     Args:
-        current: what all nodes hear of; None: nothing.
-        known: the latest one that this node has heard of. If it is later than `current`, that was
-            lost, and is put back under a new number: others may have heard of it, too.
-        live: the nodes that there are.
-        expected: so many make the first view.
-        keeps: nobody is left out now, since nodes may not have been heard.
+        current: the view in etcd; None if there is none.
+        known: the latest view that this node has heard of. If it is later than `current`, it was
+            lost, and is put back under a new number, since other nodes may have heard of it, too.
+        live: the names of the nodes that have a lease.
+        expected: the number of nodes that make the first view.
+        keeps: whether no node is left out now, since the leases of some may not be known.
     """
     latest = max((each for each in (current, known) if each is not None), default=None)
     if latest is None:
