@@ -19,6 +19,7 @@ class BlockCache:
     """Decoded blocks by number. Safe to share between threads, to pickle, and after a fork.
 
     Args:
+        store: reads the blocks.
         max_bytes: limit for the cached blocks plus those being read; a single read may exceed it.
     """
 
@@ -30,14 +31,14 @@ class BlockCache:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held between counting
-        a block and storing it."""
+        """Replace the lock, which another thread may have held between counting a block and storing
+        it, so that bytes are counted anew."""
         self._lock = threading.Lock()
         self._bytes = sum(map(_bytes, self._blocks.values()))
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
-        """The requested blocks; those that are not cached are read.
-        Raises as `BlockStore.read` does."""
+        """Return the requested blocks; those that are not cached are read.
+        Raises: as `BlockStore.read` does."""
         with self._lock:
             blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
             for i in blocks:
@@ -46,8 +47,8 @@ class BlockCache:
         if missing:
             numbers = np.array(missing, np.int64)
             rows = self.store.snapshot.blocks(numbers)
-            sizes = self.store.memory_bytes(numbers, rows, documents=True)
-            needed = sum(int(each.sum()) for each in sizes)
+            sizes, reading = self.store.memory_bytes(numbers, rows, documents=True)
+            needed = int(sizes.sum()) + int(reading.sum())
             with self._lock:
                 self._shrink(self.max_bytes - needed)
             read = dict(zip(missing, self.store.read(numbers, rows=rows), strict=True))

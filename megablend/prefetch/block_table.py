@@ -13,7 +13,9 @@ from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_docu
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
+"""An array of each kind of tokens, by which a kernel is compiled for the kind."""
 _NO_BLOCK = np.array((0, -1, 0, 0, 0), SLOT_DTYPE)
+"""An empty slot, whose size is negative."""
 
 
 class BlockTable:
@@ -39,8 +41,8 @@ class BlockTable:
         """Put blocks into the table.
 
         Args:
-            slots: int64 [n], of the blocks.
-            sizes: int64 [n], bytes that each counts as.
+            slots: int64 [n], slots of the blocks.
+            sizes: int64 [n], bytes that each block counts as.
         """
         for slot, owner in zip(slots.tolist(), blocks.owners, strict=True):
             self._owners[slot] = owner
@@ -60,7 +62,7 @@ class BlockTable:
             self._extra[column].put(slots, numbers, np.zeros(len(slots), np.int64))
 
     def drop(self, slots: Int64s) -> int:
-        """Drop blocks that are in the table; returns the bytes that were counted for them."""
+        """Drop the blocks in these slots; return the bytes that were counted for them."""
         for slot in slots.tolist():
             self._owners[slot] = None
             self._offsets[slot] = None
@@ -70,12 +72,12 @@ class BlockTable:
         return sum(self._counted_bytes[slots].tolist())
 
     def occupied(self) -> Int64s:
-        """Slots of the blocks that are in the table: int64 [...]."""
+        """Return the slots of the blocks that are in the table: int64 [...]."""
         return np.flatnonzero(self._slots["size"] >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
-        """A new table for blocks `ids` (int64, ascending) that holds the blocks of this one, all of
-        which are in `ids`."""
+        """Return a new table for blocks `ids`, int64 [n], ascending, with the blocks of this table,
+        all of which must be among `ids`."""
         table = BlockTable(ids)
         occupied = self.occupied()
         slots = np.searchsorted(ids, self.ids[occupied])
@@ -97,13 +99,22 @@ class BlockTable:
             slots: int64 [m], the table slot of each span's block.
             spans: the samples' spans [m].
             width: tokens per sample.
-            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the
-                same from the second token on.
+            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens; and the
+                samples' tokens from the second one on.
         """
         # The kernel is compiled for one type of tokens, and passes over blocks of the others
         for kind in self._kinds_seen:
-            here = slots, spans.starts, spans.stops
-            wrong = gather_tokens(_LIKE[kind], kind, self._slots, *here, width, tokens, labels)
+            wrong = gather_tokens(
+                _LIKE[kind],
+                kind,
+                self._slots,
+                slots,
+                spans.starts,
+                spans.stops,
+                width,
+                tokens,
+                labels,
+            )
             assert wrong < 0, f"span {wrong} of {len(slots)} is outside its block or sample"
 
     def gather_extra(
@@ -114,7 +125,7 @@ class BlockTable:
         spans: Spans,
         shape: tuple[int, int],
     ) -> npt.NDArray[Any]:
-        """The values of an extra column for samples: [n, tokens per sample], of `dtype`.
+        """Return the values of an extra column for samples: [n, tokens per sample], of `dtype`.
 
         Args:
             column: number of the extra column.
@@ -134,7 +145,7 @@ class BlockTable:
         width: int,
         continues: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
-        """Whether a document, or a sample, begins at each token.
+        """Find whether a document, or a sample, begins at each token.
 
         Args:
             slots, spans: as in `gather`.
@@ -145,7 +156,16 @@ class BlockTable:
         Returns: bool [num_tokens].
         """
         out = np.zeros(num_tokens, np.bool_)
-        blocks = self.ids, continues, self._slots
-        wrong = mark_documents(*blocks, slots, spans.epochs, spans.starts, spans.stops, width, out)
+        wrong = mark_documents(
+            self.ids,
+            continues,
+            self._slots,
+            slots,
+            spans.epochs,
+            spans.starts,
+            spans.stops,
+            width,
+            out,
+        )
         assert wrong < 0, f"span {wrong} of {len(slots)} is outside its block"
         return out

@@ -1,5 +1,5 @@
-"""The memory budget of a process that reads a split, and the least `memory` that has room for blocks.
-`index.blocks.block_sizes` divides it.
+"""The memory budget of a process that reads a split, and the least `memory` that has room for
+blocks. In which proportion `memory` is divided is said in `index.blocks.block_sizes`.
 
 The budget does not cover what is independent of data and config: Python, its libraries,
 compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory
@@ -31,7 +31,8 @@ class Budget:
     """Bytes available to one process, by purpose."""
 
     batches: int
-    """Batches that were returned and are still in use, and the one being assembled."""
+    """Batches that exist at once: those that were returned and are still in use, and the one being
+    assembled."""
     orders: int
     """Shuffled orders of the sources' blocks."""
     dictionaries: int
@@ -52,73 +53,68 @@ class Budget:
 
 
 class BlockNeed(NamedTuple):
-    """What blocks need of the memory of a process."""
+    """Memory that blocks need in a process."""
 
     blocks: int
     """Bytes of decoded blocks that are in memory at once."""
     with_reading: int = 0
-    """These, and what reading the largest of them takes besides; may use the part for reads."""
+    """Bytes of these blocks, and of what reading the largest of them takes besides; the latter may
+    use a budget's part for reads."""
 
     def fits(self, budget: Budget) -> bool:
-        """Whether a budget has room for it."""
+        """Return whether a budget has room for the blocks."""
         return self.blocks <= budget.blocks and self.with_reading <= budget.blocks + budget.reads
 
 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int = 2) -> Budget:
-    """The memory budget of a process that reads steps of a run, whether or not it suffices; see
+    """Divide `memory` for a process that reads steps of a run, whether or not it suffices; see
     `memory_need.check_memory`.
 
     Args:
         micro_batch_size: samples per step of the process.
-        num_batches: batches that exist at once: the one in use and the next; in a worker, also
-            those queued.
+        num_batches: batches that exist at once; see `batches_of`.
     """
-    # The values, and int64 buffers to gather them
-    extra = run.settings.sample_tokens * sum(16 + each.dtype.itemsize for each in run.extra_columns)
-    return split_budget(
-        run,
-        num_batches
-        * micro_batch_size
-        * (sample_bytes(run.sequence_length, run.settings.masks) + extra),
-    )
-
-
-def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
-    """The least `memory` that has room for blocks beside the batches and orders of a budget."""
-    return bisect_left(
-        range(1 << 62),
-        True,
-        key=lambda memory: need.fits(_divide(run, memory, budget.batches, budget.orders)),
-    )
-
-
-def blocks_of_lanes(run: Run, lanes: int) -> Int64s:
-    """Bytes of the blocks that `lanes` lanes keep of each source: int64 [num_sources]."""
-    return np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
+    # Per value of an extra column, also two int64 buffers from which it is gathered
+    value_bytes = sum(16 + column.dtype.itemsize for column in run.extra_columns)
+    size = sample_bytes(run.sequence_length, run.settings.masks)
+    size += run.settings.sample_tokens * value_bytes
+    return split_budget(run, num_batches * micro_batch_size * size)
 
 
 def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
-    """Batches that exist at once in a loader's process, or in each of its workers."""
+    """Count the batches that exist at once in a loader's process, the one in use and the next; or
+    in each of its workers, the one in work and those that are queued."""
     return 2 if num_workers == 0 else 1 + (prefetch_factor or PREFETCH_FACTOR)
 
 
 def split_budget(run: Run, batches: int) -> Budget:
-    """The budget of a process whose batches take `batches` bytes; no part is negative."""
+    """Divide `memory` for a process whose batches take `batches` bytes; no part is negative."""
     orders = sum(
-        each.order.memory_bytes
+        reading.order.memory_bytes
         for source in range(len(run.sources))
-        for each in run.locator.readings(source)
+        for reading in run.locator.readings(source)
     )
     return _divide(run, run.runtime.memory, batches, orders)
 
 
+def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
+    """Find the least `memory` that has room for blocks beside the batches and orders of a
+    budget."""
+
+    def is_enough(memory: int) -> bool:
+        return need.fits(_divide(run, memory, budget.batches, budget.orders))
+
+    return bisect_left(range(1 << 62), True, key=is_enough)
+
+
 def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
+    """Divide what `memory` leaves beside batches and block orders."""
     extra = memory // EXTRA_PART if run.extra_columns else 0
     return Budget(batches=batches, orders=orders, **divide_rest(memory - batches - orders - extra))
 
 
 def sample_bytes(length: int, masks: Masks) -> int:
-    """Bytes of a sample of `length` tokens in a batch, including temporary arrays."""
+    """Count the bytes of a sample of `length` tokens in a batch, including temporary arrays."""
     size = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
     if masks.create_attention_mask:
         size += length * length
@@ -128,31 +124,41 @@ def sample_bytes(length: int, masks: Masks) -> int:
 
 
 def longest_sample_bytes(run: Run) -> int:
-    """Bytes in a batch of the run's longest samples."""
+    """Count the bytes in a batch of one of the run's longest samples."""
     return max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
 
 
 def check_sample(config: Config) -> None:
-    """Raises: ConfigError if a single sample, of any stage, takes more than `memory`."""
-    for each in (config, *config.stage_configs_ignoring_sources):
-        size = sample_bytes(each.sequence_length, each.masks)
+    """Check that a single sample, of any stage, takes no more than `memory`.
+    Raises: ConfigError."""
+    for stage in (config, *config.stage_configs_ignoring_sources):
+        size = sample_bytes(stage.sequence_length, stage.masks)
         if size > config.memory:
             raise ConfigError(
                 f"memory: found {format_bytes(config.memory)}, expected "
                 f"{format_bytes(size, up=True)} or more, the size of one sample of "
-                f"sequence_length {each.sequence_length:,} in a batch; raise memory, or lower "
+                f"sequence_length {stage.sequence_length:,} in a batch; raise memory, or lower "
                 "sequence_length"
             )
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
-    """How many of the run's lanes a process reads if its steps begin `stride` samples apart."""
+    """Count those of the run's lanes that a process reads if its steps begin `stride` samples
+    apart."""
+    # The first samples of its steps meet every gcd(lanes, stride)-th lane
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
 
-def lane_bytes(run: Run) -> Int64s:
-    """Bytes of blocks that a lane keeps of each source,
-    in the stage that needs most: int64 [num_sources]."""
+def count_lane_bytes(run: Run, num_lanes: int) -> Int64s:
+    """Count the bytes of the blocks that `num_lanes` lanes keep of each source: int64
+    [num_sources]."""
+    return np.minimum(num_lanes * _bytes_per_lane(run), _source_bytes(run))
+
+
+def _bytes_per_lane(run: Run) -> Int64s:
+    """Count the bytes of the blocks that a lane keeps of each source, in the stage that needs most:
+    int64 [num_sources]. These are the blocks of a cycle and, at most, one that a cycle began and
+    did not finish."""
     block_tokens = np.maximum(1, run.data.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.data.parts))
     for blend in run.blends:
@@ -167,7 +173,7 @@ def lane_bytes(run: Run) -> Int64s:
 
 
 def _source_bytes(run: Run) -> Int64s:
-    """Bytes of all of each source's blocks: int64 [num_sources]."""
+    """Count the bytes of all blocks of each source: int64 [num_sources]."""
     return (
         np.asarray(run.data.tokens, np.int64) * _token_bytes(run)
         + _num_blocks(run) * BLOCK_OVERHEAD_BYTES
@@ -175,11 +181,14 @@ def _source_bytes(run: Run) -> Int64s:
 
 
 def _num_blocks(run: Run) -> Int64s:
+    """Count the blocks of each source in the split, at least 1: int64 [num_sources]."""
     counts: Int64s = np.maximum(1, run.data.parts["stop_block"] - run.data.parts["first_block"])
     return counts
 
 
 def _token_bytes(run: Run) -> Int64s:
+    """Count the bytes of each source's tokens in memory, with the values of extra columns: int64
+    [num_sources]."""
     snapshot = run.store.snapshot
     files = snapshot.file_of(run.data.parts["first_block"])
     sizes: Int64s = snapshot.files.token_bytes[files] + sum(
@@ -189,7 +198,8 @@ def _token_bytes(run: Run) -> Int64s:
 
 
 def format_bytes(size: float, *, up: bool = False) -> str:
-    """A size in KiB, MiB or GiB; with `up` rounded up, for messages that say how much is enough."""
+    """Format a size in KiB, MiB or GiB; with `up` rounded up, for messages that say how much is
+    enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
     tenths = 10 * size / 1024**power
     return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

@@ -1,9 +1,10 @@
-"""How much `memory` the loaders of a run need,
-and how many lanes the config's `memory` would suffice for.
+"""How much `memory` the loaders of a run need, and how many lanes the config's `memory` would
+suffice for.
 
-A process needs room for the blocks that its lanes are in, so that none is read twice, and for the
-blocks of each of its steps, which `windows` demands. Where steps are many, some are looked at: the
-first ones, and if `memory` is not plentiful for them, others all over the run.
+A process needs room for the blocks that its lanes are in, so that none is read twice; and for the
+blocks of each of its steps, since `windows` refuses a step that does not fit. Where steps are many,
+some are looked at: the first ones, and if `memory` is not plentiful for them, others all over the
+run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from megablend.prefetch.memory_budget import (
     BlockNeed,
     Budget,
     batches_of,
-    blocks_of_lanes,
+    count_lane_bytes,
     format_bytes,
     lanes_of,
     least_memory,
@@ -33,16 +34,17 @@ from megablend.prefetch.read_schedule import (
     step_needs,
 )
 from megablend.prefetch.windows import refuse_step
-from megablend.run.run import Run
+from megablend.run.run import Run, Section
 from megablend.run.skips import Skips
 
 FIRST_SAMPLES = 1 << 12
+"""Samples of each part of a run that are looked at first."""
 MOST_SAMPLES = 1 << 16
-"""Samples of each part of a run that are looked at: first, and if memory is not plentiful."""
+"""Samples of each part of a run that are looked at if memory is not plentiful."""
 _PLENTIFUL = 4
-"""How many times what the first samples need is enough for all."""
-_STRETCHES = 16
-"""Of steps that are looked at, where not all are."""
+"""So many times the memory that the first samples need is taken to be enough for all."""
+_NUM_STRETCHES = 16
+"""Where not all steps of a part are looked at, so many stretches of neighbouring ones are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,10 @@ class MemoryNeed:
     """Memory of the loaders of a rank."""
 
     bytes_per_rank: int
-    """What its processes need at least, for their lanes, steps, batches and the order of blocks."""
+    """The least that the rank's processes need together, for their lanes, steps, batches and the
+    orders of blocks."""
     limit_per_rank: int
-    """What `memory` allows them together."""
+    """What `memory` allows these processes together."""
     most_lanes: int | None
     """The most lanes that suit the loaders and the run's length and for which `memory` is enough;
     None if memory does not depend on lanes."""
@@ -60,21 +63,22 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PartNeed:
-    """What a process needs for a part of a run: samples of one length, none of them skipped."""
+    """What a process needs for a *part* of a run: consecutive samples of one length, none of them
+    skipped."""
 
     run: Run
-    """A view of its section."""
+    """The run, viewed in the section of the part."""
     budget: Budget
     num_lanes: int
-    """Lanes that continue in their blocks; 0 if none does."""
+    """Lanes of the process whose next cycle continues in their blocks; 0 if no lane's does."""
     lane_bytes: Int64s
     """int64 [num_sources], bytes of the blocks of these lanes."""
     for_lanes: int
-    """`memory` that has room for them."""
+    """The least `memory` that has room for the blocks of these lanes."""
     step: Int64s
     """int64 [...], the samples of the step that needs most, of those that were looked at."""
     for_step: int
-    """`memory` that has room for it."""
+    """The least `memory` that has room for the steps that were looked at."""
 
     @property
     def memory(self) -> int:
@@ -104,31 +108,33 @@ def check_memory(
     """
     sizes = (micro_batch_size, stride, num_batches)
     needs = _find_needs(run, skips, first, *sizes, num_samples=FIRST_SAMPLES)
-    if max((need.memory for need in needs), default=0) * _PLENTIFUL > run.runtime.memory:
+    first_need = max((need.memory for need in needs), default=0)
+    if _PLENTIFUL * first_need > run.runtime.memory:
         _refuse_too_little(_find_needs(run, skips, first, *sizes), micro_batch_size, num_batches)
 
 
 def find_memory_need(
     run: Run, skips: Skips, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> MemoryNeed:
-    """The memory of a rank whose loaders have these sizes.
+    """Find the memory that a rank needs whose loaders have these sizes.
     Raises: ConfigError, as `check_memory`."""
     processes = max(1, num_workers)
-    turn = micro_batch_size * data_parallel_size * processes
+    stride = micro_batch_size * data_parallel_size * processes
     num_batches = batches_of(num_workers)
-    needs = _find_needs(run, skips, 0, micro_batch_size, turn, num_batches)
+    needs = _find_needs(run, skips, 0, micro_batch_size, stride, num_batches)
     _refuse_too_little(needs, micro_batch_size, num_batches)
-    most = None
+    most_lanes = None
     if run.has_lanes and run.consumes_whole_blocks:
-        # More lanes than the run has windows would not even fill one cycle.
-        windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
-        useful = min(MAX_LANES, max(windows, *(blend.lanes for blend in run.blends)))
-        blocks = min(need.budget.blocks for need in needs)
-        most = turn * _count_rounds(run, blocks, micro_batch_size, useful // turn)
+        # More lanes than the run has shuffle windows would not even fill one cycle
+        num_windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
+        useful = min(MAX_LANES, max(num_windows, *(blend.lanes for blend in run.blends)))
+        block_bytes = min(need.budget.blocks for need in needs)
+        most_strides = useful // stride
+        most_lanes = stride * _count_strides(run, block_bytes, micro_batch_size, most_strides)
     return MemoryNeed(
         bytes_per_rank=processes * max(need.memory for need in needs),
         limit_per_rank=processes * run.runtime.memory,
-        most_lanes=most,
+        most_lanes=most_lanes,
     )
 
 
@@ -141,62 +147,74 @@ def _find_needs(
     num_batches: int,
     num_samples: int = MOST_SAMPLES,
 ) -> list[_PartNeed]:
-    """What each part of the run from sample `first` on needs."""
-    found = list[_PartNeed]()
+    """Find what each part of the run from sample `first` on needs, by looking at about
+    `num_samples` samples of each."""
+    needs = list[_PartNeed]()
     for section in run.sections:
         view = run.view(section)
         budget = plan_budget(view, micro_batch_size=micro_batch_size, num_batches=num_batches)
-        num_lanes = 0  # no lane continues in its block: only one step must fit
+        num_lanes = 0
         lane_bytes = np.zeros(1, np.int64)
         if run.has_lanes and run.consumes_whole_blocks:
             num_lanes = max(lanes_of(each.lanes, micro_batch_size, stride) for each in view.blends)
-            lane_bytes = blocks_of_lanes(view, num_lanes)
+            lane_bytes = count_lane_bytes(view, num_lanes)
         for_lanes = least_memory(view, BlockNeed(int(lane_bytes.sum())), budget)
-        start = max(first, section.start)
-        # An empty range after the last one that is skipped
-        for skipped, next_start in [*skips.ranges, (section.stop, section.stop)]:
-            stop = min(skipped, section.stop)
-            if start < stop:
-                steps = StepSequence(
-                    first=start,
-                    micro_batch_size=micro_batch_size,
-                    stride=micro_batch_size,
-                    stop=stop,
+        for start, stop in _list_parts(section, skips, first):
+            # Any step of the part: which of them this process takes is not known
+            steps = StepSequence(
+                first=start,
+                micro_batch_size=micro_batch_size,
+                stride=micro_batch_size,
+                stop=stop,
+            )
+            step_need, step = _find_largest_step(view, steps, num_samples)
+            needs.append(
+                _PartNeed(
+                    run=view,
+                    budget=budget,
+                    num_lanes=num_lanes,
+                    lane_bytes=lane_bytes,
+                    for_lanes=for_lanes,
+                    step=step,
+                    for_step=least_memory(view, step_need, budget),
                 )
-                need, step = _largest_step(view, steps, num_samples)
-                found.append(
-                    _PartNeed(
-                        run=view,
-                        budget=budget,
-                        num_lanes=num_lanes,
-                        lane_bytes=lane_bytes,
-                        for_lanes=for_lanes,
-                        step=step,
-                        for_step=least_memory(view, need, budget),
-                    )
-                )
-            start = max(start, next_start)
-    return found
+            )
+    return needs
 
 
-def _largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
-    """The most that one of the steps needs, and its samples, int64 [...]; of all steps, or of
-    about `num_samples` samples all over them."""
+def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, int]]:
+    """List the ranges [start, stop) of a section's samples from `first` on that are not skipped."""
+    parts = list[tuple[int, int]]()
+    start = max(first, section.start)
+    # The empty range at the section's end ends the last part
+    for skip_start, skip_stop in [*skips.ranges, (section.stop, section.stop)]:
+        stop = min(skip_start, section.stop)
+        if start < stop:
+            parts.append((start, stop))
+        start = max(start, skip_stop)
+    return parts
+
+
+def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
+    """Find the most that one of the steps needs, and the samples of the step that needs the largest
+    share of a budget, int64 [...]; among all steps, or among stretches of them with about
+    `num_samples` samples."""
     num_steps = -(-(steps.stop - steps.first) // steps.stride)
     length = num_steps
     firsts = [0]
     if num_steps * steps.stride > num_samples:
-        length = -(-num_samples // _STRETCHES // steps.stride)
-        firsts = [i * (num_steps - length) // (_STRETCHES - 1) for i in range(_STRETCHES)]
+        length = -(-num_samples // _NUM_STRETCHES // steps.stride)
+        last = num_steps - length
+        firsts = [i * last // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)]
     most = BlockNeed(0, 0)
     largest = np.zeros(0, np.int64)
     largest_share = 0.0
     for first in firsts:
         samples, offsets = steps.samples(first, length)
         blocks, with_reading = step_needs(run, locate_steps(run, samples, offsets))
-        shares = np.maximum(
-            blocks / SHARES["blocks"], with_reading / (SHARES["blocks"] + SHARES["reads"])
-        )
+        block_shares = blocks / SHARES["blocks"]
+        reading_shares = with_reading / (SHARES["blocks"] + SHARES["reads"])
+        shares = np.maximum(block_shares, reading_shares)
         step = int(shares.argmax())
         if shares[step] > largest_share:
             largest_share = float(shares[step])
@@ -206,7 +224,7 @@ def _largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[Bloc
 
 
 def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batches: int) -> None:
-    """Raises: ConfigError if `memory` is not enough."""
+    """Check that `memory` is enough for all parts of a run. Raises: ConfigError."""
     need = max(needs, key=lambda each: each.memory, default=None)
     if need is None or need.memory <= need.run.runtime.memory:
         return
@@ -226,13 +244,16 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
     )
 
 
-def _count_rounds(run: Run, blocks: int, micro_batch_size: int, most: int) -> int:
-    """How many micro batches of lanes each process may read, so that their blocks fit in `blocks`
-    bytes; never more than `most`."""
-    low = 0
-    high = most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = blocks_of_lanes(run, middle * micro_batch_size).sum() <= blocks
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
+    """Count how many times the samples of a stride the number of lanes may be, at most `most`, so
+    that each process can keep the blocks of its lanes, as many micro batches of them, in
+    `block_bytes`."""
+    fitting = 0
+    too_many = most + 1
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if count_lane_bytes(run, middle * micro_batch_size).sum() <= block_bytes:
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting

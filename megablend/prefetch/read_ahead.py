@@ -1,9 +1,9 @@
 """Reading ahead: the blocks of coming windows are fetched and decoded as memory allows, and each
 step is gathered from them.
 
-The loop that requests steps drives everything: it submits reads to a pipeline, waits for those that
-its step needs and releases blocks that are no longer needed, which makes room for further reads.
-Memory is counted block by block, as in the read schedule.
+The thread that asks for steps drives everything: it submits reads to a pipeline, waits for those
+that its step needs and releases blocks that are no longer needed, which makes room for further
+reads. Memory is counted block by block, as in the read schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from megablend.run.run import Run
 
 @dataclass(slots=True)
 class InFlightWindow:
-    """A window, and the progress of its reads: by first use, as they are needed."""
+    """A window, and the progress of its reads, which are in the order of their first use."""
 
     window: Window
     unissued: deque[Read]
@@ -45,22 +45,22 @@ class InFlightWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableUse:
-    """How the steps of a window use the table that has slots for its blocks."""
+    """How the steps of a window use the block table."""
 
     slots: Int64s
-    """int64 [num_blocks], of the blocks of its schedule."""
+    """int64 [num_blocks], slots of the blocks of the window's schedule."""
     span_slots: Int64s
-    """int64 [m], of the blocks of the schedule's spans."""
+    """int64 [m], slots of the blocks of the schedule's spans."""
     span_offsets: list[int]
     """[num_steps + 1], where the spans of each step begin."""
     step_offsets: list[int]
     """[num_steps + 1], where the samples of each step begin."""
     dropped: Int64s
-    """int64 [...], slots of the blocks that are dropped after their last step, by that step."""
+    """int64 [...], slots of the blocks that are not kept after the window, by last step."""
     dropped_before: list[int]
-    """[num_steps + 1], how many of `dropped` are gone before each step."""
+    """[num_steps + 1], how many of `dropped` have been dropped before each step."""
     continued: npt.NDArray[np.bool_] | None
-    """See `find_continued`; None if it is not needed."""
+    """bool, by slot, see `find_continued`; None if document begins are not needed."""
 
 
 class ReadAhead:
@@ -68,7 +68,7 @@ class ReadAhead:
 
     Args:
         run: the run to read.
-        windows: what to read; advanced in a thread.
+        windows: what to read; a thread of the pipeline plans them, by iterating.
         budget: the memory budget of the process.
         num_fetching, num_decoding, meter: see ReadPipeline.
     """
@@ -95,22 +95,22 @@ class ReadAhead:
             pieces=run.settings.masks.inter_document_masking,
             meter=meter,
         )
-        # Not at exit, when the interpreter itself waits for threads.
+        # At exit the interpreter itself waits for threads, so that nothing has to be abandoned
         self._end = weakref.finalize(self, self._pipeline.abandon)
         self._end.atexit = False
         # The window after those in flight, which a thread plans
         self._planned: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         # The current window, and sometimes the next one
         self._in_flight: deque[InFlightWindow] = deque()
-        self._bytes = 0  # of blocks in the table or being read
-        self._max_bytes = 0  # what the windows in flight allow
+        self._bytes = 0  # of the blocks in the table and of those being read
+        self._max_bytes = 0  # the limit that all windows in flight allow
         self._table = BlockTable(np.zeros(0, np.int64))
-        self._use: _TableUse  # as soon as there is a window
-        self._step = 0  # of the current window
-        self._stop = 0  # its number of steps
+        self._use: _TableUse  # set with the first window
+        self._step = 0  # the next step, counted from the current window's first
+        self._stop = 0  # number of steps of the current window
 
     def next(self) -> Samples | None:
-        """The samples of the next step; None after the last one.
+        """Return the samples of the next step; None after the last one.
 
         Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError if
             memory is too small.
@@ -126,13 +126,13 @@ class ReadAhead:
         return samples
 
     def count_steps_ahead(self) -> int:
-        """The number of coming steps all of whose reads have been submitted."""
-        stop = -self._step
-        for each in self._in_flight:
-            if each.unissued:
-                return max(0, stop + each.unissued[0].first_use)
-            stop += each.window.schedule.num_steps
-        return stop
+        """Count the coming steps all of whose reads have been submitted."""
+        first_step = -self._step  # of a window, counted from the next step
+        for in_flight in self._in_flight:
+            if in_flight.unissued:
+                return max(0, first_step + in_flight.unissued[0].first_use)
+            first_step += in_flight.window.schedule.num_steps
+        return first_step
 
     def close(self) -> None:
         """Stop the threads and release all blocks."""
@@ -162,12 +162,15 @@ class ReadAhead:
         return True
 
     def _plan_table_use(self, window: Window) -> _TableUse:
+        """Find how a window's steps use the table, which has slots for the window's blocks."""
         schedule = window.schedule
         slots = np.searchsorted(self._table.ids, schedule.ids)
         by_last_use = np.argsort(schedule.last_use, kind="stable")
         dropped = by_last_use[~window.keeps[by_last_use]]
         steps_before = np.arange(-1, schedule.num_steps)
-        has_masks = self._run.settings.masks.inter_document_masking
+        continued = None
+        if self._run.settings.masks.inter_document_masking:
+            continued = find_continued(self._run.store.snapshot, self._table.ids)
         return _TableUse(
             slots=slots,
             span_slots=slots[schedule.span_blocks],
@@ -178,36 +181,33 @@ class ReadAhead:
             dropped_before=np.searchsorted(
                 schedule.last_use[dropped], steps_before, side="right"
             ).tolist(),
-            continued=find_continued(self._run.store.snapshot, self._table.ids)
-            if has_masks
-            else None,
+            continued=continued,
         )
 
     def _add_planned_window(self) -> bool:
-        """Add the window that a thread has planned, waiting for it if need be; False if there is
+        """Add the window that a thread plans, waiting for it if need be; False if there is
         none."""
         window = self._planned.result()
         if window is None:
             return False
         self._planned = self._pipeline.compute(next, self._windows, None)
-        self._in_flight.append(
-            InFlightWindow(window, deque(split_reads(self._run, window, self._budget)))
-        )
+        reads = split_reads(self._run, window, self._budget)
+        self._in_flight.append(InFlightWindow(window, deque(reads)))
         self._max_bytes = min(each.window.max_bytes for each in self._in_flight)
         return True
 
     def _submit_reads(self) -> None:
-        """Submit reads while there is memory; those of the next window after
-        all of the current one's."""
-        for each in self._in_flight:
-            if each.unissued and not self._submit_fitting(each):
+        """Submit reads while there is memory; those of the next window after all of the current
+        one's."""
+        for in_flight in self._in_flight:
+            if not self._submit_fitting(in_flight):
                 return
         # One window ahead is enough, and none is waited for while there are steps to hand out
         if len(self._in_flight) == 1 and self._planned.done() and self._add_planned_window():
             self._submit_fitting(self._in_flight[-1])
 
     def _submit_fitting(self, in_flight: InFlightWindow) -> bool:
-        """Submit reads of a window while there is memory; whether that was enough for all."""
+        """Submit reads of a window while there is memory; return whether all are submitted."""
         while in_flight.unissued:
             if self._bytes + in_flight.unissued[0].size > self._max_bytes:
                 return False
@@ -215,13 +215,14 @@ class ReadAhead:
         return True
 
     def _submit_read(self, in_flight: InFlightWindow) -> None:
+        """Submit the next read of a window."""
         read = in_flight.unissued.popleft()
         self._bytes += read.size
         self._pipeline.submit(read)
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:
-        """Wait for the blocks that this step is the first to need."""
+        """Wait for the blocks that this step is the first to need, and put them into the table."""
         while current.unissued and current.unissued[0].first_use <= self._step:
             self._submit_read(current)
         while current.unfinished and current.unfinished[0].first_use <= self._step:
@@ -240,17 +241,16 @@ class ReadAhead:
             current.unfinished.popleft()
 
     def _gather(self, schedule: ReadSchedule) -> Samples:
-        """The samples of this step, whose blocks are in the table."""
+        """Gather the samples of this step, whose blocks are in the table."""
         use = self._use
         step = self._step
         samples_here = slice(use.step_offsets[step], use.step_offsets[step + 1])
-        here = slice(use.span_offsets[step], use.span_offsets[step + 1])
-        rows, epochs, blocks, starts, stops = schedule.spans
+        spans_here = slice(use.span_offsets[step], use.span_offsets[step + 1])
         samples = gather(
             self._run,
             self._table,
-            use.span_slots[here],
-            Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here]),
+            use.span_slots[spans_here],
+            Spans(*(column[spans_here] for column in schedule.spans)),
             schedule.sources[samples_here],
             use.continued,
         )

@@ -1,9 +1,9 @@
-"""Read amplification, computed without reading: stored bytes that all processes read / stored bytes
-of the blocks used.
+"""Read amplification, computed without reading: the stored bytes that all processes read, divided
+by the stored bytes of the blocks used.
 
 In document order, which reads single documents out of blocks, a block counts as used in proportion
-to its tokens used. Dictionaries count as read whenever they are no longer cached, and as used once.
-Reads to open files are not counted.
+to those of its tokens that are used. A dictionary counts as read whenever it is not cached any
+more, and as used once. Reads that open files are not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_amplification(
     Args:
         micro_batch_size: samples per step of a rank.
         data_parallel_size: number of ranks.
-        num_workers: loader workers per rank; 0 reads in the rank's own process.
+        num_workers: loader workers per rank; 0 if the rank's own process reads.
 
     Raises: ConfigError if memory is too small.
     """
@@ -44,9 +44,9 @@ def read_amplification(
     budget = plan_budget(
         run, micro_batch_size=micro_batch_size, num_batches=batches_of(num_workers)
     )
-    read = 0
-    useful = 0.0
-    used = list[Int64s]()
+    read_bytes = 0
+    useful_bytes = 0.0
+    used_blocks = list[Int64s]()  # of each window, [2, num_blocks]: epochs and blocks
     all_dictionaries: dict[int, int] = {}
     for begin in range(first, min(first + stride, stop), micro_batch_size):
         future = StepSequence(
@@ -55,23 +55,21 @@ def read_amplification(
         dictionaries = Dictionaries(budget.dictionaries)
         for window in plan_windows(run, future, budget):
             schedule = window.schedule
-            read += _sum_stored(run, schedule.ids[window.reads])
-            read += dictionaries.read(
-                *run.store.dictionaries(_in_reading_order(run, schedule, window.reads))
-            )
-            if not run.consumes_whole_blocks:
-                used_parts = schedule.used / run.store.num_tokens(schedule.ids)
-                useful += float(_stored_sizes(run, schedule.ids) @ used_parts)
+            read_bytes += _sum_stored(run, schedule.ids[window.reads])
+            numbers, sizes = run.store.dictionaries(_list_in_order(run, schedule, window.reads))
+            read_bytes += dictionaries.read(numbers, sizes)
+            if run.consumes_whole_blocks:
+                # A block that several windows use in an epoch counts once: they are joined below
+                spans = schedule.spans
+                used_blocks.append(np.unique(np.stack([spans.epochs, spans.blocks]), axis=1))
             else:
-                # A block that several windows use counts once: they are joined below
-                used.append(
-                    np.unique(np.stack([schedule.spans.epochs, schedule.spans.blocks]), axis=1)
-                )
+                used_parts = schedule.used / run.store.num_tokens(schedule.ids)
+                useful_bytes += float(_stored_sizes(run, schedule.ids) @ used_parts)
         all_dictionaries |= dictionaries.seen
-    if used:
-        _, blocks = np.unique(np.concatenate(used, axis=1), axis=1)
-        useful = _sum_stored(run, blocks)
-    return read / (useful + sum(all_dictionaries.values()))
+    if used_blocks:
+        _, blocks = np.unique(np.concatenate(used_blocks, axis=1), axis=1)
+        useful_bytes = _sum_stored(run, blocks)
+    return read_bytes / (useful_bytes + sum(all_dictionaries.values()))
 
 
 class Dictionaries:
@@ -88,15 +86,21 @@ class Dictionaries:
         self.seen: dict[int, int] = {}
         """Stored bytes of each requested dictionary, by number."""
         self.num_read = 0
+        """Dictionaries that were read, each as often as it was."""
 
     def resize(self, max_bytes: int) -> None:
         """Change the limit."""
         self._max_bytes = max_bytes
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Bytes read when dictionaries with these numbers and sizes, int64 [n] each, are requested
-        in turn; size 0: none."""
+        """Request dictionaries in turn, and return the bytes that this reads.
+
+        Args:
+            numbers: int64 [n].
+            sizes: int64 [n], stored bytes of each; 0 stands for no dictionary.
+        """
         total = 0
+        # Requests of the same one after each other change nothing
         changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
         for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
             if number in self._kept:
@@ -104,26 +108,28 @@ class Dictionaries:
             elif size:
                 total += size
                 self.num_read += 1
-                self.seen[number] = self._kept[number] = size
+                self.seen[number] = size
+                self._kept[number] = size
                 self._bytes += size
                 while self._bytes > self._max_bytes and len(self._kept) > 1:
-                    self._bytes -= self._kept.popitem(last=False)[1]
+                    _, evicted_size = self._kept.popitem(last=False)
+                    self._bytes -= evicted_size
         return total
 
 
-def _in_reading_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
-    """The blocks that a window reads, approximately in the order in which they are read: by file,
-    then by first use."""
+def _list_in_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
+    """List the blocks that a window reads, int64 [n], approximately in the order in which they are
+    read: by file, then by first use."""
     ids = schedule.ids[reads]
     return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 
 
 def _sum_stored(run: Run, ids: Int64s) -> int:
-    """Stored bytes of blocks in all."""
+    """Count the stored bytes of blocks, all together."""
     return int(_stored_sizes(run, ids).sum(dtype=np.int64))
 
 
 def _stored_sizes(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
-    """Stored bytes of each block, uint32 [n]."""
+    """Return the stored bytes of each block, uint32 [n]."""
     stored: npt.NDArray[np.uint32] = run.store.snapshot.blocks(ids)["stored_bytes"]
     return stored

@@ -15,33 +15,35 @@ class ReadCounts(NamedTuple):
     """Counters that can be added."""
 
     requests: int = 0
-    """Ranges of a file that are fetched together count as one request."""
+    """Requests of ranges; ranges of a file that are fetched together count as one request."""
     bytes: int = 0
     """Stored bytes requested, before decompression."""
     blocks: int = 0
+    """Blocks decoded."""
     reading_seconds: float = 0.0
     """Time from each request to its response. Requests overlap, so the sum may exceed the elapsed
     time."""
     decoding_seconds: float = 0.0
-    """Summed over threads."""
+    """Time that decoding took, summed over threads."""
     masked_samples: int = 0
     """Samples whose loss mask is 0 because their bytes are damaged."""
     retries: int = 0
-    """Requests to object stores and web servers that were tried again. This and what follows is of
-    all readers of the process."""
+    """Requests to object stores and web servers that were tried again. This counter and those below
+    are of all readers of the process."""
     mirror_bytes: int = 0
-    """Of files of a mirror: bytes that were on this node's disk."""
+    """Bytes of mirrored files that were on this node's disk."""
     source_bytes: int = 0
-    """Bytes that the node process got from the source while a reader waited, in whole pages. What
-    it gets beforehand, or for others, is in its own figures (`megablend node status`)."""
+    """Bytes of mirrored files that the node process got from the source while a reader waited, in
+    whole pages. What the node process gets beforehand, or for others, is in its own figures
+    (`megablend node status`)."""
     peer_bytes: int = 0
-    """The same, from other nodes."""
+    """Bytes of mirrored files that the node process got from other nodes while a reader waited."""
     direct_bytes: int = 0
-    """Bytes that were read from the source without the mirror."""
+    """Bytes of mirrored files that were read from the source without the mirror."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
-        """The sum of both."""
-        if other is NOTHING_READ:  # as most batches, whose blocks are there already
+        """Return the sum of both."""
+        if other is NOTHING_READ:  # a fast path: most batches find all their blocks in memory
             return self
         return ReadCounts(*map(operator.add, self, other))
 
@@ -58,8 +60,8 @@ class ReadMeter:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held;
-        the parent's counts of the process are not counted."""
+        """Replace the lock, which another thread may have held; and count the process's counters
+        from here, since those of the parent are the parent's."""
         self._lock = threading.Lock()
         self._of_process = get_counts()
 

@@ -2,8 +2,8 @@
 time as memory allows.
 
 There is one fetching thread (`megablend-fetch_N`) per request that a storage with synchronous reads
-may have in flight; a storage with an event loop returns at once, so that these threads only open
-files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for a loader; it plans
+may have in flight; with a storage that has an event loop, requests return at once, so that these
+threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for a loader; it plans
 windows, too. If no more threads fetch than decode, as for local files, all threads
 (`megablend-read_N`) do both, and decode what they have fetched: it is still in the CPU's caches,
 and no thread has to be woken.
@@ -40,7 +40,7 @@ class ReadPipeline:
         store: the blocks of the index.
         max_bytes: memory for fetching and decoding at a time; a single read may exceed it.
         num_fetching, num_decoding: numbers of threads.
-        pieces: as in BlockStore.read.
+        pieces: whether blocks are decoded with the offsets of their pieces, as in BlockStore.read.
         meter: counts the reads.
     """
 
@@ -58,14 +58,15 @@ class ReadPipeline:
         self._store = store
         self._max_bytes = max_bytes
         self._pieces = pieces
-        self._bytes = 0
-        self._waiting = deque[Read]()
+        self._bytes = 0  # for fetching and decoding the reads that were started
+        self._waiting = deque[Read]()  # reads that were not started
         self._waits = Waits()
         self._requests = RangeRequests(store.storage, self._meter, self._waits)
         self._lock = threading.Lock()
         self._decodes_in_place = num_fetching <= num_decoding
         if self._decodes_in_place:
-            self._fetching = self._decoding = self._make_threads(num_decoding, "megablend-read")
+            self._fetching = self._make_threads(num_decoding, "megablend-read")
+            self._decoding = self._fetching
         else:
             self._fetching = self._make_threads(num_fetching, "megablend-fetch")
             self._decoding = self._make_threads(num_decoding, "megablend-decode")
@@ -73,8 +74,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read: `read.blocks` receives them,
-        or the exceptions of BlockStore.read."""
+        """Request the blocks of a read: `read.blocks` receives them, or an exception as of
+        BlockStore.read."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -84,8 +85,8 @@ class ReadPipeline:
         return self._decoding.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the threads; pending requests are dropped. Does nothing in a forked child, which has
-        none of the threads."""
+        """Stop the threads and drop pending requests. In a forked child, which has none of the
+        threads, nothing is done."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -95,11 +96,11 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end once nobody
-        refers to the pipeline.
+        """Start no more reads, and cancel requests; the threads end once nobody refers to the
+        pipeline.
 
-        For the garbage collector, which may run in any thread, also one of the pipeline's own, and
-        between any two instructions: it must not need a lock or wait for a thread.
+        This is for the garbage collector, which may run in any thread, also one of the pipeline's
+        own, and between any two instructions: it must not need a lock or wait for a thread.
         """
         self._is_abandoned = True
         self._waits.cancel_soon()
@@ -111,28 +112,33 @@ class ReadPipeline:
         """Start as many of the waiting reads as memory allows."""
         started = list[Read]()
         with self._lock:
-            while (
-                self._waiting
-                and not self._is_abandoned
-                and (not self._bytes or self._bytes + self._waiting[0].reading <= self._max_bytes)
-            ):
+            while self._waiting and not self._is_abandoned:
+                needed = self._bytes + self._waiting[0].reading
+                # A read that alone exceeds the memory is started when no other one is under way
+                if self._bytes and needed > self._max_bytes:
+                    break
                 started.append(self._waiting.popleft())
-                self._bytes += started[-1].reading
+                self._bytes = needed
         for read in started:
             self._submit(self._fetching, self._fetch, read)
 
     def _submit(
         self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read
     ) -> None:
-        turns = itertools.count()  # whoever takes the first one handles the read
+        """Let one of `threads` do some work for a read; if that fails, the read ends with the
+        error."""
+        # If `threads.submit` fails, a thread may have begun nevertheless: whoever takes turn 0
+        # handles the read
+        turns = itertools.count()
 
         def attempt() -> None:
-            if next(turns):
-                return None
-            # A thread that is not the main one runs on while the interpreter shuts down, and waits
-            # for all threads.
+            if next(turns) > 0:
+                return
+            # Threads run on while the interpreter shuts down and waits for all of them: they must
+            # not begin anything new
             if self._is_abandoned or not threading.main_thread().is_alive():
-                return self._give_up(read)
+                self._give_up(read)
+                return
             try:
                 with translating(str(self._store.snapshot.folder)):
                     work(read)
@@ -141,17 +147,18 @@ class ReadPipeline:
 
         try:
             threads.submit(attempt)
-        except RuntimeError as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
-            if not next(turns):  # unless a thread has begun
+        except RuntimeError as error:
+            # It was closed meanwhile, the interpreter shuts down, or no thread can be started
+            if next(turns) == 0:
                 self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
-        """Drop this read and all waiting ones; with an error,
-        that is what their blocks are awaited with."""
+        """Drop a read and all waiting ones: their blocks are None, or awaiting them raises the
+        error."""
         with self._lock:
-            reads = [read, *self._waiting]
+            dropped = [read, *self._waiting]
             self._waiting.clear()
-        for each in reads:
+        for each in dropped:
             if error is None:
                 each.blocks.set_result(None)
             else:
@@ -163,28 +170,30 @@ class ReadPipeline:
         self._request(read)
 
     def _request(self, read: Read) -> None:
-        """Request all ranges that are known to be needed, and decode when there are no more."""
-        while requested := self._requests.request(read.file_reads, read.shared):
+        """Request all ranges that are known to be needed, again and again, since what was fetched
+        may tell of further ones; then decode the read."""
+        while True:
+            requested = self._requests.request(read.file_reads, read.shared)
+            if requested is None:
+                break
             if not requested.fetched.done():
                 self._continue_when_fetched(read, requested)
                 return
             requested.add_to_files()
         if self._decodes_in_place:
             self._decode(read)
-            return
-        # Extra columns are read while blocks are decoded, so decoding may block on reads.
-        self._submit(
-            self._fetching if self._store.reads_more(read.file_reads) else self._decoding,
-            self._decode,
-            read,
-        )
+        elif self._store.reads_more(read.file_reads):
+            # Extra columns are read while blocks are decoded, so decoding may block on reads
+            self._submit(self._fetching, self._decode, read)
+        else:
+            self._submit(self._decoding, self._decode, read)
 
     def _continue_when_fetched(self, read: Read, requested: RequestedRanges) -> None:
         """Continue a read when its requests are complete."""
         files = requested.files
 
-        # Without `requested`: a future keeps its callbacks, so that what was read would wait for
-        # the garbage collector
+        # The callback must not refer to `requested`: its future keeps the callback, and this cycle
+        # would keep what was fetched until the garbage collector comes
         def submit(fetched: Future[list[FetchedRanges]]) -> None:
             def proceed(read: Read) -> None:
                 RequestedRanges(files, fetched).add_to_files()
@@ -195,13 +204,14 @@ class ReadPipeline:
         requested.fetched.add_done_callback(submit)
 
     def _decode(self, read: Read) -> None:
+        """Decode the blocks of a read, whose ranges have all been fetched."""
         started = perf_counter()
         blocks = self._store.decode(read.ids, read.file_reads, pieces=self._pieces)
         self._meter.add(ReadCounts(blocks=len(read.ids), decoding_seconds=perf_counter() - started))
         self._finish(read, blocks)
 
     def _finish(self, read: Read, outcome: DecodedBlocks | BaseException) -> None:
-        """Set the result of a read, and start others in its place."""
+        """Set the result of a read, and start other reads in its place."""
         read.file_reads = []
         if read.shared:
             self._requests.release(read.shared)

@@ -1,5 +1,5 @@
-"""What a loader's coming steps need: samples, where their tokens are stored, blocks,
-and when each is used. Nothing is read here.
+"""What a loader's coming steps need: samples, where the samples' tokens are stored, the blocks
+there, and when each block is used. Nothing is read here.
 
 A sample number determines the blocks that the sample needs, so future reads are known.
 """
@@ -19,8 +19,8 @@ from megablend.order.base import Spans
 from megablend.run.run import Run
 
 DICTIONARY_GROWTH = 3
-"""Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not
-indexed, up to twice as many."""
+"""Memory for reading a dictionary, as a multiple of its stored bytes: once these, and twice as many
+for the decompressed ones, whose number the index does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +37,16 @@ class StepSequence:
     """Samples of the run; the last step may be shorter."""
 
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
-        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and the offsets of the
-        steps in them, int64 [steps + 1].
-
-        Steps beyond the end of the run are omitted.
-        """
+        """Return the sample numbers of `num_steps` steps from `step` on, int64 [n], and where each
+        step begins in them, int64 [steps + 1]; steps beyond the end of the run are omitted."""
         begin = self.first + step * self.stride
-        # Not of the whole run
-        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)
+        end = min(self.stop, begin + num_steps * self.stride)
+        first_samples = np.arange(begin, end, self.stride)
         # [steps, samples per step]
-        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)
-        inside = numbers < self.stop
-        return numbers[inside], np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))]
-        )
+        numbers = first_samples[:, np.newaxis] + np.arange(self.micro_batch_size)
+        is_inside = numbers < self.stop
+        step_sizes = is_inside.sum(axis=1)
+        return numbers[is_inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(step_sizes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +78,12 @@ class ReadSchedule:
     last_use: Int64s
     """int64 [num_blocks], last step that uses the block."""
     used: Int64s
-    """int64 [num_blocks], tokens of each block that the samples use, without their extra tokens."""
+    """int64 [num_blocks], tokens of each block that the samples use, without the samples' extra
+    tokens."""
     pending_boundary_tokens: Int64s
-    """int64 [num_blocks]: samples that begin in the block minus samples that end in it. The first
-    token of a sample is the extra token of the sample before it, which may be read later."""
+    """int64 [num_blocks]: samples that begin in the block minus samples that end in it; 0 without
+    extra tokens. The first token of a sample is also the extra token of the sample before it in the
+    source, which may be read in a later window and needs the block again."""
 
     @property
     def num_steps(self) -> int:
@@ -94,16 +92,17 @@ class ReadSchedule:
 
 
 class LocatedSteps(NamedTuple):
-    """Steps of samples, and where their tokens are stored."""
+    """Steps, and where the tokens of their samples are stored; fields as in ReadSchedule."""
 
     samples: Int64s
     step_offsets: Int64s
     sources: npt.NDArray[np.int32]
     ordinals: Int64s
+    """int64 [n], the samples' numbers within their sources."""
     spans: Spans
 
     def until(self, step: int) -> LocatedSteps:
-        """The steps before `step`."""
+        """Return the steps before `step`."""
         num_samples = int(self.step_offsets[step])
         num_spans = int(np.searchsorted(self.spans.rows, num_samples))
         return LocatedSteps(
@@ -124,70 +123,50 @@ def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedStep
 
 
 def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
-    """What each step needs if it is read alone, as `schedule_reads` says of it: bytes of its
-    blocks, and of these with what reading the largest takes; int64 [num_steps] each."""
-    _, step_offsets, _, _, spans = located
-    num_steps = len(step_offsets) - 1
-    steps = np.repeat(np.arange(num_steps), np.diff(np.searchsorted(spans.rows, step_offsets)))
+    """Count what each step needs if it is read alone: the bytes of its blocks; and these together
+    with what reading the largest of them takes, as in ReadSchedule: int64 [num_steps] each."""
+    spans = located.spans
+    num_steps = len(located.step_offsets) - 1
     ids, span_blocks = np.unique(spans.blocks, return_inverse=True)
-    # [pairs], by step, then by block
-    steps, indices = np.divmod(np.unique(steps * len(ids) + span_blocks), len(ids))
+    # Pairs of a step and a block that it needs: [pairs], by step, then by block
+    pairs = np.unique(_steps_of_spans(located) * len(ids) + span_blocks)
+    pair_steps, pair_blocks = np.divmod(pairs, len(ids))
     rows = run.store.snapshot.blocks(ids)
-    sizes, reading = run.store.memory_bytes(
-        ids, rows, documents=run.settings.masks.inter_document_masking
-    )
-    dictionaries = _dictionary_bytes(run, ids[indices], rows[indices], steps)
-    first_pairs = np.searchsorted(steps, np.arange(num_steps))
-    blocks = np.add.reduceat(sizes[indices], first_pairs)
-    return blocks, blocks + np.maximum.reduceat(reading[indices] + dictionaries, first_pairs)
+    sizes, reading = _memory_bytes(run, ids, rows)
+    dictionaries = _dictionary_bytes(run, ids[pair_blocks], rows[pair_blocks], pair_steps)
+    first_pairs = np.searchsorted(pair_steps, np.arange(num_steps))
+    step_bytes = np.add.reduceat(sizes[pair_blocks], first_pairs)
+    largest_read = np.maximum.reduceat(reading[pair_blocks] + dictionaries, first_pairs)
+    return step_bytes, step_bytes + largest_read
 
 
-def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
-    """Bytes for reading dictionaries with each of the blocks `ids`, int64 [n]: in each of `groups`,
-    int64 [n], a dictionary is read with the first block that needs it."""
-    found = np.zeros(len(ids), np.int64)
-    if is_by_dictionary(rows["encoding"]).any():
-        numbers, stored = run.store.dictionaries(ids)
-        needed = np.flatnonzero(stored)
-        keys = groups[needed] * (numbers.max() + 1) + numbers[needed]
-        firsts = needed[np.unique(keys, return_index=True)[1]]
-        found[firsts] = DICTIONARY_GROWTH * stored[firsts]
-    return found
-
-
-def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
-    """The read schedule of steps of samples."""
-    samples, step_offsets, sources, ordinals, spans = steps_located
+def schedule_reads(run: Run, located: LocatedSteps) -> ReadSchedule:
+    """Find the blocks that steps need, and when."""
+    spans = located.spans
     ids, firsts, span_blocks = np.unique(spans.blocks, return_index=True, return_inverse=True)
-    span_offsets = np.searchsorted(spans.rows, step_offsets)
-    steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.snapshot.blocks(ids)
-    sizes, reading = run.store.memory_bytes(
-        ids, rows, documents=run.settings.masks.inter_document_masking
-    )
+    sizes, reading = _memory_bytes(run, ids, rows)
+    steps = _steps_of_spans(located)
     first_use = steps[firsts]
     order = np.argsort(first_use, kind="stable")
     reading[order] += _dictionary_bytes(run, ids[order], rows[order], np.zeros_like(ids))
     last_use = np.zeros(len(ids), np.int64)
     last_use[span_blocks] = steps  # steps ascend, so the last assignment wins
-    advances = spans.stops - spans.starts
-    begins, ends = (
-        np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1})
-    )
+    # Where samples begin and end among the spans
+    begins = np.flatnonzero(np.diff(spans.rows, prepend=-1))
+    ends = np.flatnonzero(np.diff(spans.rows, append=-1))
     extra = run.extra_token
-    advances[ends] -= extra
-    pending_boundary_tokens = np.bincount(
-        span_blocks[begins], extra * (ordinals > 0), minlength=len(ids)
-    )
-    pending_boundary_tokens -= np.bincount(
-        span_blocks[ends], np.full(len(ends), extra), minlength=len(ids)
-    )
+    used_of_spans = spans.stops - spans.starts
+    used_of_spans[ends] -= extra
+    # The first sample of a source has none before it
+    pending = np.bincount(span_blocks[begins], extra * (located.ordinals > 0), minlength=len(ids))
+    pending -= np.bincount(span_blocks[ends], np.full(len(ends), extra), minlength=len(ids))
     return ReadSchedule(
-        samples=samples,
-        step_offsets=step_offsets,
-        sources=sources,
+        samples=located.samples,
+        step_offsets=located.step_offsets,
+        sources=located.sources,
         spans=spans,
-        span_offsets=span_offsets,
+        span_offsets=np.searchsorted(spans.rows, located.step_offsets),
         ids=ids,
         rows=rows,
         span_blocks=span_blocks,
@@ -195,6 +174,38 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         reading=reading,
         first_use=first_use,
         last_use=last_use,
-        used=np.bincount(span_blocks, advances, minlength=len(ids)).astype(np.int64),
-        pending_boundary_tokens=pending_boundary_tokens.astype(np.int64),
+        used=np.bincount(span_blocks, used_of_spans, minlength=len(ids)).astype(np.int64),
+        pending_boundary_tokens=pending.astype(np.int64),
     )
+
+
+def _steps_of_spans(located: LocatedSteps) -> Int64s:
+    """Return the step of each span, int64 [m], ascending."""
+    span_offsets = np.searchsorted(located.spans.rows, located.step_offsets)
+    return np.repeat(np.arange(len(span_offsets) - 1), np.diff(span_offsets))
+
+
+def _memory_bytes(run: Run, ids: Int64s, rows: Array) -> tuple[Int64s, Int64s]:
+    """See BlockStore.memory_bytes."""
+    has_documents = run.settings.masks.inter_document_masking
+    return run.store.memory_bytes(ids, rows, documents=has_documents)
+
+
+def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
+    """Count the memory for the dictionaries that are read with each of the blocks `ids`, int64 [n]:
+    in each group of blocks, a dictionary is read with the first block that needs it.
+
+    Args:
+        rows: rows of the blocks in the block table, [n].
+        groups: int64 [n], number of each block's group.
+
+    Returns: int64 [n].
+    """
+    counted = np.zeros(len(ids), np.int64)
+    if is_by_dictionary(rows["encoding"]).any():
+        dictionaries, stored_bytes = run.store.dictionaries(ids)
+        needed = np.flatnonzero(stored_bytes)
+        keys = groups[needed] * (dictionaries.max() + 1) + dictionaries[needed]
+        firsts = needed[np.unique(keys, return_index=True)[1]]
+        counted[firsts] = DICTIONARY_GROWTH * stored_bytes[firsts]
+    return counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from megablend.prefetch.windows import Window
 from megablend.run.run import Run
 
 READ_BYTES = 4 << 20
-"""Decoded bytes of the blocks that are read and decoded together, or one block; less where memory
-is scarce."""
+"""The most decoded bytes of blocks that are read together, unless a single block has more."""
 READS_AHEAD = 16
-"""The fewest reads per window, so that threads can share even a short one."""
+"""About the fewest reads of a window, so that threads can share even a short one."""
+_MEMORY_PART = 8
+"""A read takes at most this part of the memory for reads, so that several are in flight even where
+memory is scarce."""
 RangeKey = tuple[str, int]
 """Path and offset of a range that several reads need."""
 
@@ -30,75 +33,98 @@ class Read:
     """Blocks that are read together, from plan to decoded blocks."""
 
     indices: Int64s
-    """int64 [n], into `ids` of their window's schedule, ascending."""
+    """int64 [n], indices of the blocks into `ids` of their window's schedule, ascending."""
     ids: Int64s
-    """int64 [n], their numbers in the index, ascending."""
+    """int64 [n], numbers of the blocks in the index, ascending."""
     rows: Array
-    """PLACED_BLOCK_DTYPE [n], their rows of the block table."""
+    """PLACED_BLOCK_DTYPE [n], rows of the blocks in the block table."""
     size: int
-    """Bytes that they take in memory."""
+    """Bytes that the blocks take in memory."""
     reading: int
-    """Additional bytes needed while they are read."""
+    """Additional bytes needed while the blocks are read."""
     first_use: int
-    """Step of the window that first uses one of them."""
+    """The first step of the window that uses one of the blocks."""
     file: int
-    """Number of the file of the first of them; of all where storages do not answer at once."""
-    dictionaries: tuple[int, int] = (0, 0)
-    """How many dictionaries are read with them, and their bytes, where it is planned what a run
-    requests."""
+    """Number of the first block's file; where storages do not answer at once, all blocks are of
+    this file."""
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
-    """The blocks, once the read was submitted; None where the interpreter is shutting down."""
+    """The decoded blocks, for which a submitted read is awaited; None where the interpreter is
+    shutting down."""
     file_reads: list[FileRead] = field(default_factory=list)
-    """What is fetched of each file, while it is in flight."""
+    """While the read is in flight, what is fetched of each file."""
     shared: list[RangeKey] = field(default_factory=list)
-    """Ranges that it fetches for other reads as well."""
+    """Ranges that this read fetches for other reads as well."""
+
+
+class _Portion(NamedTuple):
+    """Blocks of one file that are used after each other."""
+
+    indices: Int64s
+    """int64 [n], indices of the blocks into `ids` of their window's schedule, by first use."""
+    size: int
+    """Bytes that the blocks take in memory."""
 
 
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
-    Blocks of one file that are used after each other make a portion. If storages answer at once,
-    as local disks do, portions of several files are read together, since a read costs more than a
-    file of it; elsewhere a read waits for its slowest request.
+    If storages answer at once, as local disks do, portions of several files are read together,
+    since a read costs more than another file in it; elsewhere each read has one portion, since a
+    read waits for its slowest request.
     """
+    window_bytes = int(window.schedule.sizes[window.reads].sum())
+    read_bytes = min(READ_BYTES, budget.reads // _MEMORY_PART, window_bytes // READS_AHEAD)
+    read_bytes = max(1, read_bytes)
+    reads = list[Read]()
+    together = list[_Portion]()
+    num_bytes = 0
+    for portion in _split_files(run, window, read_bytes):
+        is_full = num_bytes + portion.size > read_bytes
+        if together and (is_full or not run.store.is_synchronous):
+            reads.append(_make_read(run, window, together))
+            together = []
+            num_bytes = 0
+        together.append(portion)
+        num_bytes += portion.size
+    if together:
+        reads.append(_make_read(run, window, together))
+    return reads
+
+
+def _split_files(run: Run, window: Window, max_bytes: int) -> list[_Portion]:
+    """Split the blocks that a window reads into portions of about `max_bytes` at most, by first
+    use."""
     now = window.schedule
     files = run.store.snapshot.file_of(now.ids[window.reads])
-    most = max(1, min(READ_BYTES, budget.reads // 8))
-    read_bytes = max(1, min(most, int(now.sizes[window.reads].sum()) // READS_AHEAD))
-    order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
-    indices = window.reads[order]
-    files = files[order]
-    total = np.cumsum(now.sizes[indices])
-    begins = np.diff(files, prepend=-1) != 0
-    # Bytes of the files in front
-    before = np.maximum.accumulate(np.where(begins, total - now.sizes[indices], 0))
-    edges = begins | (np.diff((total - before - 1) // read_bytes, prepend=-1) != 0)
-    firsts = np.flatnonzero(edges)
-    portions = [indices[start:stop] for start, stop in pairwise([*firsts.tolist(), len(indices)])]
-    sizes = np.add.reduceat(now.sizes[indices], firsts) if len(firsts) else firsts
-    found = list[Read]()
-    together = list[Int64s]()
-    size = 0
-    for i in np.argsort(now.first_use[indices[firsts]], kind="stable").tolist():
-        if together and (size + sizes[i] > read_bytes or not run.store.is_synchronous):
-            found.append(_read_of(run, window, together))
-            together = []
-            size = 0
-        together.append(portions[i])
-        size += int(sizes[i])
-    return [*found, _read_of(run, window, together)] if together else found
+    by_file = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
+    indices = window.reads[by_file]
+    files = files[by_file]
+    sizes = now.sizes[indices]
+    totals = np.cumsum(sizes)
+    begins_file = np.diff(files, prepend=-1) != 0
+    bytes_of_files_before = np.maximum.accumulate(np.where(begins_file, totals - sizes, 0))
+    # Number of the portion within its file
+    portion_numbers = (totals - bytes_of_files_before - 1) // max_bytes
+    begins_portion = begins_file | (np.diff(portion_numbers, prepend=-1) != 0)
+    bounds = [*np.flatnonzero(begins_portion).tolist(), len(indices)]
+    portions = [
+        _Portion(indices[start:stop], int(sizes[start:stop].sum()))
+        for start, stop in pairwise(bounds)
+    ]
+    portions.sort(key=lambda portion: int(now.first_use[portion.indices[0]]))
+    return portions
 
 
-def _read_of(run: Run, window: Window, portions: list[Int64s]) -> Read:
-    """The read of these blocks, by their indices in a window's schedule."""
+def _make_read(run: Run, window: Window, portions: list[_Portion]) -> Read:
+    """Make the read of the blocks of portions, the first of which is used first."""
     now = window.schedule
-    indices = np.sort(np.concatenate(portions))
+    indices = np.sort(np.concatenate([portion.indices for portion in portions]))
     return Read(
         indices=indices,
         ids=now.ids[indices],
         rows=now.rows[indices],
         size=int(now.sizes[indices].sum()),
         reading=int(now.reading[indices].sum()),
-        first_use=int(now.first_use[portions[0][0]]),
+        first_use=int(now.first_use[portions[0].indices[0]]),
         file=int(run.store.snapshot.file_of(now.ids[indices[:1]])[0]),
     )

@@ -26,16 +26,16 @@ class Sample:
     """A sample's tokens, and where they come from."""
 
     source: int
-    """Number of its source in the split."""
+    """Number of the sample's source in the split."""
     ordinal: int
-    """Its number within the source, counted over all epochs."""
+    """The sample's number within the source, counted over all epochs."""
     spans: Spans
-    """Where its tokens are stored, in order; `blocks` are block numbers of the index."""
+    """Where the tokens are stored, in order; `blocks` are block numbers of the index."""
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]
     """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another
-    block, begins; first is 0."""
+    block, begins; the first is 0."""
     extra: dict[str, npt.NDArray[Any]]
     """By extra column, one value per token: [num_tokens]."""
 
@@ -44,11 +44,11 @@ class Samples(NamedTuple):
     """The tokens of several samples."""
 
     sources: npt.NDArray[np.int32]
-    """int32 [n], numbers of their sources in the split."""
+    """int32 [n], numbers of the samples' sources in the split."""
     tokens: npt.NDArray[np.int64]
     """int64 [n, sequence_length]."""
     labels: npt.NDArray[np.int64]
-    """int64 [n, sequence_length], the next token of each; 0 where the sample has none."""
+    """int64 [n, sequence_length], the token after each of `tokens`; 0 where the sample has none."""
     begins: npt.NDArray[np.bool_] | None
     """bool [n, tokens per sample]: where a document, or its continuation in another block, begins;
     None if not requested."""
@@ -69,38 +69,38 @@ def read_sample(run: Run, block_cache: BlockCache, k: int) -> Sample:
 
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
     """Locate samples `ks`, at least one, and read the blocks of all together.
-    Raises as `read_sample`."""
+    Raises: as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    samples = _read(run, block_cache, sources, spans, documents=True)
+    samples = _read(run, block_cache, sources, spans, with_begins=True)
     assert samples.begins is not None
-    extra = samples.labels[:, -1:] if run.extra_token else samples.labels[:, :0]
-    tokens = np.concatenate([samples.tokens, extra], axis=1)
-    bounds = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
-    found = list[Sample]()
-    for i, (first, stop) in enumerate(pairwise(bounds.tolist())):
-        mine = Spans(*(column[first:stop] for column in spans))
-        found.append(
+    tokens = samples.tokens
+    if run.extra_token:
+        tokens = np.concatenate([tokens, samples.labels[:, -1:]], axis=1)
+    span_offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
+    provenances = list[Sample]()
+    for i, (first, stop) in enumerate(pairwise(span_offsets.tolist())):
+        own_spans = Spans(*(column[first:stop] for column in spans))
+        provenances.append(
             Sample(
                 source=int(sources[i]),
                 ordinal=int(ordinals[i]),
-                spans=mine._replace(rows=mine.rows - i),
+                spans=own_spans._replace(rows=own_spans.rows - i),
                 tokens=tokens[i],
                 starts=np.flatnonzero(samples.begins[i]),
-                extra={name: numbers[i] for name, numbers in samples.extra.items()},
+                extra={name: values[i] for name, values in samples.extra.items()},
             )
         )
-    return found
+    return provenances
 
 
 def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
-    """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs
-    it. Raises as `read_sample`."""
+    """Locate samples `ks`, at least one, and read their blocks; `begins` is set only if the config
+    needs it. Raises: as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    return _read(
-        run, block_cache, sources, spans, documents=run.settings.masks.inter_document_masking
-    )
+    with_begins = run.settings.masks.inter_document_masking
+    return _read(run, block_cache, sources, spans, with_begins=with_begins)
 
 
 def _read(
@@ -109,8 +109,15 @@ def _read(
     sources: npt.NDArray[np.int32],
     spans: Spans,
     *,
-    documents: bool,
+    with_begins: bool,
 ) -> Samples:
+    """Read the blocks of samples, and gather the samples from them.
+
+    Args:
+        sources: int32 [n], the samples' sources.
+        spans: the samples' spans, [m].
+        with_begins: whether to find where documents begin.
+    """
     ids, slots = np.unique(spans.blocks, return_inverse=True)
     table = BlockTable(ids)
     try:
@@ -120,8 +127,8 @@ def _read(
             raise
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
-    continues = find_continued(run.store.snapshot, ids) if documents else None
-    return gather(run, table, slots, spans, sources, continues)
+    continued = find_continued(run.store.snapshot, ids) if with_begins else None
+    return gather(run, table, slots, spans, sources, continued)
 
 
 def gather(
@@ -130,7 +137,7 @@ def gather(
     slots: npt.NDArray[np.int64],
     spans: Spans,
     sources: npt.NDArray[np.int32],
-    continues: npt.NDArray[np.bool_] | None,
+    continued: npt.NDArray[np.bool_] | None,
 ) -> Samples:
     """Gather samples from blocks that are in the table.
 
@@ -138,35 +145,35 @@ def gather(
         slots: int64 [m], table slot of each span's block.
         spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
-        continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
+        continued: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
             if `begins` is not needed.
     """
     settings = run.settings
+    num_samples = len(sources)
     width = settings.sample_tokens
-    shape = len(sources), settings.sequence_length
-    tokens = np.empty(shape, np.int64)
-    labels = np.empty(shape, np.int64)
+    tokens = np.empty((num_samples, settings.sequence_length), np.int64)
+    labels = np.empty_like(tokens)
     table.gather(slots, spans, width, tokens, labels)
     if not settings.add_extra_token_to_sequence:
         labels[:, -1] = 0
-    size = len(sources), width
     extra = {
-        each.column: table.gather_extra(i, each.dtype, slots, spans, size)
-        for i, each in enumerate(run.extra_columns)
+        extra_column.column: table.gather_extra(
+            i, extra_column.dtype, slots, spans, (num_samples, width)
+        )
+        for i, extra_column in enumerate(run.extra_columns)
     }
+    begins = None
+    if continued is not None:
+        begins = table.begins(slots, spans, num_samples * width, width, continued)
+        begins = begins.reshape(num_samples, width)
     masked = None
     if run.store.damaged:
-        masked = find_masked(run.store, spans.rows - spans.rows[0], spans.blocks, len(sources))
-    if continues is None:
-        return Samples(sources, tokens, labels, None, extra, masked)
-    begins = table.begins(slots, spans, len(sources) * width, width, continues).reshape(
-        len(sources), width
-    )
+        masked = find_masked(run.store, spans.rows - spans.rows[0], spans.blocks, num_samples)
     return Samples(sources, tokens, labels, begins, extra, masked)
 
 
 def find_continued(snapshot: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the first piece of each of blocks `ids` int64 [n] continues the last document
+    """Find whether the first piece of each of blocks `ids`, int64 [n], continues the last document
     of the block before: bool [n]."""
-    continues: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
-    return continues
+    continued: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
+    return continued

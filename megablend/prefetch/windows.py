@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,11 @@ from megablend.prefetch.read_schedule import (
 from megablend.run.run import Run
 
 FIRST_SAMPLES = 1 << 8
+"""Samples of the first window, which delay the first step; each window is twice as long as the one
+before."""
 WINDOW_SAMPLES = 1 << 14
-"""Samples of the first and of the longest window; each window is twice as long as the previous
-one."""
-STRETCH_BYTES = 640
+"""The most samples of a window."""
+_SPAN_BYTES = 640
 """Memory for planning per span of a window: three windows exist at once, and the arrays from which
 one is made."""
 
@@ -46,12 +48,13 @@ class Window:
 
     schedule: ReadSchedule
     reads: Int64s
-    """int64 [...], positions in `schedule.ids` of the blocks to read, by first use; the others are
-    already in memory."""
+    """int64 [...], indices into `schedule.ids` of the blocks to read, by first use; the other blocks
+    are already in memory."""
     keeps: npt.NDArray[np.bool_]
     """bool [num_blocks], whether the block is kept after its last step of the window."""
     forgets: Int64s
-    """int64 [...], block numbers of kept blocks that are dropped when the window begins."""
+    """int64 [...], numbers of the blocks of earlier windows that are dropped when this one
+    begins."""
     max_bytes: int
     """Limit for blocks in memory, including those being read, while this window's blocks are
     read."""
@@ -73,47 +76,55 @@ def make_schedules(
 
     Raises: ConfigError if the blocks of a single step take more.
     """
-    plannable = int(budget.planning / STRETCH_BYTES / estimate_spans_per_sample(run))
+    plannable_spans = budget.planning / _SPAN_BYTES
+    num_samples = min(first_samples, int(plannable_spans / _estimate_spans_per_sample(run)))
     step = 0
-    samples = min(first_samples, plannable)
-    while len((numbers := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
-        steps = locate_steps(run, *numbers)
-        schedule = schedule_reads(run, steps)
-        plannable = int(
-            budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.span_blocks)
-        )
-        samples = min(2 * samples, WINDOW_SAMPLES, plannable)
-        max_bytes = block_budget(schedule, budget)
-        order = np.argsort(schedule.first_use, kind="stable")
-        fitting = int(
-            np.searchsorted(np.cumsum(schedule.sizes[order]), max_bytes // 2, side="right")
-        )
-        if fitting < len(order) and schedule.num_steps > 1:
-            schedule = schedule_reads(
-                run, steps.until(max(1, int(schedule.first_use[order[fitting]])))
-            )
+    while True:
+        num_steps = max(1, num_samples // future.micro_batch_size)
+        samples, step_offsets = future.samples(step, num_steps)
+        if not len(samples):
+            return
+        located = locate_steps(run, samples, step_offsets)
+        schedule = schedule_reads(run, located)
+        plannable_samples = int(plannable_spans * len(samples) / len(schedule.span_blocks))
+        num_samples = min(2 * num_samples, WINDOW_SAMPLES, plannable_samples)
+        num_fitting = _count_fitting_steps(schedule, _block_budget(schedule, budget) // 2)
+        if num_fitting < schedule.num_steps:
+            schedule = schedule_reads(run, located.until(num_fitting))
             # What does not fit was located in vain: the next window may be longer by a few steps
-            samples = min(samples, len(schedule.samples) + len(schedule.samples) // 16)
-        if not (need := step_need(schedule)).fits(budget):
+            num_samples = min(num_samples, len(schedule.samples) + len(schedule.samples) // 16)
+        need = _need_at_once(schedule)
+        if not need.fits(budget):
             raise refuse_step(run, schedule, budget, least_memory(run, need, budget))
         yield schedule
         step += schedule.num_steps
 
 
-def estimate_spans_per_sample(run: Run) -> float:
-    """The approximate mean number of blocks that hold a sample's tokens."""
+def _estimate_spans_per_sample(run: Run) -> float:
+    """Estimate the mean number of blocks that hold a sample's tokens."""
     num_blocks = int((run.data.parts["stop_block"] - run.data.parts["first_block"]).sum())
     return 1 + run.sequence_length * num_blocks / max(1, int(run.data.parts["tokens"].sum()))
 
 
-def step_need(schedule: ReadSchedule) -> BlockNeed:
-    """What the blocks of a schedule need if all are in memory at once."""
+def _count_fitting_steps(schedule: ReadSchedule, max_bytes: int) -> int:
+    """Count the first steps whose blocks take at most `max_bytes` together; at least 1."""
+    by_first_use = np.argsort(schedule.first_use, kind="stable")
+    totals = np.cumsum(schedule.sizes[by_first_use])
+    num_blocks = int(np.searchsorted(totals, max_bytes, side="right"))
+    if num_blocks == len(totals):
+        return schedule.num_steps
+    return max(1, int(schedule.first_use[by_first_use[num_blocks]]))
+
+
+def _need_at_once(schedule: ReadSchedule) -> BlockNeed:
+    """Return what the blocks of a schedule need if all are in memory at once."""
     size = int(schedule.sizes.sum())
     return BlockNeed(size, size + int(schedule.reading.max()))
 
 
 def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) -> ConfigError:
-    """The error for a step whose blocks do not fit into memory, of which `least` bytes would do."""
+    """Return the error for a step whose blocks do not fit into memory; a `memory` of `least` bytes
+    would be enough."""
     largest = int(schedule.reading.argmax())
     number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
     return ConfigError(
@@ -126,77 +137,82 @@ def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) ->
     )
 
 
-def block_budget(schedule: ReadSchedule, budget: Budget) -> int:
-    """Bytes for blocks while a schedule's are read: less if reading its largest block exceeds
-    the memory for reads."""
+def _block_budget(schedule: ReadSchedule, budget: Budget) -> int:
+    """Return the bytes for blocks while those of a schedule are read: less than usual if reading
+    the largest of them exceeds the memory for reads."""
     return budget.blocks - max(0, int(schedule.reading.max()) - budget.reads)
 
 
 def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """Decide what to read for each schedule and what to keep,
-    so that together they fit the memory for blocks."""
-    kept = _KeptBlocks(*(np.zeros(0, np.int64) for _ in range(5)))
+    """Decide what to read for each schedule and what to keep after it, so that both together fit
+    the memory for blocks."""
+    nothing = np.zeros(0, np.int64)
+    kept = _KeptBlocks(nothing, nothing, nothing, nothing, nothing)
     for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):
         assert now is not None
-        max_bytes = block_budget(now, budget)
-        in_memory = np.isin(now.ids, kept.ids)
-        reads = np.flatnonzero(~in_memory)
+        max_bytes = _block_budget(now, budget)
+        reads = np.flatnonzero(~np.isin(now.ids, kept.ids))
         reads = reads[np.argsort(now.first_use[reads], kind="stable")]
         forgets, kept = kept.drop_oldest(now, max_bytes)
         kept = kept.with_used(now, number)
-        ahead = np.zeros(0, np.int64) if after is None else after.ids
-        unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (
-            kept.pending_boundary_tokens > 0
-        )
-        # May be needed again at any time: the memory is for reading ahead
-        if not run.consumes_whole_blocks:
-            unfinished[:] = False
-        kept = kept.select(unfinished | np.isin(kept.ids, ahead))
+        is_kept = np.zeros(len(kept.ids), np.bool_)
+        if after is not None:
+            is_kept |= np.isin(kept.ids, after.ids)
+        # In document order a block may be needed again at any time: the memory is rather used for
+        # reading ahead
+        if run.consumes_whole_blocks:
+            is_kept |= kept.used < run.store.num_tokens(kept.ids)
+            is_kept |= kept.pending_boundary_tokens > 0
+        kept = kept.select(is_kept)
         keeps = np.isin(now.ids, kept.ids)
         yield Window(schedule=now, reads=reads, keeps=keeps, forgets=forgets, max_bytes=max_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptBlocks:
+class _KeptBlocks(NamedTuple):
     """Blocks that are kept between windows; int64 [n] each."""
 
     ids: Int64s
+    """Numbers of the blocks in the index, ascending."""
     sizes: Int64s
+    """Bytes that each takes in memory."""
     used: Int64s
     """Tokens that samples have used."""
     pending_boundary_tokens: Int64s
-    """See ReadSchedule."""
-    window: Int64s
+    """See ReadSchedule; the sum over all windows."""
+    last_window: Int64s
     """Number of the last window that used the block."""
 
     def select(self, mask: npt.NDArray[np.bool_]) -> _KeptBlocks:
-        columns = self.ids, self.sizes, self.used, self.pending_boundary_tokens, self.window
-        return _KeptBlocks(*(column[mask] for column in columns))
+        """Return the blocks where `mask`, bool [n], is true."""
+        return _KeptBlocks(*(column[mask] for column in self))
 
     def drop_oldest(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _KeptBlocks]:
-        """Drop blocks that do not fit in memory next to a window: the numbers of the dropped ones,
-        and the remaining blocks."""
-        needed = np.isin(self.ids, now.ids)
+        """Drop the blocks that do not fit into memory beside those of a window, first the ones that
+        have been unused the longest.
+
+        Returns: the numbers of the dropped blocks, int64 [...]; the remaining blocks.
+        """
+        is_needed = np.isin(self.ids, now.ids)
         available = max_bytes - int(now.sizes.sum())
-        newest_first = np.lexsort((-self.window, ~needed))
-        cumulative = np.cumsum(np.where(needed, 0, self.sizes)[newest_first])
-        dropped = np.zeros(len(self.ids), np.bool_)
-        dropped[newest_first] = cumulative > available
-        dropped &= ~needed
-        return self.ids[dropped], self.select(~dropped)
+        newest_first = np.lexsort((-self.last_window, ~is_needed))
+        totals = np.cumsum(np.where(is_needed, 0, self.sizes)[newest_first])
+        is_dropped = np.zeros(len(self.ids), np.bool_)
+        is_dropped[newest_first] = totals > available
+        is_dropped &= ~is_needed
+        return self.ids[is_dropped], self.select(~is_dropped)
 
     def with_used(self, now: ReadSchedule, number: int) -> _KeptBlocks:
-        """Add the blocks of window `number` and the tokens that it uses."""
+        """Return these blocks and those of window `number`, with the tokens that it uses added."""
         ids = np.union1d(self.ids, now.ids)
         old = np.searchsorted(ids, self.ids)
         new = np.searchsorted(ids, now.ids)
-        sizes, used, pending, window = (np.zeros(len(ids), np.int64) for _ in range(4))
+        sizes, used, pending, last_window = (np.zeros(len(ids), np.int64) for _ in range(4))
         sizes[old] = self.sizes
         used[old] = self.used
-        window[old] = self.window
         pending[old] = self.pending_boundary_tokens
+        last_window[old] = self.last_window
         sizes[new] = now.sizes
-        window[new] = number
         used[new] += now.used
         pending[new] += now.pending_boundary_tokens
-        return _KeptBlocks(ids, sizes, used, pending, window)
+        last_window[new] = number
+        return _KeptBlocks(ids, sizes, used, pending, last_window)

@@ -11,7 +11,7 @@ import torch.utils.data
 
 from megablend.errors import DataError, MegablendError
 from megablend.formats import bound_caches
-from megablend.prefetch.due_ranges import DueReporter, report_due
+from megablend.prefetch.due_reporter import DueReporter, LoaderProgress, report_due
 from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.read_ahead import ReadAhead
 from megablend.prefetch.read_counts import ReadMeter
@@ -48,7 +48,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
-        self._taken = [0, 0]
+        self._progress = LoaderProgress()
         self._section = dataset.run.sections[0]
         self._expected = 0
         self._process = os.getpid()
@@ -75,8 +75,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._expected = ks[0] + self._stride()
         if self._due is not None:
             assert self._ahead is not None
-            self._taken[0] += 1
-            self._taken[1] = self._ahead.count_steps_ahead()
+            self._progress.num_taken += 1
+            self._progress.num_ahead = self._ahead.count_steps_ahead()
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
@@ -126,8 +126,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
         self._dataset.block_cache.resize(min(budget.cache, self._dataset.cache_bytes))
         bound_caches(budget.dictionaries)
-        self._taken = [0, 0]
-        self._due = report_due(run, future, self._taken)
+        self._progress = LoaderProgress()
+        self._due = report_due(run, future, self._progress)
         return ReadAhead(
             run,
             plan_windows(run, future, budget),

@@ -16,7 +16,8 @@ import megablend
 from megablend.errors import ConfigError
 from megablend.inspect.description import RunDescription
 from megablend.prefetch import estimate_mirror
-from megablend.prefetch.estimate_mirror import MirrorEstimate, Reads, simulate
+from megablend.prefetch.estimate_mirror import MirrorEstimate
+from megablend.prefetch.simulate_mirrors import PageReads, simulate
 from tests.mirror.nodes import get_status, mirror
 from tests.mirror.peers.clusters import find_ports
 from tests.mirror.test_runs import list_paths
@@ -219,7 +220,7 @@ def test_a_node_evicts_as_well_as_is_possible(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pages = rng.integers(0, 7, 25)
     alone = np.zeros(25, np.int64)
-    reads = Reads(pages, np.arange(25), alone)
+    reads = PageReads(pages, np.arange(25), alone)
     for room in (1, 2, 4):
         source, network = simulate(reads, alone[:, None], 1, room)
         assert source.sum() == count_fewest(pages.tolist(), room)
@@ -229,7 +230,7 @@ def test_a_node_evicts_as_well_as_is_possible(seed: int) -> None:
 def test_nodes_give_what_they_hold_to_one_another() -> None:
     """Node 1 reads two pages that node 0 is the home of, one of which node 0 has read; then both
     read the other one again, and each has it."""
-    reads = Reads(np.array([5, 5, 6, 6, 6]), np.arange(5), np.array([0, 1, 1, 1, 0]))
+    reads = PageReads(np.array([5, 5, 6, 6, 6]), np.arange(5), np.array([0, 1, 1, 1, 0]))
     source, network = simulate(reads, np.zeros((5, 1), np.int64), 2, None)
     assert source.tolist() == [1, 0, 1, 0, 0]
     assert network.tolist() == [0, 1, 1, 0, 0]

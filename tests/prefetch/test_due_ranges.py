@@ -19,8 +19,9 @@ from megablend.arrays import Float64s, Int64s
 from megablend.errors import MissingFileError
 from megablend.formats.arrow.reader import ARROW
 from megablend.formats.parquet.decoding.dictionaries import CACHE
-from megablend.prefetch import due_ranges
-from megablend.prefetch.due_ranges import FIRST_SECONDS, count_horizon, plan_due
+from megablend.prefetch import due_reporter
+from megablend.prefetch.due_ranges import plan_due
+from megablend.prefetch.due_reporter import FIRST_SECONDS, count_horizon
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.run.run import Run
 from megablend.storage import registry
@@ -243,15 +244,15 @@ def test_a_resumed_loader_tells_what_is_left(tmp_path: Path) -> None:
 def test_it_is_told_to_the_end_of_the_next_epoch_and_later_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_ranges, "_REPEAT_SECONDS", 0.0)
-    monkeypatch.setattr(due_ranges, "_TURN_SECONDS", 0.01)
+    monkeypatch.setattr(due_reporter, "_REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(due_reporter, "_TURN_SECONDS", 0.01)
     firsts = list[int]()
 
     def plan(run: Run, future: StepSequence, step: int, *rest: Any) -> list[DueRanges]:
         firsts.append(step)
         return plan_due(run, future, step, *rest)
 
-    monkeypatch.setattr(due_ranges, "plan_due", plan)
+    monkeypatch.setattr(due_reporter, "plan_due", plan)
     config = make_run(tmp_path, epochs=5)
     with recording() as log:
         loader = make_loader(config, log)
@@ -328,8 +329,8 @@ def test_extra_columns(append_eod: int | None, is_amended: bool, tmp_path: Path)
 def test_telling_goes_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(due_ranges, "_REPEAT_SECONDS", 0.0)
-    monkeypatch.setattr(due_ranges, "_TURN_SECONDS", 0.01)
+    monkeypatch.setattr(due_reporter, "_REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(due_reporter, "_TURN_SECONDS", 0.01)
     config = make_run(tmp_path)
     with recording() as log, caplog.at_level("WARNING", "megablend"):
         log.num_failures = 3

@@ -295,10 +295,10 @@ def test_describe_plans_parts_of_long_runs(
     corpus: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of its samples, where a process reads many, or some of its processes; so few here that the ranges are wide."""
-    monkeypatch.setattr("megablend.prefetch.estimate_transfer._WIDEST", 100)
-    for module in ("windows", "estimate_transfer"):
+    monkeypatch.setattr("megablend.prefetch.plan_stretches._WIDEST", 100)
+    for module in ("windows", "plan_stretches"):
         monkeypatch.setattr(f"megablend.prefetch.{module}.WINDOW_SAMPLES", 128)
-    monkeypatch.setattr("megablend.prefetch.estimate_transfer._PLANNED_SAMPLES", 512)
+    monkeypatch.setattr("megablend.prefetch.plan_stretches._PLANNED_SAMPLES", 512)
     told, _, source = describe_and_read(corpus, ranks, 0, tmp_path)
     assert told.requests < source.requests < told.most_requests < 4 * told.requests
     assert told.bytes < source.bytes < told.most_bytes < 4 * told.bytes

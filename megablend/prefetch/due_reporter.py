@@ -1,0 +1,170 @@
+"""A thread that announces what a loader will read to a storage that keeps copies of files.
+
+It announces what is due up to the end of the epoch after the present one: due times that reach
+further do not make better choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+
+from megablend.errors import MegablendError
+from megablend.prefetch.due_ranges import plan_due
+from megablend.prefetch.read_schedule import StepSequence
+from megablend.run.run import Run
+from megablend.storage.hints import HintedStorage, takes_hints
+from megablend.system.log import LOG
+
+MAX_SAMPLES = 1 << 22
+"""The most samples of one loader that an announcement covers; later ones cover what follows."""
+FIRST_SECONDS = 0.2
+"""Supposed time between steps before any was taken. A wrong one does little harm, since what counts
+is which bytes are due first."""
+_FIRST_STEPS = 64
+"""Steps of the first announcement, which is planned in no time."""
+_FEWEST_STEPS = 16
+"""The fewest steps from which the time between steps is measured."""
+_REPEAT_SECONDS = 60.0
+"""Time after which an announcement is repeated even if steps come when they were announced for."""
+_TURN_SECONDS = 1.0
+"""Time between two looks at the loader's progress."""
+_OFF_SECONDS = 1.0
+_OFF_STEPS = 1.5
+"""Steps may come this many seconds, and this many times the time between steps, earlier or later
+than was announced before it is corrected."""
+_QUIET_FACTOR = 20
+"""A correction waits for so many times the time that the announcement before it took, so that
+planning takes at most about a twentieth of a CPU."""
+_reader_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class LoaderProgress:
+    """How far a loader is; the loader changes it, and the thread of a DueReporter reads it."""
+
+    num_taken: int = 0
+    """Steps that were taken."""
+    num_ahead: int = 0
+    """Steps after these all of whose reads have been submitted."""
+
+
+def report_due(run: Run, future: StepSequence, progress: LoaderProgress) -> DueReporter | None:
+    """Begin to announce to the run's storage what a loader will read; None if the storage keeps no
+    copies of the run's files.
+
+    Args:
+        future: the loader's steps from now on.
+        progress: the loader's, in `future`.
+    """
+    storage = run.store.storage
+    first_files = [column.files.start for column in run.store.snapshot.columns]
+    paths = [run.store.snapshot.path(file, run.store.roots) for file in first_files]
+    if any(takes_hints(storage, path) for path in paths) and takes_hints(storage):
+        return DueReporter(run, future, storage, progress)
+    return None
+
+
+class DueReporter:
+    """Announces to a storage what a loader will read, in a thread that ends with this object.
+
+    Args:
+        run: the run that is read.
+        future: the loader's steps from now on.
+        storage: the storage that announcements go to.
+        progress: the loader's, in `future`.
+    """
+
+    def __init__(
+        self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
+    ) -> None:
+        end = threading.Event()
+        # The thread must not refer to this object, which could not be garbage-collected then
+        announcer = _Announcer(run, future, storage, progress)
+        thread = threading.Thread(
+            target=announcer.announce_until, args=(end,), name="megablend-due", daemon=True
+        )
+        thread.start()
+        self._finalizer = weakref.finalize(self, end.set)
+
+    def close(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._finalizer()
+
+
+class _Announcer:
+    """What the thread of a DueReporter does; arguments as there."""
+
+    def __init__(
+        self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
+    ) -> None:
+        self._run = run
+        self._future = future
+        self._storage = storage
+        self._progress = progress
+        self._reader = f"reader-{next(_reader_numbers)}"
+        self._step_seconds = FIRST_SECONDS
+        self._has_failed = False
+
+    def announce_until(self, end: threading.Event) -> None:
+        """Announce the first steps, then all of them; and again each minute, also after a failure,
+        and where steps come earlier or later than was announced. At the `end`, announce that
+        nothing more is read."""
+        future = self._future
+        horizon = min(
+            count_horizon(self._run, future.first),
+            MAX_SAMPLES * future.stride // future.micro_batch_size,
+        )
+        num_steps = max(1, horizon // future.stride)
+        started = time.monotonic()
+        self._announce(0, _FIRST_STEPS)
+        announced_at = started
+        num_taken_then = 0
+        quiet_until = -math.inf
+        repeat_at = -math.inf
+        while True:
+            num_taken = self._progress.num_taken
+            num_ahead = self._progress.num_ahead
+            now = time.monotonic()
+            num_since = num_taken - num_taken_then
+            delay = now - announced_at - self._step_seconds * num_since
+            is_off = abs(delay) > _OFF_SECONDS + _OFF_STEPS * self._step_seconds
+            if now > repeat_at or (is_off and now > quiet_until):
+                if num_since >= _FEWEST_STEPS:
+                    self._step_seconds = (now - announced_at) / num_since
+                elif num_taken >= _FEWEST_STEPS:
+                    self._step_seconds = (now - started) / num_taken
+                # What was requested already is not waited for
+                self._announce(num_taken + num_ahead, num_steps)
+                announced_at = now
+                num_taken_then = num_taken
+                quiet_until = now + _QUIET_FACTOR * (time.monotonic() - now)
+                repeat_at = now + _REPEAT_SECONDS
+            if end.wait(_TURN_SECONDS):
+                break
+        self._announce(0, 0)
+
+    def _announce(self, step: int, num_steps: int) -> None:
+        """Announce what `num_steps` steps from `step` on read, in place of what was announced
+        before. Of failures the first is logged: reading fails, too, where they matter."""
+        began = time.monotonic()
+        try:
+            planned = plan_due(self._run, self._future, step, self._step_seconds, num_steps)
+            took = time.monotonic() - began
+            ranges = [each._replace(due=each.due - took) for each in planned]
+            self._storage.set_due(self._reader, ranges)
+        except MegablendError as error:
+            if not self._has_failed:
+                LOG.warning("cannot tell the mirror what will be read: %s", error)
+            self._has_failed = True
+
+
+def count_horizon(run: Run, position: int) -> int:
+    """Count the samples of all ranks from `position` to the end of the next epoch: at most two
+    epochs of all sources together."""
+    epoch = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
+    return min(run.num_samples - position, 2 * epoch)

@@ -1,0 +1,148 @@
+"""Planned reads of a run's loaders: all of them, or those of some *stretches* of a long run, from
+which the rest is extrapolated. A stretch is consecutive steps of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.prefetch.memory_budget import Budget, plan_budget
+from megablend.prefetch.read_amplification import Dictionaries
+from megablend.prefetch.read_schedule import StepSequence
+from megablend.prefetch.reads import Read, split_reads
+from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
+from megablend.run.run import Run
+from megablend.storage.transfer import extrapolate
+
+_PLANNED_SAMPLES = 1 << 16
+"""Samples of the stretches that are planned at first; of runs that are no longer, all are planned."""
+_FEWEST_STRETCHES = 4
+"""The fewest from which variance is estimated."""
+_WIDEST = 1.3
+"""Where the most that may be read is more than so many times the least, twice as many stretches are
+planned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRead:
+    """A read that loaders will do."""
+
+    read: Read
+    num_dictionaries: int
+    """Dictionaries that are read with it, since they are not cached then."""
+    dictionary_bytes: int
+    """Stored bytes of these dictionaries."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Stored bytes of the blocks."""
+        return int(self.read.rows["stored_bytes"].sum(dtype=np.int64))
+
+
+class Stretch(NamedTuple):
+    """A planned stretch."""
+
+    samples: int
+    """Number of samples."""
+    reads: Sequence[PlannedRead]
+
+
+def plan_stretches(
+    run: Run, future: StepSequence, begins: range, num_batches: int
+) -> tuple[list[Stretch], bool]:
+    """Plan the reads of all processes, or of some; or of parts of them if a process has many
+    samples. More are planned if the stretches differ much.
+
+    Args:
+        future: all steps of the run.
+        begins: the first sample of each process.
+        num_batches: as for `plan_budget`.
+
+    Returns: the stretches; whether each is all steps of a process.
+    """
+    samples_of_process = future.stop // len(begins)
+    # More than two of the longest windows: stretches of processes are planned
+    is_long = samples_of_process > 2 * WINDOW_SAMPLES
+    most = future.stop // (2 * WINDOW_SAMPLES) if is_long else len(begins)
+    num_stretches = max(_FEWEST_STRETCHES, _PLANNED_SAMPLES // samples_of_process)
+    is_all = future.stop <= _PLANNED_SAMPLES or num_stretches >= most
+    while not is_all:
+        firsts = [begins[i * len(begins) // num_stretches] for i in range(num_stretches)]
+        if is_long:
+            last = samples_of_process - 2 * WINDOW_SAMPLES
+            num_steps = last // (num_stretches - 1) // future.micro_batch_size
+            firsts = [first + i * num_steps * future.stride for i, first in enumerate(firsts)]
+        stretches = [
+            _plan_stretch(run, future, first, num_batches, is_whole=not is_long) for first in firsts
+        ]
+        if not _are_different(stretches, future.stop if is_long else len(begins)):
+            return stretches, not is_long
+        num_stretches *= 2
+        is_all = num_stretches >= most
+    return [_plan_stretch(run, future, each, num_batches, is_whole=True) for each in begins], True
+
+
+def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
+    """Return whether what the stretches read in a sample differs too much to extrapolate from
+    them."""
+    # Samples of another length may begin before the second window does
+    if any(stretch.samples == 0 for stretch in stretches):
+        return True
+    reads_per_sample = [
+        [
+            len(stretch.reads) / stretch.samples,
+            sum(each.stored_bytes for each in stretch.reads) / stretch.samples,
+        ]
+        for stretch in stretches
+    ]
+    least, most = extrapolate(np.array(reads_per_sample), num_all)
+    return bool((most > _WIDEST * least).any())
+
+
+def _plan_stretch(
+    run: Run, future: StepSequence, first: int, num_batches: int, *, is_whole: bool
+) -> Stretch:
+    """Plan all reads of the process that begins with sample `first`; or those of the second window
+    from `first` on, and of further ones if windows are short. In the first window nothing is in
+    memory, which is not so in the middle of a run."""
+    stride = future.stride
+    batch_size = future.micro_batch_size
+    first_of_process = first % stride
+    dictionaries = Dictionaries(0)
+    num_samples = 0
+    reads = list[PlannedRead]()
+    for section in run.sections if is_whole else [run.view_at(first).settings]:
+        view = run.view(section)
+        steps_before = -(-max(0, section.start - first_of_process) // stride)
+        coming = dataclasses.replace(
+            future,
+            first=max(first, first_of_process + steps_before * stride),
+            stop=min(section.stop, future.stop),
+        )
+        budget = plan_budget(view, micro_batch_size=batch_size, num_batches=num_batches)
+        dictionaries.resize(budget.dictionaries)
+        windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
+        for number, window in enumerate(windows):
+            # Also those of a first window that does not count, for the dictionaries that they cache
+            window_reads = list(_plan_reads(view, window, budget, dictionaries))
+            if is_whole or number > 0:
+                num_samples += len(window.schedule.samples)
+                reads += window_reads
+            if not is_whole and num_samples >= WINDOW_SAMPLES // 2:
+                break
+    return Stretch(num_samples, reads)
+
+
+def _plan_reads(
+    run: Run, window: Window, budget: Budget, dictionaries: Dictionaries
+) -> Iterator[PlannedRead]:
+    """Yield the reads of a window, with what they read of dictionaries."""
+    numbers, sizes = run.store.dictionaries(window.schedule.ids)
+    for read in split_reads(run, window, budget):
+        num_before = dictionaries.num_read
+        size = dictionaries.read(numbers[read.indices], sizes[read.indices])
+        yield PlannedRead(read, dictionaries.num_read - num_before, size)

@@ -1,0 +1,122 @@
+"""A simulation of what the mirrors of a job's nodes keep, and of who sends the pages that they lack.
+
+A page leaves the source if no node holds it. The node that reads a page and the first home of the
+page's piece keep it, and give up first the pages that they will need last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Int64s
+
+
+class PageReads(NamedTuple):
+    """Reads of pages, by time; a page that a node reads twice for one step is read once: int64 [n]
+    each."""
+
+    pages: Int64s
+    """Number of the page, unique over all files."""
+    times: Int64s
+    """First sample of the step for which the page is read."""
+    nodes: Int64s
+    """Number of the node that reads the page."""
+
+
+class SentPages(NamedTuple):
+    """How often a page is sent for each read: int64 [n] each."""
+
+    source: Int64s
+    """By the source: once or not at all."""
+    network: Int64s
+    """By a node to another one."""
+
+
+def simulate(reads: PageReads, homes: Int64s, num_nodes: int, room: int | None) -> SentPages:
+    """Simulate reads of pages, one after another. Of the pages that are not needed again, which are
+    given up first, the one that was read longest ago comes first.
+
+    Args:
+        homes: int64 [n, copies], the homes of each read's page.
+        room: pages that a node can hold; None: any number.
+    """
+    count = len(reads.pages)
+    next_of_all = _find_next(reads.pages, np.zeros_like(reads.nodes))
+    next_of_node = _find_next(reads.pages, reads.nodes)
+    mirrors = [_Mirror(room) for _ in range(num_nodes)]
+    holders_of: dict[int, set[int]] = {}
+    source = np.zeros(count, np.int64)
+    network = np.zeros(count, np.int64)
+    rows = zip(
+        reads.pages.tolist(),
+        reads.nodes.tolist(),
+        homes.tolist(),
+        next_of_all.tolist(),
+        next_of_node.tolist(),
+        strict=True,
+    )
+    for i, (page, node, (home, *other_homes), needed_by_all, needed_by_node) in enumerate(rows):
+        holders = holders_of.setdefault(page, set())
+        holders -= {holder for holder in holders if not mirrors[holder].holds(page)}
+        is_lacking = node not in holders
+        if is_lacking:
+            source[i] = not holders
+            # The home gets the page, from the source or a holder, and gives it to the node
+            network[i] = (bool(holders) and home not in holders) + (home != node)
+        if (is_lacking or home in holders) and mirrors[home].keep(page, needed_by_all):
+            holders.add(home)
+        if node != home and mirrors[node].keep(page, needed_by_node):
+            holders.add(node)
+        if is_lacking:
+            # Further copies are for failures: they are kept like pages that nobody needs again
+            for other in other_homes:
+                if other not in holders and mirrors[other].keep(page, 2 * count - i):
+                    holders.add(other)
+                    network[i] += 1
+    return SentPages(source, network)
+
+
+class _Mirror:
+    """The mirror of a node.
+
+    Args:
+        room: pages that the mirror can hold; None: any number.
+    """
+
+    def __init__(self, room: int | None) -> None:
+        self._room = room
+        # By page that is held: the number of the read that needs it next
+        self._next_reads: dict[int, int] = {}
+        # (-next read, page), also of pages that were given up or whose next read has changed since
+        self._queue: list[tuple[int, int]] = []
+
+    def holds(self, page: int) -> bool:
+        """Return whether the mirror holds a page."""
+        return page in self._next_reads
+
+    def keep(self, page: int, next_read: int) -> bool:
+        """Hold a page, and give up pages that are needed later if there is no room; return whether
+        the page is held then."""
+        self._next_reads[page] = next_read
+        if self._room is None:
+            return True
+        heapq.heappush(self._queue, (-next_read, page))
+        while len(self._next_reads) > self._room:
+            negative, last_needed = heapq.heappop(self._queue)
+            if self._next_reads.get(last_needed) == -negative:
+                del self._next_reads[last_needed]
+        return page in self._next_reads
+
+
+def _find_next(pages: Int64s, nodes: Int64s) -> Int64s:
+    """Find the next read of each read's page by the same node: int64 [n]. Where there is none, the
+    result is above the numbers of all reads, the further the earlier the read is."""
+    count = len(pages)
+    order = np.lexsort((nodes, pages))
+    is_same = (np.diff(pages[order]) == 0) & (np.diff(nodes[order]) == 0)
+    next_reads = 2 * count - np.arange(count)
+    next_reads[order[:-1][is_same]] = order[1:][is_same]
+    return next_reads

@@ -1,0 +1,123 @@
+"""What planned reads of one source's files request. That depends on the format, so that some files
+are opened to find out.
+
+*Figures* are three numbers, float64 [3]: requests, and the least and the most bytes that they
+return. The bytes differ where what is requested depends on what was read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.arrays import Float64s
+from megablend.formats.fetch import plan_fetch, start_fetch
+from megablend.index.blocks.block_store import BlockStore
+from megablend.prefetch.plan_stretches import PlannedRead
+from megablend.prefetch.reads import Read
+from megablend.storage.objects.bucket import plan_requests
+from megablend.storage.objects.clients import count_requests
+from megablend.storage.parallel_map import parallel_map
+from megablend.storage.ranges import FileRanges
+
+_TRIED_READS = 8
+"""Where only the answers to a read's first requests say what else it requests, so many reads of the
+source make these requests."""
+
+
+class SourceRequests:
+    """What reads of a source's files request.
+
+    Args:
+        store: a BlockStore that has opened none of them.
+        opened: numbers of the files to open; the other files are taken to be alike.
+        reads: of each stretch.
+    """
+
+    def __init__(
+        self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[PlannedRead]]
+    ) -> None:
+        self._store = store
+        self._num_tried = 0
+        # Of the reads whose first requests were made: further requests, and blocks
+        self._later_requests = 0
+        self._later_blocks = 0
+        self._paths = {file: store.snapshot.path(file, store.roots) for file in opened}
+        known = [each for those in reads for each in those if each.read.file in opened]
+        self.opening = self._open_files(known)
+        """Figures of opening a file."""
+        self._figures = {each: self._count_known(each) for each in known}
+        num_blocks = max(1, sum(len(each.read.ids) for each in known))
+        stored_bytes = max(1, sum(each.stored_bytes for each in known))
+        totals = np.sum(list(self._figures.values()), axis=0)
+        # Requests by block, and requested bytes by stored byte
+        self._mean_figures = totals / [num_blocks, stored_bytes, stored_bytes]
+
+    def count(self, reads: Sequence[PlannedRead]) -> Float64s:
+        """Return the figures of the reads of a stretch, all together."""
+        total = np.zeros(3)
+        for each in reads:
+            total += [each.num_dictionaries, each.dictionary_bytes, each.dictionary_bytes]
+            if each in self._figures:
+                total += self._figures[each]
+            else:
+                stored_bytes = each.stored_bytes
+                total += self._mean_figures * [len(each.read.ids), stored_bytes, stored_bytes]
+        return total
+
+    def _open_files(self, reads: Sequence[PlannedRead]) -> Float64s:
+        """Open the files by one read of each, and return the mean figures of that."""
+        read_of_file = {each.read.file: each.read for each in reads}
+
+        def open_file(read: Read) -> None:
+            self._store.begin_read(read.ids[:1], read.rows[:1])
+
+        path = next(iter(self._paths.values()))
+        threads = self._store.storage.limits(path).max_files
+        before = count_requests()
+        parallel_map(open_file, [*read_of_file.values()], threads)
+        requests, num_bytes = np.subtract(count_requests(), before) / len(self._paths)
+        return np.array([requests, num_bytes, num_bytes])
+
+    def _count_known(self, planned: PlannedRead) -> Float64s:
+        """Return the figures of a read of an opened file, without dictionaries."""
+        read = planned.read
+        stored_bytes = planned.stored_bytes
+        (file_read,) = self._store.begin_read(read.ids, read.rows)
+        figures = np.zeros(3)
+        is_first = True
+        ranges = file_read.next_ranges()
+        while ranges:
+            path = self._paths[read.file]
+            requested = np.sum([self._count_ranges(each, path) for each in ranges], axis=0)
+            figures += requested
+            if not is_first:
+                self._later_requests += requested[0]
+                self._later_blocks += len(read.ids)
+            if figures[2] >= stored_bytes:  # all that is stored of the blocks
+                break
+            if self._num_tried >= _TRIED_READS:
+                later_per_block = self._later_requests / max(1, self._later_blocks)
+                num_requests = figures[0] + len(read.ids) * later_per_block
+                return np.array([num_requests, stored_bytes, stored_bytes])
+            self._num_tried += 1
+            is_first = False
+            for each in ranges:
+                file_read.add(start_fetch(each, self._store.storage).result())
+            ranges = file_read.next_ranges()
+        return figures
+
+    def _count_ranges(self, ranges: FileRanges, path: str) -> list[int]:
+        """Return the figures of ranges that a read of the file at `path` requests."""
+        if ranges.is_shared:  # a dictionary
+            return [0, 0, 0]
+        requests = [
+            request
+            for offsets, sizes in plan_fetch(ranges, self._store.storage)
+            for request in plan_requests(offsets, sizes, np.cumsum(sizes) - sizes)
+        ]
+        num_bytes = sum(stop - start for start, stop, _ in requests)
+        # Of another file, such as a long .idx, less is requested when parts of it have been checked
+        least_bytes = num_bytes if ranges.path == path else 0
+        return [len(requests), least_bytes, num_bytes]
