@@ -1,5 +1,5 @@
-"""Batches by step, for a DataLoader's workers:
-after a request for one step, the following steps are read ahead."""
+"""Batches by step, for a Loader and a DataLoader's workers: after a request for one step, the
+following steps are read ahead."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ MAX_DECODING = 8
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Batches of a dataset, by the numbers of their samples;
-    reads ahead in the process that uses it.
+    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
+    it.
 
-    When the length of samples changes, reading ahead begins again.
+    Reading ahead begins anew where a request does not follow the one before, and where the length
+    of samples changes.
 
     Args:
         dataset: the dataset to read.
@@ -49,30 +50,31 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
         self._progress = LoaderProgress()
-        self._section = dataset.run.sections[0]
-        self._expected = 0
-        self._process = os.getpid()
+        self._section = dataset.run.sections[0]  # the one that is read ahead
+        self._next_first = 0  # first sample of the next step of what is read ahead
+        self._process = os.getpid()  # the one that reads ahead
         self.meter = ReadMeter()
         """Counts the reads of this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
-        """The batch of consecutive samples `ks`; for an empty list, a padding sample.
-        Raises as ReadAhead.next."""
+        """Return the batch of consecutive samples `ks`; for an empty list, a padding sample.
+        Raises: as ReadAhead.next."""
         if not ks:
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
                 [self._dataset.untransformed(None)]
             )
             return padding
         try:
-            samples = self._at(ks[0]).next()
+            samples = self._read_ahead_from(ks[0]).next()
         except BaseException as error:  # even an interrupt, which may occur anywhere: start over
             self.close()
-            if (explained := self._explain(error, ks)) is not None:
+            explained = self._explain(error, ks)
+            if explained is not None:
                 raise explained from error
             raise
         assert samples is not None
         assert len(samples.tokens) == len(ks)
-        self._expected = ks[0] + self._stride()
+        self._next_first = ks[0] + self._stride()
         if self._due is not None:
             assert self._ahead is not None
             self._progress.num_taken += 1
@@ -80,13 +82,14 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
-        """The error for users if samples `ks` could not be read; None for the error itself."""
+        """Return an error that says more than the one with which reading samples `ks` failed; None
+        if there is no more to say."""
         if isinstance(error, DataError):
             return name_sample(self._dataset.run, ks, error)
         return translate(error, f"the batch of sample {ks[0]}")
 
     def close(self) -> None:
-        """Stop reading ahead, and release its blocks."""
+        """Stop reading ahead, and release the blocks that were read."""
         if self._due is not None:
             self._due.close()
         self._due = None
@@ -106,16 +109,17 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _at(self, first: int) -> ReadAhead:
-        """The ReadAhead whose next step begins with sample `first`."""
-        begins = self._expected != first or first >= self._section.stop
-        if self._ahead is None or self._process != os.getpid() or begins:
+    def _read_ahead_from(self, first: int) -> ReadAhead:
+        """Return the ReadAhead whose next step begins with sample `first`, a new one if needed."""
+        continues = first == self._next_first and first < self._section.stop
+        if self._ahead is None or self._process != os.getpid() or not continues:
             self.close()
             self._ahead = self._begin(first)
             self._process = os.getpid()
         return self._ahead
 
     def _begin(self, first: int) -> ReadAhead:
+        """Begin to read ahead at sample `first`."""
         run = self._dataset.run.view_at(first)
         self._section = run.settings
         batch_size = self._micro_batch_size
@@ -138,5 +142,6 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         )
 
     def _stride(self) -> int:
+        """Return the samples between the beginnings of two steps of this process."""
         worker = torch.utils.data.get_worker_info()
         return self._step_samples * (1 if worker is None else worker.num_workers)

@@ -1,5 +1,5 @@
-"""Code of other libraries that would read a run wrongly is detected from the call stack:
-there is no other way to tell.
+"""Detection of code of other libraries that would read a run wrongly, from the call stack: there is
+no other way to tell.
 
 Frames are inspected, never stored. Local variables are read only in frames of those libraries:
 `f_locals` creates a dict that lives as long as its frame, and would keep a user's loader alive
@@ -70,29 +70,31 @@ def refuse_second_split() -> None:
 
 
 def count_of_lightning(default: int) -> int:
-    """How many batches Lightning has counted when it restores the caller from one of its own
+    """Return how many batches Lightning has counted when it restores the caller from one of its own
     checkpoints; 0 if the state comes from elsewhere.
 
-    Lightning goes on counting there, and ends when it has counted the length of its loader.
+    Lightning continues from this count, and ends an epoch when the count is the length of its
+    loader: the length has to include these batches.
 
     Args:
-        default: if Lightning's count is not found.
+        default: returned if Lightning restores the caller, but does not have its count where
+            versions known today have it.
     """
     frame = sys._getframe(1).f_back
     for package in ("lightning", "pytorch_lightning"):
         if frame is not None and type(_self_of(frame, package)).__name__ == "CombinedLoader":
             loop = _self_of(frame.f_back, package)
             try:
-                ready: int = loop.epoch_loop.batch_progress.current.ready
+                num_batches: int = loop.epoch_loop.batch_progress.current.ready
             except AttributeError:
                 return default
-            return ready
+            return num_batches
     return 0
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:
-    """The object whose method a frame runs, if the method belongs to this package;
-    None otherwise."""
+    """Return the object whose method a frame runs, if the method belongs to `package`; None
+    otherwise."""
     if frame is None or not frame.f_globals.get("__name__", "").startswith(f"{package}."):
         return None
     return frame.f_locals.get("self")

@@ -1,5 +1,5 @@
-"""The map-style dataset: sample number -> GPTDataset's dict; the same on every rank, in every
-worker, after every restart."""
+"""The map-style dataset, which gives GPTDataset's dict for the number of a sample: the same on every
+rank, in every worker, after every restart."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.skips = skips or Skips()
         """Ranges of samples that samplers and loaders skip."""
         self.transform = checked(transform)
-        """Applied to each sample's dict; its return value replaces the sample."""
+        """A function of each sample's dict, whose return value replaces the sample."""
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
         """Samples that training has consumed: where new loaders begin. Neither the dataset nor its
@@ -76,7 +76,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @cached_property
     def cache_bytes(self) -> int:
-        """Bytes of blocks that `self[k]` caches while no loader reads ahead."""
+        """The bytes of blocks that `self[k]` caches while no loader reads ahead."""
         return split_budget(self.run, longest_sample_bytes(self.run)).without_read_ahead
 
     @cached_property
@@ -85,8 +85,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return BlockCache(self.run.store, self.cache_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
-        """Sample k; for None, one with a loss mask of zeros, to pad the last batch (as GPTDataset
-        does): sample 0, or the first that is as long as the last ones.
+        """Return sample k; for None, a sample with a loss mask of zeros, to pad the last batch (as
+        GPTDataset does): sample 0, or the first one that is as long as the last ones.
 
         Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError,
             ChangedFileError, CorruptFileError from its files; TransformError.
@@ -95,7 +95,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample if self.transform is None else apply(self.transform, sample, k)
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
-        """Sample k before the transform. Raises as indexing does."""
+        """Return sample k before the transform. Raises: as indexing does."""
         ks = [self.run.sections[-1].start if k is None else operator.index(k)]
         run = self.run.view_at(ks[0])
         try:
@@ -108,32 +108,31 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
     def __getitems__(self, ks: Sequence[int]) -> list[Any]:
-        """Samples `ks`, for a DataLoader to collate;
-        a padding sample if a short last step has none for this rank."""
+        """Return samples `ks`, for a DataLoader to collate; a padding sample if there are none, as
+        for some ranks in a short last step."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
-        """The provenance of sample k: source, ordinal, blocks, tokens, document starts.
-        Raises as indexing does."""
+        """Return the provenance of sample k: source, ordinal, blocks, tokens, document starts.
+        Raises: as indexing does."""
         with translating(f"sample {k}"):
-            return read_sample(
-                self.run.view_at(operator.index(k)), self.block_cache, operator.index(k)
-            )
+            number = operator.index(k)
+            return read_sample(self.run.view_at(number), self.block_cache, number)
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
-        """The provenance of samples `ks`, whose blocks are read together. Raises as indexing
-        does."""
-        found = list[Sample]()
+        """Return the provenance of samples `ks`; blocks of neighbouring ones of the same length are
+        read together. Raises: as indexing does."""
+        provenances = list[Sample]()
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
-                mine = list(group)
-                found += read_each(self.run.view_at(mine[0]), self.block_cache, mine)
-        return found
+                numbers = list(group)
+                view = self.run.view_at(numbers[0])
+                provenances += read_each(view, self.block_cache, numbers)
+        return provenances
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """A copy of the dataset with another transform, or none.
-        Raises ConfigError if it is not callable."""
-        # both share the cache
+        """Return a copy of the dataset with another transform, or none; both share the cache of
+        blocks. Raises: ConfigError if the transform is not callable."""
         block_cache = self.block_cache
         dataset = copy(self)
         dataset.transform = checked(transform)
@@ -141,58 +140,58 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
-        """The tokens and document pieces of any blocks of the index. Raises IndexError,
+        """Return the tokens and document pieces of any blocks of the index. Raises: IndexError,
         DataError."""
         return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The state after `consumed_samples` samples (default: `self.consumed_samples`), as a
-        JSON-serializable dict."""
+        """Return the state after `consumed_samples` samples (default: `self.consumed_samples`), as
+        a JSON-serializable dict."""
         ledger = self.run.ledger
+        if consumed_samples is None:
+            consumed_samples = self.consumed_samples
         return State(
             run=ledger.run,
             split=self.run.split,
             indices=ledger.indices,
             stages=ledger.links,
-            consumed_samples=self.consumed_samples
-            if consumed_samples is None
-            else operator.index(consumed_samples),
+            consumed_samples=operator.index(consumed_samples),
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let new loaders begin where a state was saved.
-        Raises StateError if its index or plan differs."""
+        Raises: StateError if the state's index or plan differs."""
         self.consumed_samples = self.check_state(state)
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """Check a state, and return its consumed samples.
-        Raises StateError if its index or plan differs."""
+        Raises: StateError if the state's index or plan differs."""
         saved = State.from_dict(state)
         ledger = self.run.ledger
         saved.check(split=self.run.split, indices=ledger.indices, stages=ledger.links)
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
-        """The number of the next sample after this many were trained on:
-        larger by the samples skipped before it.
+        """Return the number of the next sample after so many were trained on, which also counts the
+        samples skipped before it.
 
-        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises as
+        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises: as
         `check_position`.
         """
-        return self.check_position(
-            self.skips.position(whole_number("trained_samples", trained_samples, least=0))
-        )
+        trained_samples = whole_number("trained_samples", trained_samples, least=0)
+        return self.check_position(self.skips.position(trained_samples))
 
     def check_position(self, consumed_samples: int) -> int:
-        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number;
-        StateError outside the run."""
+        """Return `consumed_samples` as an int. Raises: ConfigError if it is not a whole number;
+        StateError if it is outside the run or among skipped samples."""
         consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(
                 f"consumed_samples is {consumed_samples:,}; expected 0 to {self.run.num_samples:,}, the samples of "
                 "this run"
             )
-        if (skipped := self.skips.containing(consumed_samples)) is not None:
+        skipped = self.skips.containing(consumed_samples)
+        if skipped is not None:
             raise StateError(
                 f"sample {consumed_samples:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run "
                 f"{self.run.ledger.run!r} skips; resume from a checkpoint of sample {skipped[0]:,} or earlier, or skip nothing "

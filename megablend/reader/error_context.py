@@ -1,4 +1,4 @@
-"""Errors of data files are extended by the sample that needed the file."""
+"""Errors of data files, extended by the sample that needed the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megablend.run.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
-    """The error, extended by the first of samples `ks` that needs the file,
+    """Return an error like `error` that also names the first of samples `ks` that needs the file,
     the sample's source, and a remedy."""
     try:
         sources, ordinals = run.plan.locate_many(ks)
@@ -31,6 +31,6 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
             if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):
                 needed += "; restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
                 needed += WITHOUT_IT
-            # Others, such as an outage or credentials that have expired, say themselves what to do.
+            # Other errors, such as of an outage or of expired credentials, say what to do already
             return type(error)(error.path, f"{error.problem} ({needed})", offset=error.offset)
     return error

@@ -1,4 +1,4 @@
-"""A torch DataLoader whose state counts the batches that were yielded,
+"""The loader of a data-parallel rank's batches, whose state counts the batches that were yielded,
 not those that workers have read ahead."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Pass:
     """An iteration that is under way."""
 
     num_batches: int
-    """What it yields in all."""
+    """The batches that the iteration yields in all."""
 
 
 class Loader:
@@ -59,10 +59,10 @@ class Loader:
     `load_state_dict()` follow the Stateful protocol of torchdata and torch.distributed.checkpoint.
     Loaders over the same dataset are independent.
 
-    accelerate.prepare leaves a Loader unchanged. It has what accelerate's skip_first_batches, and
-    therefore Hugging Face's Trainer on resuming, requires: a DataLoader's settings, and
-    `batch_sampler`. They make a plain DataLoader, which does not read ahead; it is faster to load
-    the Loader's own state, with Trainer's ignore_data_skip.
+    accelerate.prepare leaves a Loader unchanged. A Loader has what accelerate's skip_first_batches,
+    and therefore Hugging Face's Trainer on resuming, requires: a DataLoader's settings, and
+    `batch_sampler`. With these, accelerate makes a plain DataLoader, which does not read ahead; it
+    is faster to load the Loader's own state, with Trainer's ignore_data_skip.
 
     Args:
         dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group,
@@ -119,19 +119,27 @@ class Loader:
         self._steps: BatchDataset | None = None
         self._check_memory: Callable[..., None] | None = None
         self._threads = Threads()
-        self._watch = _watch_of(
+        self._watch = _make_watch(
             dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size
         )
         self._position_lost = False
         self._pass: _Pass | None = None
+        # Batches before the loaded state that Lightning includes in its count of the next iteration
         self._counted_before = 0
         options = choose_start_method(checked_options(options), dataset.run)
         if options["num_workers"] > 0:
             options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         self._check_lanes(options["num_workers"])
+        self._loader: DataLoader[Any]
         if "collate_fn" in options:  # it takes single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
-            return
+        else:
+            self._loader = self._make_ahead(options)
+
+    def _make_ahead(self, options: dict[str, Any]) -> DataLoader[Any]:
+        """Make the DataLoader whose dataset reads ahead, with these options. Raises: ConfigError if
+        memory is too small."""
+        dataset = self.dataset
         num_workers = options["num_workers"]
         step_samples = self.sampler.step_samples
         num_batches = batches_of(num_workers, options.get("prefetch_factor"))
@@ -145,20 +153,19 @@ class Loader:
         )
         self._check_memory(first=self.sampler.next_start())
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
-        made = (
-            self._steps
-            if dataset.transform is None
-            else TransformedSteps(self._steps, dataset.transform)
-        )
-        counted: Any = made if num_workers == 0 else CountedSteps(made, self._steps)
-        self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
+        batches: torch.utils.data.Dataset[Any] = self._steps
+        if dataset.transform is not None:
+            batches = TransformedSteps(batches, dataset.transform)
+        if num_workers > 0:
+            batches = CountedSteps(batches, self._steps)
+        return DataLoader(batches, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """The number of batches that the next iteration yields;
-        while one is under way, what it yields in all.
+        """Return the number of batches that the next iteration yields; while one is under way, the
+        number that it yields in all.
 
         After `load_state_dict` these are the batches that are left; `batches_total` is the number
-        of the whole run. If Lightning has loaded the state from its checkpoint, those that it
+        of the whole run. If Lightning has loaded the state from its checkpoint, the batches that it
         has counted before are added.
         """
         if self._pass is not None:
@@ -178,8 +185,8 @@ class Loader:
 
     @property
     def batch_sampler(self) -> LentSampler:
-        """The sample numbers of each remaining batch,
-        for a DataLoader over `dataset` that other code makes.
+        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other
+        code makes.
 
         The Loader's position advances as batches are requested. If that DataLoader has
         workers, which request batches in advance, the position is no longer known, and
@@ -209,6 +216,8 @@ class Loader:
         return self._yield_batches(self._pass)
 
     def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
+        """Yield the batches of an iteration; the position advances with each, and files are watched
+        meanwhile."""
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
@@ -222,11 +231,12 @@ class Loader:
             raise
         finally:  # also when the garbage collector ends this generator, in any thread
             self._watch.stop()
-            if self._pass is current:  # not another iterator's, which was made since
+            if self._pass is current:  # unless another iteration has begun since
                 self._pass = None
         self.close()
 
     def _batches(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches from the sampler's position on, and count what was read for them."""
         if self._steps is None:
             yield from self._loader
             return
@@ -235,29 +245,28 @@ class Loader:
                 self._counts.reads = self._counts.reads.plus(counts)
                 yield batch
             return
-        # The overhead of a DataLoader per batch is longer than reading the batch.
+        # Without workers, no DataLoader is between, whose work per batch takes longer than reading one
         steps = self._steps
-        transform = self.dataset.transform
-        batches = (
-            (steps[ks] for ks in self.sampler)
-            if transform is None
-            else transformed(steps, transform, self.sampler, self._threads)
-        )
+        batches: Iterator[Any]
+        if self.dataset.transform is None:
+            batches = (steps[ks] for ks in self.sampler)
+        else:
+            batches = transformed(steps, self.dataset.transform, self.sampler, self._threads)
         for batch in batches:
             self._counts.reads = self._counts.reads.plus(steps.meter.take())
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading and transforming ahead in this process, and free its memory; iteration can
-        be continued later."""
+        """Stop reading and transforming ahead in this process, and free the memory for it;
+        iteration can be continued later."""
         self._watch.close()
         self._threads.close()
         if self._steps is not None:
             self._steps.close()
 
     def stats(self) -> dict[str, Any]:
-        """How far the run is, by source, and what reading has taken on this rank since the Loader
-        was made; JSON-able.
+        """Return how far the run is, by source, and what reading has taken on this rank since the
+        Loader was made; JSON-able.
 
         Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the
             position, after skipped ones, too), num_samples, and sources (name, dataset_id, samples,
@@ -278,7 +287,7 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches yielded so far.
+        """Return the state after the batches yielded so far.
 
         Raises: StateError if a DataLoader with workers, made over `batch_sampler`, took the
             batches.
@@ -292,8 +301,7 @@ class Loader:
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks
-        and any micro batch.
+        """Continue where a state was saved, with any number of ranks and any micro batch.
 
         Raises: StateError; ConfigError if steps or `memory` do not fit what is left.
         """
@@ -306,6 +314,8 @@ class Loader:
         self._counted_before = count_of_lightning(default=self.batches_total - len(self.sampler))
 
     def _check_lanes(self, num_workers: int) -> None:
+        """Warn if lanes do not fit the steps, so that several processes would read the same
+        blocks."""
         run = self.dataset.run
         if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank warns for all
             return
@@ -317,7 +327,7 @@ class Loader:
                 num_workers=num_workers,
             )
             if problem is not None:
-                warnings.warn(problem, RuntimeWarning, stacklevel=3)
+                warnings.warn(problem, RuntimeWarning, stacklevel=3)  # at the call of Loader()
 
 
 class LentSampler(Sampler[list[int]]):
@@ -330,15 +340,15 @@ class LentSampler(Sampler[list[int]]):
         self.drop_last = loader.drop_last
 
     def __len__(self) -> int:
-        """Batches that remained when this was created; constant, since code that skips batches
-        subtracts from it."""
+        """Return the batches that remained when this sampler was created: a constant, since code
+        that skips batches subtracts from it."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._loader.next_indices()
 
 
-def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
+def _make_watch(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
     run = dataset.run
     store = dataset.run.store
@@ -349,12 +359,12 @@ def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
 
 
 def _pinned(value: Any) -> Any:
-    """A copy of a batch with its tensors in pinned memory."""
+    """Return a copy of a batch with its tensors in pinned memory."""
     if isinstance(value, torch.Tensor):
         return value.pin_memory()
     if isinstance(value, Mapping):
         return {name: _pinned(item) for name, item in value.items()}
-    # A named tuple, which torch keeps, too
+    # A named tuple remains one, as in torch's DataLoader
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_pinned(item) for item in value))
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
-"""Statistics of a Loader: progress by source, from the plan in closed form; reads of its own
-process and its workers."""
+"""Statistics of a Loader: progress by source, computed from the plan; and what was read by its own
+process and by its workers."""
 
 from __future__ import annotations
 
@@ -43,18 +43,21 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
         self._steps = steps
 
     def __getitem__(self, ks: list[int]) -> CountedBatch:
-        """The batch of samples ks. Raises as `batches` does."""
+        """Return the batch of samples `ks`. Raises: as `batches` does."""
         batch = self._batches[ks]
         return CountedBatch(batch, self._steps.meter.take())
 
 
 class LoaderCounts:
-    """Counters of a Loader since it was created; they are not part of its state."""
+    """Counters of a Loader since it was created; they are not part of the Loader's state."""
 
     def __init__(self) -> None:
         self.batches = 0
+        """Batches yielded."""
         self.waiting_seconds = 0.0
+        """Time in which the next batch was awaited."""
         self.reads = ReadCounts()
+        """Reads, of this process and of the workers whose batches have arrived."""
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, and count them and the time spent waiting for each."""
@@ -73,8 +76,8 @@ class LoaderCounts:
 def describe_progress(
     run: Run, consumed_samples: int, skips: Skips | None = None
 ) -> dict[str, Any]:
-    """The composition of the first samples of a run, over all ranks and restarts; exact, since it
-    is computed from the plan.
+    """Describe the first samples of a run, over all ranks and restarts; exact, since it is computed
+    from the plan.
 
     Args:
         skips: ranges of samples that are not trained on, and not counted by source.
@@ -85,10 +88,8 @@ def describe_progress(
         plans).
     """
     skips = skips or Skips()
-    samples, tokens_read = (
-        _count_trained(count, consumed_samples, skips).tolist()
-        for count in (run.plan.counts, run.plan.count_tokens)
-    )
+    samples = _count_trained(run.plan.counts, consumed_samples, skips).tolist()
+    tokens_read = _count_trained(run.plan.count_tokens, consumed_samples, skips).tolist()
     trained = skips.count_trained(consumed_samples)
     planned = _plan_shares(run, max(1, consumed_samples)).tolist()
     return {
@@ -112,24 +113,29 @@ def describe_progress(
 
 
 def _plan_shares(run: Run, count: int) -> Float64s:
-    """The shares that the stages plan for the first `count` samples, float64 [num_sources].
+    """Compute the shares that the stages plan for the first `count` samples, float64 [num_sources].
 
-    Stages before the last of them count with what they gave;
-    that one with its share of the whole stage.
+    Of the stages that these samples reach, all but the last are complete, and count as they are.
+    The last one counts as if the samples that it has so far had the shares of the whole stage.
     """
-    number = bisect.bisect_left(run.ledger.ends, count)
-    number = min(number, len(run.ledger.ends) - 1)
-    start = run.ledger.starts[number]
-    stop = run.ledger.ends[number]
-    given = run.plan.counts(start)
-    of_stage = (run.plan.counts(stop) - given) * ((count - start) / max(1, stop - start))
-    shares: Float64s = (given + of_stage) / count
+    last = bisect.bisect_left(run.ledger.ends, count)
+    last = min(last, len(run.ledger.ends) - 1)
+    start = run.ledger.starts[last]
+    stop = run.ledger.ends[last]
+    complete = run.plan.counts(start)
+    reached_part = (count - start) / max(1, stop - start)
+    in_last = (run.plan.counts(stop) - complete) * reached_part
+    shares: Float64s = (complete + in_last) / count
     return shares
 
 
 def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:
-    """What `count` returns for a number of first samples, int64 [num_sources],
-    without the skipped ones."""
+    """Return what `count` counts in the first `consumed_samples` samples, without the skipped ones:
+    int64 [num_sources].
+
+    Args:
+        count: returns what a number of first samples has of each source, int64 [num_sources].
+    """
     total = count(consumed_samples)
     for start, stop in skips.ranges:
         if start < consumed_samples:
@@ -139,7 +145,7 @@ def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips:
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:
     """Append the result of `Loader.stats` to a JSON Lines file.
-    Raises OSError if it cannot be written."""
+    Raises: OSError if the file cannot be written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(stats, separators=(",", ":")) + "\n")
 

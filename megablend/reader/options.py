@@ -25,14 +25,14 @@ OURS = {
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check options for a DataLoader and set `pin_memory` and `num_workers`.
     Raises: ConfigError."""
-    known = list(inspect.signature(DataLoader).parameters) if options else []
+    torch_options = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():
         if name in OURS:
             raise ConfigError(
                 f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}"
             )
-        if name not in known:
-            hint = did_you_mean(name, [*known, "micro_batch_size", "consumed_samples"])
+        if name not in torch_options:
+            hint = did_you_mean(name, [*torch_options, "micro_batch_size", "consumed_samples"])
             raise ConfigError(
                 f"{name}: found {value!r}: {hint or 'torch.utils.data.DataLoader has no such option'}"
             )
@@ -60,4 +60,5 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _can_pin() -> bool:
+    """Return whether torch finds a device for which memory can be pinned."""
     return torch.cuda.is_available() or torch.accelerator.is_available()

@@ -1,5 +1,5 @@
-"""The data-parallel rank that a loader reads for: given explicitly or by a process group, never
-guessed from the world size.
+"""The data-parallel rank that a loader reads for, which is given explicitly or by a process group,
+and never guessed from the world size.
 
 Ranks of tensor and pipeline parallelism read the same samples, so the number of processes does not
 imply data parallelism.
@@ -36,10 +36,13 @@ def resolve_rank(
     *,
     replicas: int = 1,
 ) -> tuple[int, int]:
-    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1, and it
-    may play any other.
+    """Return the data-parallel (rank, size). In a job of a single process, the default is rank 0 of
+    1, and any other rank may be given.
 
     Args:
+        data_parallel_rank, data_parallel_size: given together, or both None.
+        data_parallel_group: given instead of both, or None.
+        environ: where launchers set their variables.
         replicas: how many jobs, each of as many processes as this one, read the run together.
 
     Warns: if the processes of a job are not a multiple of the size.
@@ -84,6 +87,7 @@ def resolve_rank(
 
 
 def _place_in(group: Any) -> tuple[int, int]:
+    """Return the (rank, size) of this process in a group. Raises: ConfigError."""
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             names = ", ".join(map(repr, group.mesh_dim_names or ())) or "unnamed"
@@ -118,15 +122,16 @@ class _Processes(NamedTuple):
 
     number: int
     is_exact: bool
-    """False if there may be more."""
-    told_by: str
+    """Whether there cannot be more."""
+    origin: str
+    """What says so: a library or a variable."""
 
     def __str__(self) -> str:
-        return f"{self.number}{'' if self.is_exact else ' or more'} ({self.told_by})"
+        return f"{self.number}{'' if self.is_exact else ' or more'} ({self.origin})"
 
 
 def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
-    """The number of processes of the job; None for one process. Raises: LaunchError for a variable
+    """Count the processes of the job; None for a single process. Raises: LaunchError for a variable
     that is not a number."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
@@ -141,8 +146,8 @@ def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
 
 
 def _check_size(size: int, job: _Processes, replicas: int) -> None:
-    """Raises: ConfigError if there are fewer processes than data-parallel ranks, so that some
-    samples were never read."""
+    """Check that there are enough processes for the data-parallel ranks, since some samples would
+    never be read otherwise. Raises: ConfigError."""
     processes = job.number * replicas
     jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
     if size > processes and job.is_exact:
@@ -153,7 +158,7 @@ def _check_size(size: int, job: _Processes, replicas: int) -> None:
         )
     if processes % size and job.is_exact:
         warnings.warn(
-            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.told_by}{jobs}); "
+            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.origin}{jobs}); "
             "set it to the number of ranks that read different samples",
             RuntimeWarning,
             stacklevel=4,

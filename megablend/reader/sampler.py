@@ -1,5 +1,5 @@
-"""Assigns samples to batches, split over data-parallel ranks exactly
-as Megatron's pretraining sampler does.
+"""A sampler that assigns samples to batches, split over data-parallel ranks exactly as Megatron's
+pretraining sampler does.
 
 Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size *
 data_parallel_size consecutive sample numbers, of which rank r takes the r-th run of
@@ -33,8 +33,8 @@ class PretrainingSampler(Sampler[list[int]]):
     Args:
         dataset: made by `megablend.open`.
         consumed_samples: where to begin; default: the dataset's `consumed_samples`.
-        data_parallel_rank, data_parallel_size: of this process; both are required in a job of
-            several processes.
+        data_parallel_rank, data_parallel_size: the rank of this process and their number; both are
+            required in a job of several processes.
         data_parallel_group: instead of both, a torch ProcessGroup or one dimension of a DeviceMesh.
         drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples.
             Otherwise a rank that gets none of its samples has an empty batch, for which the dataset
@@ -89,8 +89,8 @@ class PretrainingSampler(Sampler[list[int]]):
             self.check_steps()
 
     def check_steps(self) -> None:
-        """Refuse steps after the position that would have samples of two lengths
-        or skipped samples. Raises: ConfigError."""
+        """Check that no step after the position has samples of two lengths or skipped samples.
+        Raises: ConfigError."""
         dataset = self.dataset
         problem = unfit_step(dataset.run, dataset.skips, self.next_start(), self.step_samples)
         if problem is not None:
@@ -99,30 +99,29 @@ class PretrainingSampler(Sampler[list[int]]):
             )
 
     def __len__(self) -> int:
-        """The number of batches that the next iteration yields."""
+        """Return the number of batches that the next iteration yields."""
         return self.steps_after(self.next_start())
 
     def next_start(self) -> int:
-        """The sample number at which the next iteration begins:
-        a validation split begins anew after its end."""
+        """Return the sample number at which the next iteration begins: a validation split begins
+        anew after its end."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples
 
     def steps_after(self, consumed_samples: int) -> int:
-        """The number of micro steps from a sample number to the end of the run."""
+        """Count the micro steps from a sample number to the end of the run."""
         skips = self.dataset.skips
-        left = skips.count_trained(self.dataset.run.num_samples) - skips.count_trained(
-            consumed_samples
-        )
+        left = skips.count_trained(self.dataset.run.num_samples)
+        left -= skips.count_trained(consumed_samples)
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """The samples [start, stop) of the next step of all ranks; the
-        next one follows from `stop`."""
+        """Return the samples [start, stop) of the next step of all ranks after so many consumed
+        samples; `stop` are those consumed after it."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
-        if not skips.ranges:  # called for each batch
+        if not skips.ranges:  # a fast path, since this is called for each batch
             return consumed_samples, min(consumed_samples + self.step_samples, num_samples)
         start = skips.next_sample(consumed_samples)
         stop = min(start + self.step_samples, num_samples)
@@ -133,26 +132,26 @@ class PretrainingSampler(Sampler[list[int]]):
         self.check_steps()
         start = self.next_start()
         for _ in range(self.steps_after(start)):
-            first, start = self.next_step(start)
-            begin = first + self.data_parallel_rank * self.micro_batch_size
-            self.consumed_samples = (
-                start  # before the yield: the state includes the batch that was just yielded
-            )
-            yield list(range(begin, min(begin + self.micro_batch_size, start)))
+            start, stop = self.next_step(start)
+            begin = start + self.data_parallel_rank * self.micro_batch_size
+            # Before the yield: the state includes the batch that was just yielded
+            self.consumed_samples = stop
+            yield list(range(begin, min(begin + self.micro_batch_size, stop)))
+            start = stop
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches yielded so far."""
+        """Return the state after the batches yielded so far."""
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks
-        and any micro batch. Raises StateError."""
+        """Continue where a state was saved, with any number of ranks and any micro batch.
+        Raises: StateError; ConfigError as `check_steps`."""
         self.consumed_samples = self.dataset.check_state(state)
         self.check_steps()
 
 
 def check_dataset(dataset: object) -> None:
-    """Raises: ConfigError if it is not a megablend dataset."""
+    """Check that an object is a megablend dataset. Raises: ConfigError."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"found {type(dataset).__name__}, expected a dataset returned by megablend.open"

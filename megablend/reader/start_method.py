@@ -1,10 +1,10 @@
 """How a DataLoader's workers start and end.
 
-They do not start by fork if files or the cache are in an object store, since its client does not
-survive that. They end with the trainer, however that ends.
+Workers are not forked if files or the cache are in an object store, since the store's client does
+not survive a fork. They end with the trainer, however the trainer ends.
 
 Workers that a fork server has started are not children of the trainer, so that neither torch nor
-the system ends them when it is killed; they would wait for it for ever, with all their memory.
+the system ends them when the trainer is killed; they would wait for ever, with all their memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _POLL_SECONDS = 5.0
 
 
 class WorkerStart:
-    """A `worker_init_fn`: the worker ends when its parent does,
-    also while it is blocked in a read. Picklable.
+    """A `worker_init_fn` that lets the worker end when its parent does, also while the worker is
+    blocked in a read. Picklable.
 
     Args:
         own: the user's `worker_init_fn`.
@@ -50,8 +50,13 @@ class WorkerStart:
 
 
 def _end_with(sentinel: int, pid: int, started: str | None) -> None:
-    """End this process when its parent has ended: its sentinel is ready then, and its number is
-    nobody's, or another's."""
+    """End this process when its parent has ended.
+
+    Args:
+        sentinel: the parent's, which becomes ready when the parent ends.
+        pid: the parent's process id, which another process may get after the parent's end.
+        started: when the parent was started, as `_find_start` says.
+    """
     while not multiprocessing.connection.wait([sentinel], timeout=_POLL_SECONDS):
         if _find_start(pid) != started:
             break
@@ -59,26 +64,27 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
 
 
 def _find_start(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks;
-    None if there is none, or the kernel does not say."""
+    """Find when a process was started, in the kernel's ticks; None if there is no such process or
+    it has ended, or if the kernel does not say."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    after_name = status.rpartition(")")[2].split()
-    return None if after_name[0] == "Z" else after_name[19]
+    # Fields after the name, which may contain anything: see proc_pid_stat(5)
+    fields = status.rpartition(")")[2].split()
+    state = fields[0]
+    start_time = fields[19]
+    return None if state == "Z" else start_time
 
 
 def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """Options for a DataLoader, with the `multiprocessing_context` that the sources require.
+    """Return options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
     Raises: ConfigError if `fork` is requested but cannot work, or if a worker runs the script
         that started it.
     """
-    remote = next(
-        (path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES), None
-    )
-    if not options["num_workers"] or remote is None:
+    remote = [path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES]
+    if not options["num_workers"] or not remote:
         return dict(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
@@ -91,13 +97,13 @@ def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     method = context if isinstance(context, str) else context.get_start_method()
     if method == "fork":
         raise ConfigError(
-            f"multiprocessing_context: found 'fork', expected 'forkserver' or 'spawn': {remote} is read through a client that "
+            f"multiprocessing_context: found 'fork', expected 'forkserver' or 'spawn': {remote[0]} is read through a client that "
             "does not work after a fork"
         )
     return dict(options)
 
 
 def _list_locations(run: Run) -> list[str]:
-    """Where the cache is, and the files of the sources."""
+    """List where the cache is, and the files of the sources."""
     roots = {**run.store.snapshot.roots, **run.store.roots}
     return [run.runtime.cache.location, *roots.values()]

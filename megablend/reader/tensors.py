@@ -1,4 +1,4 @@
-"""The dict of GPTDataset: tokens, labels, masks and position ids of samples.
+"""The dict of tensors that GPTDataset returns: tokens, labels, masks and position ids of samples.
 
 Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getitem__,
     _get_ltor_masks_and_position_ids).
@@ -20,7 +20,7 @@ from megablend.run.run import Section
 
 
 def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """A batch of samples like GPTDataset's, collated. No tensor shares memory with another, so
+    """Make a batch of samples like GPTDataset's, collated. No tensor shares memory with another, so
     users may modify any of them.
 
     Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n,
@@ -33,41 +33,35 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
     """
     masks = settings.masks
     tokens = samples.tokens
-    shape = samples.tokens.shape
-    loss_mask = np.empty(shape, np.float32)
-    loss_mask[:] = _ones(shape[1])  # whole rows are copied in half the time of a fill
-    if masks.eod_mask_loss:
-        loss_mask[tokens == masks.eod] = 0.0
-    if not settings.add_extra_token_to_sequence:  # the last token has no label
-        loss_mask[:, -1] = 0.0
-    if samples.masked is not None:
-        loss_mask[samples.masked] = 0.0
+    num_samples, length = tokens.shape
     arrays: dict[str, npt.NDArray[Any]] = {
         "tokens": tokens,
         "labels": samples.labels,
-        "loss_mask": loss_mask,
+        "loss_mask": _make_loss_mask(settings, samples),
     }
-    after_eod = _after(tokens, masks.eod) if masks.needs_eod and masks.eod is not None else None
-    positions_from = after_eod if masks.reset_position_ids else None
+    # Where documents begin, for what is reset there
+    after_eod = None
+    if masks.needs_eod and masks.eod is not None:
+        after_eod = _find_after(tokens, masks.eod)
+    position_resets = after_eod if masks.reset_position_ids else None
     if masks.inter_document_masking:
         assert samples.begins is not None
-        positions_from = np.ascontiguousarray(samples.begins[:, : shape[1]])
-        arrays["cu_seqlens"] = np.empty((shape[0], shape[1] + 1), np.int32)
-        arrays["max_seqlen"] = np.empty(shape[0], np.int32)
-        document_ends(positions_from, arrays["cu_seqlens"], arrays["max_seqlen"])
-    arrays["position_ids"] = positions = np.empty(shape, np.int64)
-    if positions_from is None:
-        positions[:] = _counted(shape[1])
+        position_resets = np.ascontiguousarray(samples.begins[:, :length])
+        arrays["cu_seqlens"] = np.empty((num_samples, length + 1), np.int32)
+        arrays["max_seqlen"] = np.empty(num_samples, np.int32)
+        document_ends(position_resets, arrays["cu_seqlens"], arrays["max_seqlen"])
+    positions = np.empty((num_samples, length), np.int64)
+    if position_resets is None:
+        positions[:] = _positions(length)
     else:
-        count_positions(positions_from, positions)
+        count_positions(position_resets, positions)
+    arrays["position_ids"] = positions
     if masks.create_attention_mask:
-        masked_before = (
-            after_eod
-            if masks.reset_attention_mask and after_eod is not None
-            else np.zeros(shape, np.bool_)
-        )
-        arrays["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
-        fill_causal_mask(masked_before, arrays["attention_mask"])
+        attention_resets = after_eod if masks.reset_attention_mask else None
+        if attention_resets is None:
+            attention_resets = np.zeros((num_samples, length), np.bool_)
+        arrays["attention_mask"] = np.empty((num_samples, 1, length, length), np.bool_)
+        fill_causal_mask(attention_resets, arrays["attention_mask"])
     arrays["dataset_id"] = samples.sources.astype(np.int64)
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if samples.extra:
@@ -78,9 +72,22 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
 
 
 def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """The first of the samples as GPTDataset returns it:
-    without the batch dimension, dataset_id an int."""
+    """Make the dict of the first of the samples as GPTDataset returns it: without the batch
+    dimension, and dataset_id an int."""
     return sample_of(batch_dict(settings, samples), 0)
+
+
+def _make_loss_mask(settings: Section, samples: Samples) -> npt.NDArray[np.float32]:
+    """Make the loss mask, float32 [n, sequence_length]."""
+    loss_mask = np.empty(samples.tokens.shape, np.float32)
+    loss_mask[:] = _ones(samples.tokens.shape[1])  # copying rows takes half the time of a fill
+    if settings.masks.eod_mask_loss:
+        loss_mask[samples.tokens == settings.masks.eod] = 0.0
+    if not settings.add_extra_token_to_sequence:  # the last token has no label
+        loss_mask[:, -1] = 0.0
+    if samples.masked is not None:
+        loss_mask[samples.masked] = 0.0
+    return loss_mask
 
 
 def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -91,18 +98,18 @@ def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @cache
 def _ones(length: int) -> npt.NDArray[np.float32]:
-    """The loss mask of a sample without masked tokens."""
+    """Return the loss mask of a sample without masked tokens; a run has few sequence lengths."""
     return np.ones(length, np.float32)
 
 
 @cache
-def _counted(length: int) -> npt.NDArray[np.int64]:
-    """The positions 0, 1, 2, ... of a sample; a run has one sequence length."""
+def _positions(length: int) -> npt.NDArray[np.int64]:
+    """Return the positions 0, 1, 2, ... of a sample without resets."""
     return np.arange(length)
 
 
-def _after(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.bool_]:
-    """Where the previous token is `eod`: bool, of the shape of `tokens` [n, length]."""
+def _find_after(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.bool_]:
+    """Find where the previous token is `eod`: bool, of the shape of `tokens` [n, length]."""
     after = np.zeros(tokens.shape, np.bool_)
     after[:, 1:] = tokens[:, :-1] == eod
     return after

@@ -1,5 +1,5 @@
-"""A user's function on each sample: the final step, run in threads in parallel with training, or in
-a DataLoader's workers."""
+"""A user's function of each sample, applied as the final step: in threads, in parallel with training,
+or in a DataLoader's workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data
@@ -16,7 +17,8 @@ from megablend.errors import ConfigError, TransformError
 from megablend.system import count_cpus
 
 Transform = Callable[[dict[str, Any]], Any]
-"""A sample as `dataset[k]` returns it -> its replacement: anything that torch can collate."""
+"""A function of a sample as `dataset[k]` returns it; returns its replacement, anything that torch can
+collate."""
 AHEAD = 3
 """Batches transformed in advance, in addition to the one that is awaited."""
 
@@ -54,24 +56,40 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
 
 
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The i-th sample of a batch as `dataset[k]` returns it: dataset_id is an int."""
+    """Return the i-th sample of a batch as `dataset[k]` does: dataset_id is an int."""
     sample: dict[str, Any] = {
         name: sample_of(value, i) if isinstance(value, Mapping) else value[i]
         for name, value in batch.items()
     }
-    return sample | {"dataset_id": int(sample["dataset_id"])} if "dataset_id" in sample else sample
+    if "dataset_id" in sample:
+        sample["dataset_id"] = int(sample["dataset_id"])
+    return sample
 
 
 class TransformedSteps(torch.utils.data.Dataset[Any]):
-    """Batches by step, transformed where they are read; for a DataLoader's workers."""
+    """Batches by step, transformed in the process that reads them; for a DataLoader's workers.
+
+    Args:
+        steps: batches before the transform, by the numbers of their samples.
+    """
 
     def __init__(self, steps: torch.utils.data.Dataset[Any], transform: Transform) -> None:
         self._steps = steps
         self._transform = transform
 
     def __getitem__(self, ks: list[int]) -> Any:
-        """The batch of samples `ks`. Raises as the steps do; TransformError."""
+        """Return the batch of samples `ks`. Raises: as the steps do; TransformError."""
         return apply_to_batch(self._transform, self._steps[ks], ks)
+
+
+class Generation(NamedTuple):
+    """What distinguishes the work that is submitted to the same Threads: work of an earlier
+    generation is not done any more."""
+
+    process: int
+    """Process id."""
+    num_closes: int
+    """How often the threads were closed in this process."""
 
 
 class Threads:
@@ -80,9 +98,7 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self.generation = os.getpid(), 0
-        """Process id and number of closes; work submitted in another generation is not done any
-        more."""
+        self._generation = Generation(os.getpid(), 0)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call `function(*args)` in a thread."""
@@ -92,20 +108,20 @@ class Threads:
             )
         return self._pool.submit(function, *args)
 
-    def get_current(self) -> tuple[int, int]:
-        """The current generation; a forked child, which does not have its parent's
-        threads, starts a new one."""
-        if self.generation[0] != os.getpid():
+    def get_generation(self) -> Generation:
+        """Return the current generation. A forked child, which does not have its parent's threads,
+        begins a new one."""
+        if self._generation.process != os.getpid():
             self._pool = None
-            self.generation = (os.getpid(), 0)
-        return self.generation
+            self._generation = Generation(os.getpid(), 0)
+        return self._generation
 
     def close(self) -> None:
         """Stop the threads and cancel pending work."""
-        self.get_current()
+        process, num_closes = self.get_generation()
         pool = self._pool
         self._pool = None
-        self.generation = (self.generation[0], self.generation[1] + 1)
+        self._generation = Generation(process, num_closes + 1)
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -119,25 +135,33 @@ def transformed(
     batches: Iterable[list[int]],
     threads: Threads,
 ) -> Iterator[Any]:
-    """Yield the batches of samples `batches`, transformed by threads: while one is used, the next
-    AHEAD are transformed.
+    """Yield batches, transformed by threads: while one is used, the next AHEAD are transformed.
 
-    Raises as the steps do, and TransformError, when the failing batch is due.
+    Args:
+        steps: batches before the transform, by the numbers of their samples.
+        batches: the numbers of each batch's samples.
+
+    Raises: as the steps do, and TransformError, when the failing batch is due.
     """
     coming = iter(batches)
+    # Batches in work: their samples, and what they will be
     pending = deque[tuple[list[int], Future[Any]]]()
-    generation = threads.get_current()
+    generation = threads.get_generation()
     try:
         while True:
-            # Closed or forked: start pending batches again
-            if generation != (generation := threads.get_current()):
+            if threads.get_generation() != generation:  # closed or forked: work begins again
+                generation = threads.get_generation()
                 pending = deque([(ks, _begin(threads, steps, transform, ks)) for ks, _ in pending])
-            while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
+            for ks in islice(coming, AHEAD + 1 - len(pending)):
                 pending.append((ks, _begin(threads, steps, transform, ks)))
             if not pending:
-                return threads.close()
-            yield pending.popleft()[1].result()
-    except GeneratorExit:  # perhaps from the garbage collector, in any thread: it must not wait for threads; `close` does
+                break
+            _, transformed_batch = pending.popleft()
+            yield transformed_batch.result()
+        threads.close()
+    except GeneratorExit:
+        # Perhaps raised by the garbage collector, in any thread: it must not wait for threads, as
+        # closing them does
         raise
     except BaseException:
         threads.close()

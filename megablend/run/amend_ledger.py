@@ -3,6 +3,7 @@ sample before the cut changes."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 
 from megablend.blend.interleavings.registry import find_interleaving
@@ -30,22 +31,31 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
             f"found sample {sample:,}, expected 1 to {ledger.num_samples:,}, the samples of run {ledger.run!r}; to "
             "change the whole run, plan it again (`megablend runs reset CONFIG`)"
         )
-    number = next(number for number, end in enumerate(ledger.ends) if sample <= end)
+    number = bisect.bisect_left(ledger.ends, sample)
     stage = ledger.stages[number]
-    # The steps of the stage; a drain after it has its number, but starts where it stops
-    steps = [
+    planned = _find_planned(plan, number, stage, sample)
+    start = plan.stages[planned].start
+    round_up = find_interleaving(stage.blend.interleaving).round_up
+    # A sample of the drain before `start` takes the cycle that follows it
+    cycles = round_up(plan.plan_of(planned), max(1, sample - start))
+    stop = min(stage.stop, start + cycles)
+    last = dataclasses.replace(stage, cut=None if stop == stage.end else stop)
+    return dataclasses.replace(ledger, stages=(*ledger.stages[:number], last))
+
+
+def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> int:
+    """Find the index in a plan of the part of stage `number` in which `sample` lies, or of the
+    stage's first part if the sample is in the drain before it."""
+    # A drain after the stage has the stage's number, too, but starts where the stage stops
+    parts = [
         index
         for index, part in enumerate(plan.stages)
         if part.number == number and part.start < stage.stop
     ]
-    step = next((index for index in steps if sample <= plan.stages[index].stop), steps[-1])
-    start = plan.stages[step].start
-    round_up = find_interleaving(stage.blend.interleaving).round_up
-    stop = min(stage.stop, start + round_up(plan.plan_of(step), max(1, sample - start)))
-    cut = None if stop == stage.end else stop
-    return dataclasses.replace(
-        ledger, stages=(*ledger.stages[:number], dataclasses.replace(stage, cut=cut))
-    )
+    for index in parts:
+        if sample <= plan.stages[index].stop:
+            return index
+    return parts[-1]
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
@@ -58,8 +68,9 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
         return ledger
-    pairs = zip(ledger.links, state.stages, strict=False)
-    number = next(number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    number = 0
+    while ledger.links[number] == state.stages[number]:
+        number += 1
     # The state is of another amendment, which this ledger does not have
     if ledger.ends[number] != parting.sample:
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
@@ -84,19 +95,19 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
         one, or nothing changes; ConfigError if no requested stage begins at the cut.
     """
     stop = cut.num_samples
-    early_start = next((start for start in requested.starts if cut.starts[-1] < start < stop), None)
-    if early_start is not None and early_start not in cut.ends:
+    early_starts = [start for start in requested.starts if cut.starts[-1] < start < stop]
+    if early_starts and early_starts[0] not in cut.ends:
         raise ConfigError(
-            f"the config's next stage begins at sample {early_start:,}, expected {stop:,}: set the end of the stage before "
+            f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set the end of the stage before "
             f"it to the one that was built, `samples: {cut.stages[-1].end}`, and set `from: {stop}`, or no `from`, in "
             "the next stage"
         )
     cut.check_past(requested, stop)
     if stop not in requested.ends[:-1]:
-        next_start = next((start for start in requested.starts if start >= stop), None)
-        listed = (
-            f" (its next stage begins at sample {next_start:,})" if next_start is not None else ""
-        )
+        later_starts = [start for start in requested.starts if start >= stop]
+        listed = ""
+        if later_starts:
+            listed = f" (its next stage begins at sample {later_starts[0]:,})"
         raise ConfigError(
             f"the config lists no stage that begins at sample {stop:,}{listed}; add one to `stages` after the stage that has "
             f"this sample, with what changes and `from: {stop}`"
@@ -112,5 +123,5 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
 
 
 def _differs(stage: Stage, before: Stage) -> bool:
-    """Whether a stage has another order than the one before it."""
+    """Return whether a stage has another order than the one before it."""
     return stage.index != before.index or describe_difference(before.blend, stage.blend) is not None

@@ -1,5 +1,5 @@
-"""Refuse blends in which a source gets no samples, or more than its caps allow. The errors name a
-blend or a length that would be accepted."""
+"""Checks that refuse blends in which a source gets no samples, or more than its caps allow. The
+errors name a blend or a length that would be accepted."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def _check_only_stage(compiled: Compiled) -> None:
     sources = compiled.sources
     weights = compiled.weights
     tokens = compiled.run.data.tokens
-    totals = compiled.run.plan.counts(compiled.run.num_samples).tolist()
     length = config.sequence_length
     extra = int(config.add_extra_token_to_sequence)
+    # Samples of each source: what it gives, and what its caps allow
+    totals = compiled.run.plan.counts(compiled.run.num_samples).tolist()
     caps = [cap_of(source, n, length, extra) for source, n in zip(sources, tokens, strict=True)]
-    # From 1 / weight samples on, a source's share is at least one sample before rounding.
+    # From 1 / weight samples on, a source's share is at least one sample before rounding
     needed = max((-(-1 // weight) for weight in weights if weight), default=1)
     longest = longest_stage(weights, caps, redistribute=False) if any(weights) else None
     for source, weight, total, source_tokens, cap in zip(
@@ -65,66 +66,6 @@ def _check_only_stage(compiled: Compiled) -> None:
                 f"{_advise_cap(source, total, source_tokens, length, extra)}, or give it a smaller share"
                 f"{_advise_shares(sources, weights, caps, sum(totals))}"
             )
-
-
-def _advise_longer(
-    config: Config, split: str, needed: int, longest: int | None, tokens: int
-) -> str:
-    """Say how to give every source at least one sample, which takes `needed` samples, if the caps
-    allow as many."""
-    remedy = "give it a larger share, or a share of 0"
-    if needed > MAX_SAMPLES:
-        return f"All sources get at least one from {needed:,} samples on, but a plan can have at most {MAX_SAMPLES:,}: {remedy}"
-    if longest is not None and longest < needed:
-        return (
-            f"No length fits: all sources get at least one from {needed:,} samples on, but the caps allow {longest:,}: "
-            f"{remedy}"
-        )
-    return f"All sources get at least one from {needed:,} samples on: {set_length(config, split, needed, tokens)}; or {remedy}"
-
-
-def _advise_shorter(config: Config, split: str, needed: int, longest: int) -> str:
-    """Say how to shorten the run so that no source exceeds its caps, if each source would still get
-    a sample then."""
-    if longest < needed:
-        return "No length fits all sources: "
-    return f"At most {longest:,} samples fit all caps: {fit_all_caps(config, split, longest)}"
-
-
-def describe_caps(source: Source) -> str:
-    """A source's caps, in words."""
-    caps = [f"max_epochs {float(source.max_epochs):g}"] if source.max_epochs is not None else []
-    caps += [f"max_tokens {source.max_tokens:,}"] if source.max_tokens is not None else []
-    return f"its {' and '.join(caps)}"
-
-
-def _advise_cap(source: Source, total: int, tokens: int, length: int, extra: int) -> str:
-    """Say which caps to set for a source so that it may give `total` samples."""
-    keys = []
-    if source.max_epochs is not None:
-        keys.append(f"`max_epochs: {round_up(Fraction(total * length + extra, tokens))}`")
-    if source.max_tokens is not None:
-        keys.append(f"`max_tokens: {total * length}`")
-    return f"set {' and '.join(keys)} for it"
-
-
-def _advise_shares(
-    sources: Sequence[Source], weights: Sequence[Fraction], caps: Sequence[int | None], total: int
-) -> str:
-    """Say which blend `on_exhausted: redistribute` would give, or how long a run it allows."""
-    longest = longest_stage(weights, caps, redistribute=True)
-    if longest is not None and longest < total:
-        if longest == 0:
-            return ""
-        return f"; with `on_exhausted: redistribute` at most {longest:,} samples fit all caps"
-    shares = capped_shares(weights, caps, total)
-    changed = [
-        f"{source.name} {float(share):.6g}"
-        for source, weight, share in zip(sources, weights, shares, strict=True)
-        if weight != share
-    ]
-    more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
-    return f"; the nearest shares that fit all caps, which `on_exhausted: redistribute` gives: {', '.join(changed[:SHOWN])}{more}"
 
 
 def _check_stages(compiled: Compiled) -> None:
@@ -200,3 +141,63 @@ def _check_caps(
             f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {earlier}raise the "
             "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
         )
+
+
+def _advise_longer(
+    config: Config, split: str, needed: int, longest: int | None, tokens: int
+) -> str:
+    """Say how to give every source at least one sample, which takes `needed` samples, if the caps
+    allow as many."""
+    remedy = "give it a larger share, or a share of 0"
+    if needed > MAX_SAMPLES:
+        return f"All sources get at least one from {needed:,} samples on, but a plan can have at most {MAX_SAMPLES:,}: {remedy}"
+    if longest is not None and longest < needed:
+        return (
+            f"No length fits: all sources get at least one from {needed:,} samples on, but the caps allow {longest:,}: "
+            f"{remedy}"
+        )
+    return f"All sources get at least one from {needed:,} samples on: {set_length(config, split, needed, tokens)}; or {remedy}"
+
+
+def _advise_shorter(config: Config, split: str, needed: int, longest: int) -> str:
+    """Say how to shorten the run so that no source exceeds its caps, if each source would still get
+    a sample then."""
+    if longest < needed:
+        return "No length fits all sources: "
+    return f"At most {longest:,} samples fit all caps: {fit_all_caps(config, split, longest)}"
+
+
+def describe_caps(source: Source) -> str:
+    """Return a source's caps in words."""
+    caps = [f"max_epochs {float(source.max_epochs):g}"] if source.max_epochs is not None else []
+    caps += [f"max_tokens {source.max_tokens:,}"] if source.max_tokens is not None else []
+    return f"its {' and '.join(caps)}"
+
+
+def _advise_cap(source: Source, total: int, tokens: int, length: int, extra: int) -> str:
+    """Say which caps to set for a source so that it may give `total` samples."""
+    keys = []
+    if source.max_epochs is not None:
+        keys.append(f"`max_epochs: {round_up(Fraction(total * length + extra, tokens))}`")
+    if source.max_tokens is not None:
+        keys.append(f"`max_tokens: {total * length}`")
+    return f"set {' and '.join(keys)} for it"
+
+
+def _advise_shares(
+    sources: Sequence[Source], weights: Sequence[Fraction], caps: Sequence[int | None], total: int
+) -> str:
+    """Say which blend `on_exhausted: redistribute` would give, or how long a run it allows."""
+    longest = longest_stage(weights, caps, redistribute=True)
+    if longest is not None and longest < total:
+        if longest == 0:
+            return ""
+        return f"; with `on_exhausted: redistribute` at most {longest:,} samples fit all caps"
+    shares = capped_shares(weights, caps, total)
+    changed = [
+        f"{source.name} {float(share):.6g}"
+        for source, weight, share in zip(sources, weights, shares, strict=True)
+        if weight != share
+    ]
+    more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
+    return f"; the nearest shares that fit all caps, which `on_exhausted: redistribute` gives: {', '.join(changed[:SHOWN])}{more}"

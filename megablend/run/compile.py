@@ -86,12 +86,15 @@ class Compiled:
         )
 
     def stage_at(self, sample: int) -> RequestedStage:
-        """The stage that has a sample; the last one for samples beyond the request."""
-        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+        """Return the stage that has a sample; the last one for samples beyond the request."""
+        for stage in self.stages:
+            if sample < stage.stop:
+                return stage
+        return self.stages[-1]
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
-        """Tokens of each source in this split, in a stage's snapshot;
-        0 if it does not have the source."""
+        """Return the tokens of each source in this split, in a stage's snapshot; 0 if the snapshot
+        does not have the source."""
         return _data_of(self.data, stage).tokens
 
     @cached_property
@@ -108,17 +111,17 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """The split with a committed ledger's stages,
-        and further ones if more samples are requested.
+        """Return the split with a committed ledger's stages, and further ones if more samples are
+        requested.
 
         Raises: PlanError when a committed sample would change, or fewer samples are requested.
         """
         return replace(self, ledger=committed.extend(self.ledger))
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
-        """The split with a committed ledger's stages. Of a run that was extended since,
-        it has as many samples as are requested: a job whose config did not change keeps
-        the order that it was promised.
+        """Return the split with a committed ledger's stages. Where the run was extended since, the
+        split has only as many samples as are requested: a job whose config did not change keeps the
+        order that it was promised.
 
         Raises: PlanError if a committed sample would change; CacheError when more samples are
             requested.
@@ -199,7 +202,7 @@ class _Compiler:
     links: Sequence[Link]
 
     def request(self, batch: int | None) -> tuple[RequestedStage, ...]:
-        """The stages that the config requests. Raises: PlanError."""
+        """List the stages that the config requests. Raises: PlanError."""
         tokens = [each.tokens for each in self.data.snapshots]
         if self.config.is_blended(self.split):
             return request_stages(
@@ -208,7 +211,7 @@ class _Compiler:
         return (_request_one_pass(self.config, self.split, tokens[0]),)
 
     def make_ledger(self, stages: Sequence[RequestedStage]) -> Ledger:
-        """The ledger that commits to exactly these stages, with the newest plan version."""
+        """Make the ledger that commits to exactly these stages, with the newest plan version."""
         made = (
             Stage(
                 end=stage.end,
@@ -259,7 +262,7 @@ class _Compiler:
         )
 
     def _make_blend(self, stage: RequestedStage) -> Blend:
-        """The blend of a stage with the newest plan version."""
+        """Make the blend of a stage, with the newest plan version."""
         config = stage.config
         data = _data_of(self.data, stage)
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
@@ -278,11 +281,13 @@ class _Compiler:
         if not stage.weights:
             return blend
         sources = blend.sources  # the cycles are those of the mean shares
+        schedule = None
         if stage.schedule is not None:
             sources = tuple(
                 replace(source, share=share)
                 for source, share in zip(sources, stage.weights[:num_sources], strict=True)
             )
+            schedule = _make_schedule(stage, stage.schedule, blend)
         return replace(
             blend,
             sources=sources,
@@ -292,26 +297,25 @@ class _Compiler:
             seed=config.seed,
             lanes=config.lanes,
             shuffle_window=config.shuffle_window,
-            schedule=None
-            if stage.schedule is None
-            else _make_schedule(stage, stage.schedule, blend),
+            schedule=schedule,
         )
 
     def _count_sources(self, stage: RequestedStage) -> int:
-        """How many of the sources a stage's snapshot and those before it have; these come first."""
+        """Count the sources that a stage's snapshot and those before it have; in the list of all
+        sources, these come first."""
         number = stage.config.snapshot if self.split == "train" else 0
         has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)
         return int(np.flatnonzero(has_source)[-1]) + 1
 
 
 def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
-    """The documents of the split in the snapshot that a stage reads."""
+    """Return the documents of the split in the snapshot that a stage reads."""
     return data.snapshots[stage.config.snapshot if data.split == "train" else 0]
 
 
 def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
-    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError if the
-    stage is too short."""
+    """Make the schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError if
+    the stage is too short."""
     cycle = stage.config.lanes * stage.config.shuffle_window
     samples = stage.end - stage.first
     longest = max(source.cycles or 1 for source in blend.sources)
@@ -329,8 +333,8 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """The only stage of a split that is one pass over its sources.
-    Raises: PlanError if it has no samples."""
+    """Make the only stage of a split that is one pass over its sources.
+    Raises: PlanError if the stage has no samples."""
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:
@@ -350,7 +354,8 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
 
 
 def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
-    """Mean tokens of the units that the order of each source shuffles: its blocks or documents."""
+    """Compute the mean tokens of the units that the order of each source shuffles, which are blocks
+    or documents."""
     units = (
         parts["documents"]
         if config.top_level_needs_lengths

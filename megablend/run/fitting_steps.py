@@ -14,8 +14,8 @@ from megablend.run.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """The number that the samples of a step must divide so that the length and the masks of samples
-    change only between steps, counted from sample 0; None if they never change."""
+    """Return the number that the samples of a step must divide so that the length and the masks of
+    samples change only between steps, counted from sample 0; None if they never change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
@@ -25,44 +25,54 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
     Args:
         step_samples: micro batch x data-parallel size.
     """
-    start = first
-    changes = [section.stop for section in run.sections[:-1]]
-    while True:
-        start = skips.next_sample(start)
-        change = next((stop for stop in changes if stop > start), None)
-        skip = next((each for each in skips.ranges if each[0] > start), None)
-        is_skip = skip is not None and (change is None or skip[0] <= change)
-        end = skip[0] if is_skip and skip is not None else change
-        if end is None or end >= run.num_samples:
+    # Where a step has to end: where the length or the masks change, and where a skipped range begins
+    changes = {section.stop for section in run.sections[:-1]}
+    skip_stops = dict(skips.ranges)
+    start = skips.next_sample(first)
+    for end in sorted(changes | set(skip_stops)):
+        if end <= start:
+            continue
+        if end >= run.num_samples:
             return None
         rest = (end - start) % step_samples
+        if rest and end in skip_stops:
+            return _describe_unfit_skip(start, end, skip_stops[end], step_samples)
         if rest:
-            break
-        start = end
-    # `skip` and `amend` round to steps that are counted from sample 0
-    is_aligned = start % step_samples == 0
-    from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
-    if is_skip and skip is not None:
-        skip_again = (
-            f", or `megablend skip` the range again with --batch {step_samples}"
-            if is_aligned
-            else ""
-        )
-        return (
-            f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
-            f"whose steps end at {skip[0]:,}{skip_again}"
-        )
+            return _describe_unfit_change(run, start, end, step_samples)
+        start = skips.next_sample(end)
+    return None
+
+
+def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_samples: int) -> str:
+    """Say that steps from sample `start` on reach into a skipped range, and what to do."""
+    # `skip` rounds to steps that are counted from sample 0
+    skip_again = ""
+    if start % step_samples == 0:
+        skip_again = f", or `megablend skip` the range again with --batch {step_samples}"
+    return (
+        f"steps of {step_samples:,} samples from sample {start:,} on would reach into samples {skip_start:,} to "
+        f"{skip_stop:,}, which are skipped: use a micro batch and ranks whose steps end at {skip_start:,}{skip_again}"
+    )
+
+
+def _describe_unfit_change(run: Run, start: int, end: int, step_samples: int) -> str:
+    """Say that no step from sample `start` on ends at `end`, where the length or the masks of
+    samples change, and what to do."""
+    rest = (end - start) % step_samples
     nearest = end - rest
     if 2 * rest > step_samples or nearest <= start:
         nearest += step_samples
     remedy = f"end the stage at the nearest end of a step, sample {nearest:,}, or "
     if end not in run.ledger.starts:  # a drain ends there
         begin = max(sample for sample in run.ledger.starts if sample < end)
-        remedy = (
-            f"amend the run again, `megablend amend CONFIG --at {begin} --batch {step_samples}`, if training is not past it, or "
-            if is_aligned
-            else ""
-        )
+        remedy = ""
+        # `amend` rounds to steps that are counted from sample 0
+        if start % step_samples == 0:
+            remedy = (
+                f"amend the run again, `megablend amend CONFIG --at {begin} --batch {step_samples}`, if training is "
+                "not past it, or "
+            )
+    from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, "
         f"and a batch cannot contain both: {remedy}use a micro batch and ranks whose steps end there"
@@ -72,7 +82,8 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
 def fitting_lanes(
     lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> int:
-    """The smallest number of lanes, at least `lanes`, with which no two processes share a lane.
+    """Return the smallest number of lanes, at least `lanes`, with which no two processes share a
+    lane.
 
     Two processes that read the same lane both read most of its blocks. A step of a process is
     micro_batch_size consecutive samples, and the processes take turns, so the number of lanes must

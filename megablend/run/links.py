@@ -27,13 +27,15 @@ class Link(NamedTuple):
         return self.end if self.cut is None else self.cut
 
     def to_list(self) -> list[int | str | None]:
-        """The link as states store it: end and digest, and the cut,
-        the drain and `whole_epochs` if there are any."""
+        """Return the link as states store it: end and digest, and cut, drain and `whole_epochs` up
+        to the last one that the stage has."""
         if self.whole_epochs:
             return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:
             return [self.end, self.digest, self.cut, self.drain]
-        return [self.end, self.digest] if self.cut is None else [self.end, self.digest, self.cut]
+        if self.cut is not None:
+            return [self.end, self.digest, self.cut]
+        return [self.end, self.digest]
 
 
 class Parting(NamedTuple):
@@ -46,7 +48,7 @@ class Parting(NamedTuple):
 
 
 def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
-    """Where two chains part; None if one of them is the beginning of the other."""
+    """Find where two chains part; None if one of them is the beginning of the other."""
     start = 0
     for x, y in zip(a, b, strict=False):
         if (x.end, x.digest) != (y.end, y.digest):
@@ -58,13 +60,13 @@ def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
 
 
 def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
-    """The number of samples that two chains certainly have in common."""
+    """Count the first samples that two chains certainly have in common."""
     parting = find_parting(a, b)
     return min(a[-1].stop, b[-1].stop) if parting is None else parting.sample
 
 
 def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
-    """Whether two chains have the same samples before `sample`, and have at least one sample in
-    common."""
+    """Return whether two chains have the same samples before `sample`, and have at least one sample
+    in common."""
     parting = find_parting(a, b)
     return parting is None or (parting.sample > 0 and sample <= parting.sample)

@@ -1,4 +1,4 @@
-"""Locate the tokens of samples: from (source, position) to ranges of tokens of blocks."""
+"""From the positions of samples in their sources to ranges of tokens of blocks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ class Reading(NamedTuple):
     """Consecutive epochs of a source that are read from one snapshot."""
 
     position: int
-    """Position of the source (see `Epochs`) at which this begins, perhaps inside an epoch."""
+    """Position of the source (see `Epochs`) at which the reading begins, perhaps inside an
+    epoch."""
     stop: int
-    """Position at which it ends."""
+    """Position at which the reading ends."""
     shift: int
-    """Difference of the positions that `order` counts from those of the source: `order` counts as
-    if all earlier epochs had had the length of these."""
+    """What has to be added to a position of the source so that `order` understands it: `order`
+    counts as if all earlier epochs had had the length of these."""
     blocks: SplitBlocks
+    """The blocks of the source in the snapshot."""
     view: SplitBlocks | RemainingBlocks
-    """The blocks as `order` counts them: without those of files that are withdrawn."""
+    """The blocks as `order` counts them: those of `blocks` without those of withdrawn files."""
     order: Order
+    """The order of the blocks, whose positions and blocks are local to this reading."""
     first_block: int
     """See SplitData."""
     extra: int = 0
@@ -61,11 +64,13 @@ class Reading(NamedTuple):
         return self.view.remaining_before(start), self.view.remaining_before(stop)
 
     def list_epochs(self, stop: int) -> range:
-        """The epochs that have tokens of this reading before position `stop`."""
+        """List the epochs that have tokens of this reading before position `stop`."""
         first = self.position + self.shift
         stop = min(stop, self.stop + self.extra) + self.shift
         tokens = self.view.num_tokens
-        return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
+        if tokens == 0 or first >= stop:
+            return range(0)
+        return range(first // tokens, -(-stop // tokens))
 
     def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
         """Find where an epoch reads stored tokens [start, stop), as `order` counts them. Positions
@@ -74,7 +79,8 @@ class Reading(NamedTuple):
         starts = np.maximum(placed.starts - self.shift, self.position)
         stops = np.minimum(placed.stops - self.shift, self.stop + self.extra)
         stored = placed.stored + starts - (placed.starts - self.shift)
-        return Placed(*(column[starts < stops] for column in (placed.rows, stored, starts, stops)))
+        is_read = starts < stops
+        return Placed(placed.rows[is_read], stored[is_read], starts[is_read], stops[is_read])
 
 
 class Locator:
@@ -82,7 +88,7 @@ class Locator:
 
     Args:
         sources: [num_sources].
-        segments: [num_sources], the epochs of each.
+        segments: [num_sources], the epochs of each source.
         is_promised: whether, for a source given by its number, the sample that ends where a segment
             begins comes before the stage with which the files changed.
         extra: tokens of a sample that the next sample of its source has, too.
@@ -102,7 +108,8 @@ class Locator:
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
-        """The readings of a source, in order; empty if no snapshot of this split has the source."""
+        """Return the readings of a source, in order; none if no snapshot of this split has the
+        source."""
         if source not in self._readings:
             self._readings[source] = tuple(self._make_readings(source))
         return self._readings[source]
@@ -154,56 +161,34 @@ class Locator:
         """Locate the stored tokens of samples, including the extra one.
 
         Args:
-            sources: int32 [n].
+            sources: int32 [n], the samples' sources.
             starts: int64 [n], position of the first token of each sample.
             lengths: tokens of a sample, including the extra one: one number, or int64 [n].
 
         Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and
             `stops` are positions in a block's tokens as the store returns them.
         """
-        if len(sources) and (sources == sources[0]).all():
-            only = self.readings(int(sources[0]))[0].listed
-            if only is not None:
-                return locate_ranges(
-                    [only], np.zeros(len(starts), np.int64), starts, starts + lengths
-                )
+        if len(sources) and (sources == sources[0]).all():  # a fast path
+            listed = self.readings(int(sources[0]))[0].listed
+            if listed is not None:
+                first_of_all = np.zeros(len(starts), np.int64)
+                return locate_ranges([listed], first_of_all, starts, starts + lengths)
         distinct, numbers = np.unique(sources, return_inverse=True)
-        found = [self.readings(source)[0].listed for source in distinct.tolist()]
-        listed = [each for each in found if each is not None]
-        is_listed = np.array([each is not None for each in found], np.bool_)
+        listed_of = [self.readings(source)[0].listed for source in distinct.tolist()]
+        is_listed = np.array([listed is not None for listed in listed_of], np.bool_)
         parts = list[Spans]()
         rows = np.flatnonzero(is_listed[numbers])
         if len(rows):
-            among_listed = (np.cumsum(is_listed) - 1)[numbers[rows]]
+            listed_sources = [listed for listed in listed_of if listed is not None]
+            numbers_among_listed = (np.cumsum(is_listed) - 1)[numbers[rows]]
             stops = starts + lengths
-            spans = locate_ranges(listed, among_listed, starts[rows], stops[rows])
+            spans = locate_ranges(listed_sources, numbers_among_listed, starts[rows], stops[rows])
             parts.append(spans._replace(rows=rows[spans.rows]))
         others = np.flatnonzero(~is_listed[numbers])
         for source, places in by_value(sources[others]):
             rows = others[places]
-            readings = self.readings(source)
             counts = lengths if isinstance(lengths, int) else lengths[rows]
-            if len(readings) == 1:
-                parts.append(_locate(readings[0], rows, starts[rows], counts))
-                continue
-            first = starts[rows]
-            stop = starts[rows] + counts
-            # A reading reads the part of a sample from the end of the reading before to its own end
-            end: Int64s | None = None
-            for reading in readings:
-                begins = np.maximum(first, reading.position if end is None else end)
-                end = np.full(len(rows), reading.stop)
-                if reading.extra:
-                    # The extra token of the sample that ends at the reading's end is here, too
-                    end += reading.extra * (
-                        (first < reading.stop) & (stop == reading.stop + reading.extra)
-                    )
-                ends = np.minimum(stop, end)
-                inside = np.flatnonzero(begins < ends)
-                if len(inside):
-                    parts.append(
-                        _locate(reading, rows[inside], begins[inside], (ends - begins)[inside])
-                    )
+            parts += _locate_in_readings(self.readings(source), rows, starts[rows], counts)
         return join_spans(parts)
 
 
@@ -217,12 +202,38 @@ def _list_source(reading: Reading) -> ListedSource | None:
     return ListedSource(order, reading.shift, first_block, int(parts["skip"][0]))
 
 
-def _locate(
-    reading: Reading,
-    rows: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    lengths: int | npt.NDArray[np.int64],
-) -> Spans:
+def _locate_in_readings(
+    readings: Sequence[Reading], rows: Int64s, starts: Int64s, lengths: int | Int64s
+) -> list[Spans]:
+    """Locate the tokens of samples of one source.
+
+    Args:
+        rows: int64 [n], rows of the result.
+        starts: int64 [n], position of the first token of each sample.
+        lengths: tokens of a sample: one number, or int64 [n].
+    """
+    if len(readings) == 1:
+        return [_locate(readings[0], rows, starts, lengths)]
+    parts = list[Spans]()
+    stops = starts + lengths
+    # A reading reads the part of a sample from where the reading before ended to its own end
+    begins = np.maximum(starts, readings[0].position)
+    for reading in readings:
+        ends = np.full(len(rows), reading.stop)
+        if reading.extra:
+            # The extra token of the sample that ends at the reading's end is read here, too
+            ends_here = (starts < reading.stop) & (stops == reading.stop + reading.extra)
+            ends += reading.extra * ends_here
+        inside = np.flatnonzero(begins < np.minimum(stops, ends))
+        if len(inside):
+            counts = np.minimum(stops, ends) - begins
+            parts.append(_locate(reading, rows[inside], begins[inside], counts[inside]))
+        begins = np.maximum(starts, ends)
+    return parts
+
+
+def _locate(reading: Reading, rows: Int64s, starts: Int64s, lengths: int | Int64s) -> Spans:
+    """Locate tokens that one reading reads; arguments as of `_locate_in_readings`."""
     spans = reading.order.spans(starts + reading.shift, lengths)
     clips = reading.blocks.clips(spans.blocks)
     return Spans(

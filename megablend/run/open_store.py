@@ -22,6 +22,11 @@ from megablend.index.tables.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
+_ORDER_REMEDY = (
+    "; let the stage with that order read an index that has them (`new_data: true` in the stage, then `megablend index "
+    "CONFIG`)"
+)
+
 
 class Misfit(NamedTuple):
     """Why a snapshot is not what a config requests."""
@@ -30,12 +35,6 @@ class Misfit(NamedTuple):
     """A relative clause about the snapshot."""
     remedy: str = ""
     """What a run that keeps the snapshot can do instead; begins with a semicolon."""
-
-
-_ORDER_REMEDY = (
-    "; let the stage with that order read an index that has them (`new_data: true` in the stage, then `megablend index "
-    "CONFIG`)"
-)
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
@@ -87,39 +86,40 @@ def join_stores(
     Args:
         eods: the token that follows each document, by the source's name in the index.
 
-    Raises: PlanError if a snapshot lacks an extra column; ConfigError if a column has different
-        types in sources of a split.
+    Raises: PlanError if a snapshot lacks an extra column; ConfigError if an extra column has
+        different types in sources of a split.
     """
     stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
         return stores[0]
     extra = dict[str, tuple[ExtraColumn, ...]]()
     roots = dict[str, str]()
-    later = set[str]()
+    later_names = set[str]()  # of sources in the snapshots after the one in hand
     for number, store in reversed(list(enumerate(stores))):
         names = {entry.name for entry in store.snapshot.sources}
         for name in names:
-            joined = name_source(name, number, later)
+            joined_name = name_source(name, number, later_names)
             if name in store.extra:
-                extra[joined] = store.extra[name]
+                extra[joined_name] = store.extra[name]
             if name in store.roots:
-                roots[joined] = store.roots[name]
-        later |= names
+                roots[joined_name] = store.roots[name]
+        later_names |= names
     return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
 
 
 def _open_store(
     run: str, snapshot: Snapshot, eods: Mapping[str, int | None], runtime: Runtime, storage: Storage
 ) -> BlockStore:
+    """Open the blocks of a snapshot; arguments and errors as of `join_stores`."""
     names = snapshot.sources.names
-    listed = [eods.get(name) for name in names]
+    append_eod = [eods.get(name) for name in names]
     roots = {
         name: _root(snapshot, name, runtime.paths[name], storage)
         for name in names
         if name in runtime.paths
     }
     extra_bytes = runtime.memory // EXTRA_PART
-    plain = BlockStore(snapshot, listed, roots, extra_bytes=extra_bytes, storage=storage)
+    plain = BlockStore(snapshot, append_eod, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
     for name, columns in runtime.extra_columns.items():
         if name in snapshot.sources.numbers:
@@ -131,11 +131,11 @@ def _open_store(
     if not extra:
         return plain
     _check_types(extra)
-    return BlockStore(snapshot, listed, roots, extra, extra_bytes, storage=storage)
+    return BlockStore(snapshot, append_eod, roots, extra, extra_bytes, storage=storage)
 
 
 def list_eods(config: Config) -> dict[str, int | None]:
-    """The token that follows each document, by the source's name in the index."""
+    """List the token that follows each document, by the source's name in the index."""
     return {name: source.append_eod for name, source in config.all_sources.items()}
 
 
@@ -153,6 +153,7 @@ def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
 
 
 def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
+    """Return the error for a run whose config does not fit a snapshot."""
     return PlanError(
         f"run {run!r} uses index {snapshot.digest}, {misfit.problem}{misfit.remedy}; "
         "give the run another name (`run:`) and build it, or restore the previous config"
@@ -165,7 +166,7 @@ def find_misfit(
     """Describe the first of the named sources that the snapshot lacks or has indexed with other
     options; None if there is none.
 
-    Most of thousands of sources are requested and indexed alike; one of these is checked for all.
+    Of thousands of sources most are requested and indexed alike: of these, one is checked for all.
 
     Args:
         number: as for `open_block_store`.
@@ -186,16 +187,17 @@ def find_misfit(
         written = source.format, source.column, options, source.text is None
         request = id(read), written, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
-            misfit = _find_misfit(config, snapshot, name, source, number)
+            misfit = _find_source_misfit(config, snapshot, name, source, number)
             if misfit is not None:
                 return misfit
             checked.add(request)
     return None
 
 
-def _find_misfit(
+def _find_source_misfit(
     config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None
 ) -> Misfit | None:
+    """Describe why one source is not what the config requests; see `find_misfit`."""
     source_number = snapshot.sources.numbers.get(name)
     entry = None if source_number is None else snapshot.sources[source_number]
     if entry is None:
@@ -213,9 +215,8 @@ def _find_misfit(
         return misfit
     if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
-        remedy = (
-            _ORDER_REMEDY if not config.top_level_needs_lengths and config.needs_lengths else ""
-        )
+        is_for_stage = config.needs_lengths and not config.top_level_needs_lengths
+        remedy = _ORDER_REMEDY if is_for_stage else ""
         return Misfit(
             f"which has no document counts for source {name!r}, needed by {needed_by}", remedy
         )
@@ -224,27 +225,28 @@ def _find_misfit(
 
 
 def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
-    missing = next((each for each in columns if entry.find_extra(each) is None), None)
-    if missing is None:
-        return None
-    return Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
+    """Describe the first extra column that a source was indexed without; None if there is none."""
+    for column in columns:
+        if entry.find_extra(column) is None:
+            return Misfit(f"which lacks extra column {column!r} of source {entry.name!r}")
+    return None
 
 
 def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
     """Refuse sources that no snapshot has, or that a later one lacks although the config does not
     withdraw them. Raises: PlanError."""
-    known = [each.sources.numbers for each in snapshots]
     for name in config.all_sources:
-        first = next((i for i, names in enumerate(known) if name in names), None)
-        if first is None:
+        has_source = [name in snapshot.sources.numbers for snapshot in snapshots]
+        if not any(has_source):
             raise PlanError(
-                f"run {config.run!r} reads {len(known)} versions of the index, none of which has source {name!r}; index the "
+                f"run {config.run!r} reads {len(snapshots)} versions of the index, none of which has source {name!r}; index the "
                 "files as they are now (`megablend index CONFIG`), and let a stage read them (`new_data`, `megablend amend`)"
             )
-        lacking = next((i for i in range(first, len(known)) if name not in known[i]), None)
-        if lacking is not None and name not in config.withdrawn:
+        first = has_source.index(True)
+        if not all(has_source[first:]) and name not in config.withdrawn:
+            lacking = snapshots[has_source.index(False, first)]
             raise PlanError(
-                f"run {config.run!r}: index {snapshots[lacking].digest} lacks source {name!r}, which the run has read before; "
+                f"run {config.run!r}: index {lacking.digest} lacks source {name!r}, which the run has read before; "
                 f"list it in `withdraw` of the stage, or index its files again (`megablend index CONFIG`)"
             )
 
@@ -263,6 +265,8 @@ def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
 
 
 def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
+    """Check that the token that a source appends fits the types of its tokens. Raises:
+    ConfigError."""
     for dtype in dtypes:
         if source.append_eod is not None and source.append_eod > _find_largest(dtype):
             raise ConfigError(
@@ -273,12 +277,13 @@ def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
 
 @cache
 def _find_largest(dtype: str) -> int:
+    """Return the largest token that a type can store."""
     return int(np.iinfo(dtype).max)
 
 
 def _root(snapshot: Snapshot, name: str, paths: Sequence[str], storage: Storage) -> str:
-    """The folder of a source's files; see choose_root."""
+    """Return the folder of a source's files; see choose_root."""
     indexed = snapshot.roots[name]
-    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # so it is for most sources
+    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # a fast path for most sources
         return indexed
     return choose_root(snapshot, name, find_root(paths), storage)

@@ -81,26 +81,29 @@ class Run:
             return (Section(0, self.num_samples, length, extra, masks[0]),)
         lengths = {each.start: each.request.sample_tokens for each in self.plan.stages}
         edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
-        found = list[Section]()
+        sections = list[Section]()
         for start, stop in pairwise([*edges, self.num_samples]):
             length = lengths.get(start, length)
             section = Section(start, stop, length, extra, masks[bisect_right(starts, start) - 1])
-            if found and section[2:] == found[-1][2:]:
-                found[-1] = found[-1]._replace(stop=stop)
+            if sections and sections[-1]._replace(start=start, stop=stop) == section:
+                sections[-1] = sections[-1]._replace(stop=stop)
             else:
-                found.append(section)
-        return tuple(found)
+                sections.append(section)
+        return tuple(sections)
 
     def view_at(self, sample: int) -> Run:
-        """A view of the run with the settings that it has at a sample; the last ones for samples
-        beyond its end."""
+        """Return a view of the run with the settings that it has at a sample; the last ones for
+        samples beyond the run's end."""
         if len(self.sections) == 1:
             return self
-        section = next((each for each in self.sections if sample < each.stop), self.sections[-1])
-        return self.view(section)
+        for section in self.sections:
+            if sample < section.stop:
+                return self.view(section)
+        return self.view(self.sections[-1])
 
     def view(self, section: Section) -> Run:
-        """A view of the run with the settings of a section; it shares the run's plan and orders."""
+        """Return a view of the run with the settings of a section, which shares the run's plan and
+        orders."""
         if self.section is None and len(self.sections) == 1:
             return self
         self.locator  # noqa: B018  (made before it is copied, so that all views share it)

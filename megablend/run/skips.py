@@ -1,8 +1,9 @@
 """Ranges of a run's samples that training skips, for instance after a loss spike.
 
-Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is
-still one sample number. They are stored as a record of the cache (`runs/skips/<run>.json` in a
-folder), each with the digest of the plan that it was made for; it has no effect on other plans.
+Samplers apply these ranges, not the plan: sample numbers, digests and lengths do not change, and a
+state is still one sample number. The ranges are stored as a record of the cache
+(`runs/skips/<run>.json` in a folder), each with the digest of the plan that it was made for; a range
+has no effect on other plans.
 
 The record has a checksum, and the run's ledger states the number of ranges, so that a lost range is
 noticed. A range is added to the record first and counted afterwards, and removed the other way
@@ -33,44 +34,49 @@ _Entry = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Ranges [start, stop) of samples that are not trained on, in ascending
-    order; no two touch or overlap."""
+    """Samples that are not trained on."""
 
     ranges: tuple[tuple[int, int], ...] = ()
+    """Ranges [start, stop), ascending; no two touch or overlap."""
 
     def add(self, start: int, stop: int) -> Skips:
-        """A copy with the range [start, stop) as well; ranges that touch or overlap are merged."""
+        """Return a copy with the range [start, stop) as well; ranges that touch or overlap are
+        merged."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted([*self.ranges, (start, stop)]):
             if merged and first <= merged[-1][1]:
-                merged[-1] = merged[-1][0], max(last, merged[-1][1])
+                before_first, before_last = merged.pop()
+                merged.append((before_first, max(last, before_last)))
             else:
                 merged.append((first, last))
         return Skips(tuple(merged))
 
     def next_sample(self, position: int) -> int:
-        """The first sample from `position` on that is not skipped."""
-        if not self.ranges:  # called for each batch
-            return position
-        return next((stop for start, stop in self.ranges if start <= position < stop), position)
+        """Return the first sample from `position` on that is not skipped."""
+        for start, stop in self.ranges:
+            if start <= position < stop:
+                return stop
+        return position
 
     def position(self, trained: int) -> int:
-        """The sample number that follows after `trained` samples were trained on."""
+        """Return the sample number that follows after `trained` samples were trained on."""
         for start, stop in self.ranges:
             if trained >= start:
                 trained += stop - start
         return trained
 
     def count_trained(self, position: int) -> int:
-        """The number of samples before `position` that are not skipped: the inverse of
-        `position()`."""
-        return position - sum(
-            min(stop, position) - min(start, position) for start, stop in self.ranges
-        )
+        """Count the samples before `position` that are not skipped: the inverse of `position()`."""
+        num_skipped = sum(min(stop, position) - min(start, position) for start, stop in self.ranges)
+        return position - num_skipped
 
     def containing(self, position: int) -> tuple[int, int] | None:
-        """The range [start, stop) with start < position < stop; None if there is none."""
-        return next((each for each in self.ranges if each[0] < position < each[1]), None)
+        """Return the range [start, stop) that has samples both before and from `position` on; None
+        if there is none, so that a run can continue at `position`."""
+        for start, stop in self.ranges:
+            if start < position < stop:
+                return start, stop
+        return None
 
 
 def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
@@ -97,14 +103,14 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
 
 
 def lacks_checksum(cache: CacheLike, run: str) -> bool:
-    """Whether a run's record of skipped samples was written by a release without checksums.
-    Raises: CacheError if it is damaged."""
+    """Return whether a run's record of skipped samples was written by a release without checksums.
+    Raises: CacheError if the record is damaged."""
     record = _read(find_store(cache), run)[1]
     return record is not None and "checksum" not in parse_json(record.data)
 
 
 def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
-    """Add a range to the skips of a run. Raises CacheError."""
+    """Add a range to the skips of a run. Raises: CacheError."""
     plan = next(link.digest for link in ledger.links if stop <= link.stop)
     store = find_store(cache)
     entries, record = _read(store, ledger.run)
@@ -131,14 +137,15 @@ def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
 
 
 def forget_skips(cache: CacheLike, run: str) -> None:
-    """Remove the skips of a run that is removed. Raises CacheError."""
+    """Remove the record of a run that is removed, with the ranges of all its plans. Raises:
+    CacheError."""
     store = find_store(cache)
     if run in store.list_records(SKIPS):
         store.remove_record(SKIPS, run)
 
 
 def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises
+    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises:
     CacheError."""
     store = find_store(cache)
     try:
@@ -173,14 +180,15 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
             f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it, or "
             f"{_RESTORE}"
         )
+    damaged = CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
     try:
         entries = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
     except (KeyError, OverflowError, TypeError, ValueError):
-        entries = [(1, 0, "")]  # not a range
+        raise damaged from None
     checksum = _checksum(run, entries)
     are_ranges = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
     if not are_ranges or record.get("checksum", checksum) != checksum:
-        raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
+        raise damaged
     # Ledgers count ranges only since records have checksums
     if "checksum" not in record and count_skips(store, run):
         raise CacheError(
@@ -190,6 +198,8 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
 
 
 def _write(store: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
+    """Write the ranges of a run in place of the record `replaced`, or of none. Raises: as
+    CacheStore.write_record."""
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
     store.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
 

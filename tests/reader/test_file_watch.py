@@ -60,11 +60,11 @@ def test_training_resumes_once_the_file_is_restored(
     aside.rename(path)
     assert len(list(loader)) == 10
     watch.start()
-    place = watch._place[0]
+    place = watch._progress.next_index
     deadline = time.monotonic() + SECONDS
-    while watch._place[0] == place and time.monotonic() < deadline:
+    while watch._progress.next_index == place and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert watch._place[0] != place  # it goes on after the file
+    assert watch._progress.next_index != place  # it goes on after the file
     watch.raise_found()
 
 

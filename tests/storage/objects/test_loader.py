@@ -135,7 +135,7 @@ def test_requests_to_a_source_that_is_down_end_with_the_loader(
             loader._steps.close()
         server.faults = Faults(status={503: 1.0})
         before = server.requests
-        ahead = loader._steps._at(0)
+        ahead = loader._steps._read_ahead_from(0)
         assert ahead._advance()  # requests the first window
         wait_until(lambda: server.requests > before + 3)
         if how == "closed":
