@@ -19,9 +19,9 @@ from megablend.run.run import Run
 from megablend.storage.transfer import extrapolate
 
 _PLANNED_SAMPLES = 1 << 16
-"""Samples of the stretches that are planned at first; of runs that are no longer, all are planned."""
+"""About the samples of the stretches that are planned at first; shorter runs are planned whole."""
 _FEWEST_STRETCHES = 4
-"""The fewest from which variance is estimated."""
+"""The fewest stretches that are planned, since how much they differ has to be seen."""
 _WIDEST = 1.3
 """Where the most that may be read is more than so many times the least, twice as many stretches are
 planned."""
