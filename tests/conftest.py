@@ -31,8 +31,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _, _most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 _files = 4096 if _most_files == resource.RLIM_INFINITY else min(4096, _most_files)
 resource.setrlimit(resource.RLIMIT_NOFILE, (_files, _most_files))
-# GNU readline sets it for the processes of pytest-xdist; commands print for this width
+# Commands print for this width. GNU readline, which pytest imports, sets it for child processes, unseen by `os.environ`
 os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 
 class SkipWithoutTorch(MetaPathFinder):

@@ -57,8 +57,9 @@ def check(
 ) -> None:
     """Check that all data files of CONFIG's run exist unchanged.
 
-    They must have the sizes and times that were indexed, and CONFIG must be what the run is
-    committed to. Exits with 3 if not.
+    They must have the sizes that were indexed and, where times or inodes are others, the same
+    content in 64 KiB of each, which a warning says. CONFIG must be what the run is committed to.
+    Exits with 3 if not.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.check import check as check_files

@@ -105,8 +105,10 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     data = document.data
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
+        # Some commands read a config twice
+        remedy = "" if path.is_file() else "; a pipe gives its text once: write it to a file"
         raise ConfigError(
-            f"{path}: found {found}, expected keys such as cache, sequence_length, sources"
+            f"{path}: found {found}, expected keys such as cache, sequence_length, sources{remedy}"
         )
     if document.duplicates:
         key, line = document.duplicates[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from megablend.errors import (
 )
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
+from megablend.index.tables.file_versions import NUM_RANGES, RANGE_BYTES
 from megablend.index.verify.check_files import FileChecker, check_each, check_files, files_of
 from megablend.operations.results import Record
 from megablend.operations.runs import open_run
@@ -78,8 +79,8 @@ def check(
     """Check, in parallel, whether every file that a run may read exists with the size and times
     that the build recorded.
 
-    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)`
-    compares all of its blocks if the index has checksums of them. Without a run of that name, the
+    If a file was moved, copied or touched since, 64 KiB of it are compared, and a warning says so;
+    `verify(data=True)` compares all of its blocks if the index has checksums of them. Without a run of that name, the
     files of the newest index are checked, if they are those that the config's paths match.
 
     Args:
@@ -148,7 +149,6 @@ def _check_older(
 ) -> CheckResult:
     """Add to a result the problems of files that only older snapshots of the run have, and warnings
     of epochs that are not read to their end."""
-    result = replace(result, warnings=(*result.warnings, *warn_of_epochs(run)))
     stops = {
         file.number: file.stop
         for file in list_files(run)
@@ -156,6 +156,8 @@ def _check_older(
     }
     checker = FileChecker(run.store.snapshot, run.store.roots, session.storage)
     errors = check_each(checker, list(stops), progress=progress)
+    warnings = (*result.warnings, *warn_of_epochs(run), *_warn_of_touched(checker))
+    result = replace(result, warnings=warnings)
     older = tuple(
         f"{error}; only samples before {stops[number]:,} read it"
         for number, error in zip(stops, errors, strict=True)
@@ -190,7 +192,19 @@ def check_store(
         index=store.snapshot.digest,
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in errors),
-        warnings=tuple(warn_of_token_documents(config, store.snapshot)),
+        warnings=(*warn_of_token_documents(config, store.snapshot), *_warn_of_touched(checker)),
+    )
+
+
+def _warn_of_touched(checker: FileChecker) -> Iterator[str]:
+    """Warn of files of which only samples were compared."""
+    paths = sorted(checker.touched)
+    if not paths:
+        return
+    more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+    yield (
+        f"{paths[0]}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each file were "
+        "compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has checksums"
     )
 
 

@@ -56,8 +56,8 @@ class Session:
         self.what = what
         self.is_cache = is_remote(what) or (path is not None and path.is_dir())
         """Whether a cache is given, which exists if it is a folder."""
-        self.is_config = path is None or path.is_file()
-        """Whether a config is given, which exists if it is a file."""
+        self.is_config = path is None or (path.exists() and not path.is_dir())
+        """Whether a config is given, which exists if it is a file, or a pipe of the shell."""
         self._cache = cache
         self._run = run
         self._storage = storage and storage.for_reading()

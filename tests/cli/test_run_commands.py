@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,34 @@ def test_index_then_describe_then_build(config: Path, command: Command) -> None:
     assert "note: run 'demo' is not committed; `megablend build CONFIG` commits it" in out
     assert "run 'demo' is new: 100 samples" in command("build", config)[1]
     assert "run 'demo': stages end at sample 100" in command("describe", config, "--all")[1]
+
+
+def test_a_config_from_a_pipe(config: Path, command: Command) -> None:
+    """What a shell makes of `<(envsubst < run.yaml)`; paths in it are absolute."""
+
+    def pipe() -> str:
+        reading, writing = os.pipe()
+        ends.append(reading)
+        with open(writing, "wb") as file:
+            file.write(config.read_bytes())
+        return f"/dev/fd/{reading}"
+
+    ends = list[int]()
+    assert "run 'demo' is new: 100 samples" in command("build", pipe())[1]
+    for arguments in (["describe"], ["check"], ["show", "--sample", 3], ["runs", "list"]):
+        given = [*arguments[:1], pipe(), *arguments[1:]]
+        if arguments[0] == "runs":
+            given = [*arguments, pipe()]
+        code, out, err = command(*given)
+        assert (code, bool(out)) == (0, True), err
+    code, _, err = command("verify", pipe())
+    assert code == 2
+    assert (
+        "found nothing, expected keys such as cache, sequence_length, sources; a pipe gives its text once: write it to a file"
+        in err
+    )
+    for end in ends:
+        os.close(end)
 
 
 def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command) -> None:

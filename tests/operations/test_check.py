@@ -62,6 +62,22 @@ def test_all_files_as_indexed(config: dict[str, Any]) -> None:
     assert megablend.describe(config).to_dict()["problems"] == []
 
 
+def test_files_that_were_touched_are_told_of(config: dict[str, Any], tmp_path: Path) -> None:
+    assert megablend.check(config).warnings == ()
+    first, second, *_ = files(tmp_path, 0)
+    for each in (first, second):
+        os.utime(each)
+    found = megablend.check(config)
+    assert found.problems == ()
+    [warning] = found.warnings
+    assert warning == (
+        f"{first} (and 1 more): moved, copied or touched since the build; 64 KiB of each file were compared, and are the same; "
+        "`megablend verify --data CONFIG` compares all blocks of which the index has checksums"
+    )
+    megablend.build(config)
+    assert megablend.check(config).warnings == ()
+
+
 def test_a_missing_a_replaced_and_a_shorter_file_are_listed(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -26,6 +26,9 @@ class FileChecker:
         self._snapshot = snapshot
         self._roots = dict(roots)
         self._storage = storage.for_checking()
+        self.touched = list[str]()
+        """Paths of checked files that have other times or inodes than when they were indexed, but no
+        other sampled content."""
 
     def check(self, number: int) -> DataError | None:
         """Return the problem of a file, as an error; None if it is the file that was indexed.
@@ -45,6 +48,8 @@ class FileChecker:
             if number_of(join_etags(stats)) != self._snapshot.seen[number]:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
+                if self._snapshot.seen[number]:
+                    self.touched.append(path)
         except DataError as error:
             return _add_source(error, column.source_name)
         return None
