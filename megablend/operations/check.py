@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +19,6 @@ from megablend.errors import (
 )
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
-from megablend.index.tables.file_versions import NUM_RANGES, RANGE_BYTES
 from megablend.index.verify.check_files import FileChecker, check_each, check_files, files_of
 from megablend.operations.results import Record
 from megablend.operations.runs import open_run
@@ -156,7 +155,7 @@ def _check_older(
     }
     checker = FileChecker(run.store.snapshot, run.store.roots, session.storage)
     errors = check_each(checker, list(stops), progress=progress)
-    warnings = (*result.warnings, *warn_of_epochs(run), *_warn_of_touched(checker))
+    warnings = (*result.warnings, *warn_of_epochs(run), *checker.warnings)
     result = replace(result, warnings=warnings)
     older = tuple(
         f"{error}; only samples before {stops[number]:,} read it"
@@ -192,19 +191,7 @@ def check_store(
         index=store.snapshot.digest,
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in errors),
-        warnings=(*warn_of_token_documents(config, store.snapshot), *_warn_of_touched(checker)),
-    )
-
-
-def _warn_of_touched(checker: FileChecker) -> Iterator[str]:
-    """Warn of files of which only samples were compared."""
-    paths = sorted(checker.touched)
-    if not paths:
-        return
-    more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-    yield (
-        f"{paths[0]}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each file were "
-        "compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has checksums"
+        warnings=(*warn_of_token_documents(config, store.snapshot), *checker.warnings),
     )
 
 

@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, DataError
 from megablend.index.build.build_report import Progress
 from megablend.index.read.snapshot import Snapshot
-from megablend.index.tables.file_versions import check_body, join_etags, number_of
+from megablend.index.tables.file_versions import (
+    NUM_RANGES,
+    RANGE_BYTES,
+    check_body,
+    join_etags,
+    number_of,
+)
 from megablend.storage.base import Storage
 
 NUM_THREADS = 16
@@ -26,7 +32,7 @@ class FileChecker:
         self._snapshot = snapshot
         self._roots = dict(roots)
         self._storage = storage.for_checking()
-        self.touched = list[str]()
+        self._touched = list[str]()
         """Paths of checked files that have other times or inodes than when they were indexed, but no
         other sampled content."""
 
@@ -49,10 +55,22 @@ class FileChecker:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
                 if self._snapshot.seen[number]:
-                    self.touched.append(path)
+                    self._touched.append(path)
         except DataError as error:
             return _add_source(error, column.source_name)
         return None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A warning of the checked files of which only samples were compared, if there are any."""
+        if not self._touched:
+            return ()
+        more = f" (and {len(self._touched) - 1:,} more)" if len(self._touched) > 1 else ""
+        return (
+            f"{min(self._touched)}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
+            "file were compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has "
+            "checksums",
+        )
 
 
 def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
