@@ -191,7 +191,10 @@ def check_store(
         index=store.snapshot.digest,
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in errors),
-        warnings=(*warn_of_token_documents(config, store.snapshot), *checker.warnings),
+        warnings=(
+            *warn_of_token_documents(config, store.snapshot),
+            *checker.warnings,
+        ),
     )
 
 
