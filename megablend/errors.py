@@ -28,32 +28,32 @@ CHANGED_REMEDY = (
     "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
     "index that it began with"
 )
-"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run
+"""The remedy for a file that is not the one that was indexed. A rebuild alone does not move a run
 to the new index."""
 WITHOUT_IT = (
     "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
 )
-"""What to do about a file that a run needs and that is gone for good."""
+"""The remedy for a file that a run needs and that is gone for good."""
 MISSING_REMEDY = (
     f"restore the file; {WITHOUT_IT}; or, if the config names it, remove it there, give the run another name (`run:`) and run "
     "`megablend build CONFIG`"
 )
-"""What to do about a file that was indexed and no longer exists."""
+"""The remedy for a file that was indexed and no longer exists."""
 REWRITE_REMEDY = "rewrite or re-download the file"
-"""What to do about a file that is not whole, before it was indexed."""
+"""The remedy for a file that is found incomplete before it is indexed."""
 UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
-"""What is wrong with a file that ends early, and what to do."""
+"""The problem and the remedy of a file that ends early."""
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
-"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index
+"""The remedy for a damaged table of a cache. A build also rewrites the tables of an older index
 that a run keeps."""
 REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
-"""What to do about a damaged file of a cache that a build computes again if it is missing and still
+"""The remedy for a damaged file of a cache that a build computes again if it is missing and still
 needed."""
 REBUILD_REMEDY = (
     "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or reset it "
     "(`megablend runs reset CONFIG`), and build"
 )
-"""What to do about an index that a run keeps and that no longer exists."""
+"""The remedy for an index that a run keeps and that no longer exists."""
 
 
 class MegablendError(Exception):

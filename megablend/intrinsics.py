@@ -1,8 +1,9 @@
-"""What numba lacks for kernels: single instructions, bytes at an address,
-and functions of C libraries.
+"""Functions for kernels that numba lacks: single instructions, bytes at an address, and functions of C
+libraries.
 
-With NUMBA_DISABLE_JIT=1 each is plain Python. Each function `_x` makes the `x` below: its `typed`
-tells numba the types of a call, and its `emit` writes the machine code.
+Each function `_x` makes the `x` at the end of this file: its `typed` gives numba the types of a call,
+and its `emit` writes the machine code. With NUMBA_DISABLE_JIT=1 each `x` is plain Python. Modules of
+numba are called through names of type Any (`open_types`, ...), since their annotations lack functions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from megablend.jit import device
 
 Pointer: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-"""Bytes in memory, of which only single ones can be read and written; without JIT, an array."""
+"""Bytes in memory that are read and written one at a time; without JIT, an array."""
 
 
 def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
@@ -47,11 +48,6 @@ def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
         return types.void(array, types.intp), emit
 
     return cast("Callable[[np.ndarray[Any, Any], int], None]", intrinsic(typed))
-
-
-prefetch = _prefetch()
-"""prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is
-harmless."""
 
 
 def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -98,15 +94,17 @@ def _load64() -> Callable[[Pointer, int], np.uint64]:
     return cast("Callable[[Pointer, int], np.uint64]", intrinsic(typed))
 
 
+def _store64_plainly(pointer: Pointer, index: int, word: np.uint64) -> None:
+    pointer[index : index + 8] = np.frombuffer(word.tobytes(), np.uint8)
+
+
 def _store64() -> Callable[[Pointer, int, np.uint64], None]:
     from llvmlite import ir
     from numba.core import config, types
     from numba.extending import intrinsic
 
     if vars(config)["DISABLE_JIT"]:
-        return lambda pointer, index, word: pointer.__setitem__(
-            slice(index, index + 8), np.frombuffer(word.tobytes(), np.uint8)
-        )
+        return _store64_plainly
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer())
@@ -174,11 +172,11 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
 def library_function(
     library: str, name: str, result: str, *arguments: str
 ) -> Callable[..., int] | None:
-    """Return a C function of a shared library, for kernels to call; None if this system does not
-    have it.
+    """Return a C function of a shared library for kernels to call; None if this system does not
+    have the function.
 
     Args:
-        library: as the loader knows it, such as "libzstd.so.1".
+        library: the name by which the loader finds the library, such as "libzstd.so.1".
         result, arguments: numba's names of integer types; addresses are "uintp".
     """
     from llvmlite import binding as llvm
@@ -199,6 +197,9 @@ def library_function(
     return cast("Callable[..., int]", open_types.ExternalFunction(name, kind))
 
 
+prefetch = _prefetch()
+"""prefetch(array, index): begin to load an item of a 1-D array into the CPU's cache; any index is
+harmless."""
 load64 = _load64()
 """load64(pointer, index): the 8 bytes from `index` on, little-endian."""
 store64 = _store64()

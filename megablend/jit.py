@@ -37,6 +37,13 @@ from megablend.system.private_folder import private_kernel_folder
 P = ParamSpec("P")
 R = TypeVar("R")
 
+PATIENCE = 2.0
+"""Seconds of loading and compiling after which a process announces the compiling at a terminal."""
+_notices: list[str] = []
+"""The notices that this process has printed: that kernels are being compiled."""
+_loading: list[float] = []
+"""The seconds of each time that this process has loaded or compiled a kernel."""
+
 
 def compiled_modules() -> list[Path]:
     """Return the modules that machine code depends on."""
@@ -64,8 +71,8 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the node's lock of a kernel: one process compiles it, while none loads it; any number
-    may load it concurrently."""
+    """Hold the node's lock of a kernel: one process compiles the kernel, while no process loads it;
+    any number of processes may load it at the same time."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
         # On a full disk, or a file system without locks, numba's own renames must do
@@ -77,33 +84,25 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
 
 def _announce() -> None:
     """Print that kernels are being compiled: once per node and version, and once in a process that
-    has waited for PATIENCE at a terminal, whose kernels may not be those that were compiled first.
-    Called while a kernel's lock is held."""
+    has waited for PATIENCE at a terminal, whose kernels may not be the ones that were compiled
+    first. Called while a kernel's lock is held."""
     folder = cache_dir()
-    is_due = sys.stderr.isatty() and not _told and loading_seconds() > PATIENCE
-    # An error: it was printed before, perhaps by another process, or the folder is not writable
+    is_due = sys.stderr.isatty() and not _notices and loading_seconds() > PATIENCE
+    # Creating the file fails if it was announced before, perhaps by another process, or if the
+    # folder is not writable
     with contextlib.suppress(OSError):
-        os.close(
-            os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
-        )
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
+        os.close(os.open(folder / "compiling", flags))
         # If there are kernels already, an earlier release has compiled them
         is_due = is_due or next(folder.rglob("*.nbi"), None) is None
     if is_due and LOG.isEnabledFor(logging.WARNING):
-        _told.append(True)
-        text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
-        print(text, file=sys.stderr, flush=True)
-
-
-PATIENCE = 2.0
-"""Seconds of loading and compiling after which a process prints so at a terminal."""
-_told: list[bool] = []
-"""Not empty once this process has printed that kernels are being compiled."""
-_loading: list[float] = []
-"""Seconds of each time that this process has loaded or compiled a kernel."""
+        notice = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
+        _notices.append(notice)
+        print(notice, file=sys.stderr, flush=True)
 
 
 def loading_seconds() -> float:
-    """Return seconds in which this process has loaded or compiled kernels so far, over all
+    """Return the seconds in which this process has loaded or compiled kernels so far, over all
     threads."""
     return sum(_loading)
 
@@ -137,11 +136,13 @@ def load_kernels(module: ModuleType) -> None:
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark `function` as callable from kernels only; of a kernel, return such a copy."""
+    """Mark `function` as callable from kernels only. Given a kernel, return a copy of it that is
+    marked so."""
     return cast("Callable[P, R]", _njit(getattr(function, "py_func", function)))
 
 
 def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[..., Any]:
+    """Return a function that numba compiles; without JIT, the function itself."""
     import numba
     from numba.core import config
 
@@ -152,8 +153,8 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
 
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
-    """What replaces `dispatcher.compile`, which numba calls for argument types that it has not met:
-    the same with the kernel's lock held."""
+    """Return a replacement of `dispatcher.compile`, which numba calls for new argument types: it
+    compiles or loads while the kernel's lock is held."""
     compile_ = dispatcher.compile
     kernel_cache = dispatcher._cache
 
@@ -167,8 +168,8 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
             try:
                 return compile_(signature)
             except OSError:
-                # It was compiled, but could not be stored (a full disk): a second call returns it
-                # from memory
+                # The kernel was compiled, but could not be stored (a full disk): a second call returns
+                # it from memory
                 return compile_(signature)
 
     return compile_or_load
@@ -190,16 +191,17 @@ class _Kernel:
         return (self._compiled or self._prepare())(*args)
 
     def _prepare(self) -> Callable[..., Any]:
+        """Create numba's dispatcher, which compiles or loads on its first call."""
         from numba.core import config
 
         vars(config)["CACHE_DIR"] = str(cache_dir())
         prepared: Any = _njit(self.py_func, cached=True)
         if not vars(config)["DISABLE_JIT"]:
-            # In place of numba's: a cache that loads faster, and compiling under a lock
+            # Instead of numba's own: a cache that loads faster, and compiling under a lock
             prepared._cache = KernelCache(self.py_func)
             prepared.compile = _take_turns(prepared)
-        # Two threads may prepare it at the same time. Both return what is stored first, so that
-        # machine code is not loaded once into each.
+        # Two threads may prepare the kernel at the same time. Both return the one that is stored
+        # first, so that machine code is not loaded once into each.
         return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
 
     def load(self) -> None:

@@ -216,7 +216,7 @@ def test_who_waits_at_a_terminal_is_told_again(
     """Of kernels that nobody needed before on this node."""
     (tmp_path / "compiling").touch()
     monkeypatch.setattr(jit, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(jit, "_told", [])
+    monkeypatch.setattr(jit, "_notices", [])
     monkeypatch.setattr(jit, "_loading", [seconds])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     jit._announce()

@@ -80,7 +80,7 @@ class Record:
 
 
 class CacheStore(Protocol):
-    """Where a cache is kept. Picklable; safe between threads.
+    """The place where a cache is kept. Picklable; safe between threads.
 
     Raises, from any call: CacheError if the cache cannot be read or written.
     """

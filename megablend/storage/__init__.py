@@ -1,2 +1,2 @@
-"""Where data files are: `make_storage` (in `by_scheme`) makes the object that finds and reads
+"""Access to data files: `make_storage` (in `by_scheme`) makes the object that finds and reads
 them."""

@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What is done about a request that failed."""
+    """The kind of a failure, which decides whether the request is tried again."""
 
     AGAIN = "again"
     """The request is tried again: the source failed, or a connection broke."""

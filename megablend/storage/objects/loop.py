@@ -24,7 +24,7 @@ FORK_REMEDY = (
     "start processes with `forkserver` or `spawn` (multiprocessing_context='forkserver' of a DataLoader), or fork "
     "before the first file of an object store is read"
 )
-"""What to do in a child of a process that has used the client."""
+"""The remedy for a child of a process that has used the client."""
 _CLOSE_SECONDS = 2.0
 """The longest time for cancelling requests in flight when the process ends."""
 
