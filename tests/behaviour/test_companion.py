@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,16 +31,24 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run whose files tests copy."""
+    folder = tmp_path_factory.mktemp("built")
     sources = [
-        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 60, 5))
+        write_source(folder / "data", d, "parquet", documents(d, 60, 60, 5))
         | {"weight": 3 - d, "append_eod": 0}
         for d in (0, 1)
     ]
-    config = make_config(tmp_path, sources, stages=STAGES, split="80,20,0")
+    config = make_config(folder, sources, stages=STAGES, split="80,20,0")
     megablend.build(config)
     return config
+
+
+@pytest.fixture
+def config(built: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    shutil.copytree(built["cache"], tmp_path / "cache")
+    return built | {"cache": str(tmp_path / "cache")}
 
 
 def list_companions(config: dict[str, Any]) -> list[Path]:

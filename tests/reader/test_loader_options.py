@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ from tests.runs import documents, make_config, write_source
 PLAN = "the run's plan decides which samples come"
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
-    config = make_config(tmp_path, [source], samples=40)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run that all tests of the module share, and none changes."""
+    folder = tmp_path_factory.mktemp("options")
+    source = write_source(folder, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
+    config = make_config(folder, [source], samples=40)
     megablend.build(config)
     return config
 
