@@ -67,7 +67,7 @@ class TextSource:
         """Replace the record. Raises: CacheError."""
         files = {name: asdict(entry) for name, entry in sorted(self.entries.items())}
         data = json.dumps({"layout": 1, "root": self.root, "files": files}).encode()
-        name = _name_record(self.setup, self.root)
+        name = _name_record(self.setup, self.spec.patterns)
         if self.setup.folder.read(name) != data:
             self.setup.folder.replace(name, data)
 
@@ -149,8 +149,9 @@ def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
 def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
     """The documents of a source of text that the last build left out. Raises: ConfigError,
     CacheError."""
-    root = find_root(config.all_sources[name].path)
-    return gather_bad(_load_record(make_setup(config, name, storage), root), root)
+    patterns = config.all_sources[name].path
+    known = _load_record(make_setup(config, name, storage), patterns)
+    return gather_bad(known, find_root(patterns))
 
 
 def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
@@ -158,7 +159,7 @@ def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
     setup = make_setup(config, spec.name, storage)
     files, unreadable = _list_files(spec, storage)
     root = find_root(spec.patterns)
-    known = _load_record(setup, root)
+    known = _load_record(setup, spec.patterns)
     entries = {file.name: known[file.name] for file in files if file.name in known}
     return TextSource(spec, setup, root, files, unreadable, entries)
 
@@ -256,8 +257,9 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
     return files, unreadable
 
 
-def _name_record(setup: Setup, root: str) -> str:
-    key = blake2b(json.dumps([setup.options, root]).encode(), digest_size=8).hexdigest()
+def _name_record(setup: Setup, patterns: Sequence[str]) -> str:
+    """Sources that share a folder have records of their own."""
+    key = blake2b(json.dumps([setup.options, *patterns]).encode(), digest_size=8).hexdigest()
     return f"{setup.tokenizer.digest}/{_PREFIX}{key}.json"
 
 
@@ -266,8 +268,8 @@ def is_record(name: str) -> bool:
     return name.rpartition("/")[2].startswith(_PREFIX)
 
 
-def _load_record(setup: Setup, root: str) -> dict[str, Entry]:
-    return parse_record(setup.folder.read(_name_record(setup, root)))
+def _load_record(setup: Setup, patterns: Sequence[str]) -> dict[str, Entry]:
+    return parse_record(setup.folder.read(_name_record(setup, patterns)))
 
 
 def parse_record(data: bytes | None) -> dict[str, Entry]:

@@ -1,0 +1,36 @@
+"""What is known of each source's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megablend.operations.build import build
+from megablend.operations.session import Session
+from megablend.operations.source_specs import list_specs
+from megablend.storage.by_scheme import make_storage
+from megablend.text.source import find_text, list_bad
+from megablend.text.verify_text import verify_text
+from tests.text.test_build import make_config
+
+STORAGE = make_storage()
+
+
+def test_sources_that_share_a_folder_have_records_of_their_own(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a", "b"):
+        for i in range(2):
+            bad = "{}\n" * (i + 1 if name == "b" else 0)
+            (data / f"{name}{i}.jsonl").write_text(f'{{"text": "some text of {name}{i}"}}\n' + bad)
+    config = make_config(tmp_path, samples=2, on_bad_document="skip", max_bad=1)
+    source = config["sources"][0]
+    config["sources"] = [
+        source | {"name": name, "path": f"{data}/{name}*.jsonl"} for name in ("a", "b")
+    ]
+    build(config)
+    opened = Session(config).config
+    specs = list_specs(opened)
+    assert [find_text(opened, spec, STORAGE).pending for spec in specs] == [[], []]
+    assert list_bad(opened, "a", STORAGE) == []
+    assert [each.count for each in list_bad(opened, "b", STORAGE)] == [3]
+    assert list(verify_text(opened, specs, STORAGE, 10)) == []
