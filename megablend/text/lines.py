@@ -27,6 +27,11 @@ PORTION_BYTES = 4 << 20
 Piece = bytes | memoryview
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _Key = str | int | float | bool | None
+_ONE_A_LINE = ", which is not one object a line: `jq -c '.[]' FILE` writes those of an array so, `jq -c . FILE` others"
+_ZSTD_REMEDIES = {
+    "too much memory": "its window is longer than 128 MiB; compress it again, by `zstd --long=27` at most",
+    "Dictionary mismatch": "it needs a dictionary; compress it again without one",
+}
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
@@ -160,10 +165,14 @@ def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Itera
     except OSError as error:
         if isinstance(error, ValueError):  # of the storage
             raise
+        reason = str(error).strip().splitlines()[0]
+        remedy = next(
+            (remedy for cause, remedy in _ZSTD_REMEDIES.items() if cause in reason),
+            f"truncated, damaged, or not {codec}; {REWRITE_REMEDY}",
+        )
         raise CorruptFileError(
             path,
-            f"cannot be decompressed ({str(error).strip().splitlines()[0]}): truncated, damaged, or not {codec}; "
-            f"{REWRITE_REMEDY}, or set `on_unreadable: skip`",
+            f"cannot be decompressed ({reason}): {remedy}, or set `on_unreadable: skip`",
             offset=raw.position,
         ) from error
 
@@ -291,9 +300,12 @@ class LineParser:
         except UnicodeDecodeError as error:
             return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
         except (ValueError, RecursionError) as error:
-            return BadDocument("not JSON", f"is not JSON ({error})", place)
+            hint = _ONE_A_LINE if row.strip() in (b"{", b"[") or row.startswith(b"[{") else ""
+            return BadDocument("not JSON", f"is not JSON ({error}){hint}", place)
         if not isinstance(record, dict):
-            return BadDocument("not JSON", f"is a {type(record).__name__}, no JSON object", place)
+            hint = _ONE_A_LINE if isinstance(record, list) else ""
+            reason = f"is a {type(record).__name__}, no JSON object{hint}"
+            return BadDocument("not JSON", reason, place)
         try:
             text = _find_nested(record, fields.text)
         except KeyError as error:
@@ -312,7 +324,10 @@ class LineParser:
 
 
 def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
-    """A value by its dotted name. Raises: KeyError, with the name that is missing."""
+    """A value by its dotted name, which may be that of a key itself. Raises: KeyError, with the name
+    that is missing."""
+    if dotted in record:
+        return record[dotted]
     value: Any = record
     for name in dotted.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -331,7 +346,7 @@ def _decode_nested(
 ) -> Any:
     """A value by its dotted name, where the values of objects are undecoded; None if it is optional
     and the last name is missing. Raises: KeyError if another name is; what the decoders raise."""
-    *above, last = dotted.split(".")
+    *above, last = [dotted] if dotted in record else dotted.split(".")
     for name in above:
         record = decode_object(record[name])
     if is_optional and last not in record:

@@ -70,6 +70,8 @@ class Part:
     """UTF-8 bytes of its documents."""
     special: int = 0
     """Documents in which the text of a special token occurs."""
+    unkeyed: int = 0
+    """Documents without the key that the source names."""
     bad: dict[str, Any] = field(default_factory=dict)
     """By kind, `count`, and `first`: [offset, line, reason] of the first ones."""
     difference: str = ""

@@ -95,6 +95,12 @@ class TextSource:
             notes.append(
                 f"source {name!r}: {special:,} documents contain the text of a special token, which became that token"
             )
+        documents = sum(part.documents for part in self.parts)
+        if documents and documents == sum(part.unkeyed for part in self.parts):
+            notes.append(
+                f"source {name!r}: no document has the key {self.setup.fields.key!r}; correct `key`, and build "
+                "again"
+            )
         return notes + [part.difference for part in self.parts if part.difference]
 
     def check_bad(self, config: Config) -> None:

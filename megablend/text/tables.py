@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +22,7 @@ PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _ROWS = 256
 """Rows that are decoded together."""
-_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_TEXTS = ("string", "large_string", "string_view")
 
 
 def is_table(path: str) -> bool:
@@ -59,7 +60,12 @@ class TableFile:
                 self._groups = [(0, 0)] * (1 if self._batches is None else self._batches)
         except pa.ArrowException as error:
             raise self._damaged(error) from error
-        self._check(schema, fields.text)
+        self._text = self._find_column(schema, fields.text)
+        self._key: list[str] | None = None
+        if fields.key is not None:
+            with contextlib.suppress(ConfigError):  # as of a line, it may be missing
+                self._key = self._find_column(schema, fields.key)
+        self._check_type(schema)
 
     def _measure(self, group: int) -> tuple[int, int]:
         found = self._file.metadata.row_group(group)
@@ -137,11 +143,13 @@ class TableFile:
         """Texts, as bytes, some of which may not be UTF-8, and keys."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
         for whole in self._read_batches(groups, names):
-            has_keys = len(names) > 1 and names[1].split(".")[0] in whole.schema.names
             for first in range(0, whole.num_rows, _ROWS):
                 batch = whole.slice(first, _ROWS)
-                texts = _pick(batch, names[0]).cast(pa.large_binary()).to_pylist()
-                keys = _pick(batch, names[1]).to_pylist() if has_keys else [None] * len(texts)
+                column = _pick(batch, self._text)
+                if pa.types.is_dictionary(column.type):
+                    column = column.dictionary_decode()
+                texts = column.cast(pa.large_binary()).to_pylist()
+                keys = _pick(batch, self._key).to_pylist() if self._key else [None] * len(texts)
                 yield texts, keys
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
@@ -153,23 +161,35 @@ class TableFile:
             found = map(self._file.get_batch, groups)
         yield from found
 
-    def _check(self, schema: Any, dotted: str) -> None:
-        found = schema
-        for name in dotted.split("."):
-            known = found.names if isinstance(found, pa.Schema) else [f.name for f in found]
+    def _find_column(self, schema: Any, dotted: str) -> list[str]:
+        """The names of a column and of the structs around it, from outside; a column whose own name
+        has dots goes first. Raises: ConfigError if there is none."""
+        if dotted in schema.names:
+            return [dotted]
+        names = dotted.split(".")
+        known = schema.names
+        for i, name in enumerate(names):
             if name not in known:
                 hint = did_you_mean(name, known, before="; ")
                 raise ConfigError(
                     f"{self.path}: has no column {dotted!r} (it has: "
                     f"{', '.join(known)}){hint or '; set `text` to the column that holds the text'}"
                 )
-            found = found.field(name).type
-            if not pa.types.is_struct(found):
-                break
-        if not any(is_text(found) for is_text in _TEXTS):
+            type_ = _type_of(schema, names[: i + 1])
+            known = [each.name for each in type_] if pa.types.is_struct(type_) else []
+        return names
+
+    def _check_type(self, schema: Any) -> None:
+        """Raises: ConfigError if the texts are no strings."""
+        found = _type_of(schema, self._text)
+        value = found.value_type if pa.types.is_dictionary(found) else found
+        if str(value) not in _TEXTS:
+            is_binary = pa.types.is_binary(value) or pa.types.is_large_binary(value)
+            remedy = (
+                "cast it to string" if is_binary else "set `text` to the column that holds the text"
+            )
             raise ConfigError(
-                f"{self.path}: column {dotted!r} has type {found}, expected text (string); set `text` to the column "
-                "that holds the text"
+                f"{self.path}: column {self._fields.text!r} has type {found}, expected text (string); {remedy}"
             )
 
     def _damaged(self, error: Exception) -> CorruptFileError:
@@ -189,9 +209,17 @@ def _open_arrow(source: Any) -> tuple[Any, int | None]:
     return pa.ipc.open_stream(source), None
 
 
-def _pick(batch: Any, dotted: str) -> Any:
-    name, *inner = dotted.split(".")
-    found = batch.column(name)
+def _type_of(schema: Any, names: Sequence[str]) -> Any:
+    """The type of a column, see `TableFile._find_column`."""
+    found = schema
+    for name in names:
+        found = found.field(name).type
+    return found
+
+
+def _pick(batch: Any, names: Sequence[str]) -> Any:
+    outer, *inner = names
+    found = batch.column(outer)
     for each in inner:
         found = pc.struct_field(found, each)
     return found

@@ -194,6 +194,8 @@ class Worker:
                 made.special += self._count_special(tokens)
                 tokens = surround(tokens, *self._around)
                 writer.write(portion, tokens)
+                if setup.fields.key is not None:
+                    made.unkeyed += portion.keys.count(None)
                 made.documents += len(texts)
                 made.tokens += len(tokens.ids)
                 made.text_bytes += count_bytes(texts)

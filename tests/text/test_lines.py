@@ -161,7 +161,12 @@ BAD = {
     b'{"text": null}': ("no text", "has null in 'text'"),
     b'{"text": 5}': ("no text", "has int in 'text'"),
     b'{"txet": "a"}': ("no text", "has no key 'text'; did you mean 'txet'?"),
-    b"[1, 2]": ("not JSON", "is a list, no JSON object"),
+    b"[1, 2]": (
+        "not JSON",
+        "is a list, no JSON object, which is not one object a line: `jq -c '.[]'",
+    ),
+    b"{": ("not JSON", "`jq -c . FILE`"),
+    b'[{"text": "a"},': ("not JSON", "`jq -c '.[]' FILE`"),
     b'{"text": "a"': ("not JSON", "is not JSON"),
     b'{"text": "a\x01"}': ("not JSON", "Invalid control character"),
     b'{"text": "a\xff"}': ("invalid UTF-8", "is not UTF-8 at its byte 11"),
@@ -221,6 +226,10 @@ def test_nested_keys(tmp_path: Path) -> None:
         assert texts_of(read(path, 1 << 20, TextFields(text=name, key=None, max_bytes=999))) == [
             text
         ]
+    # A key whose own name has dots is that key
+    path.write_bytes(b'{"a.b": "x", "a.id": 7, "a": {"b": "y"}}\n{"a.b": "z", "a.id": NaN}\n')
+    ((_, (portion,)),) = read(path, 1 << 20, fields)
+    assert (portion.texts, portion.keys) == (["x", "z"], ["7", "nan"])
     # What stands for a key is what `json` makes of it
     keys = ["1e2", "-0", "[1, 2.50]", '{"b": null}', "123456789012345678901234567890", "true", '""']
     lines = [f'{{"text": "t", "k": {key}, "a": {{"k": {key}}}}}' for key in keys]
@@ -267,6 +276,18 @@ def test_another_file_than_its_suffix_says_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "a"}\n' * 100)
     with pytest.raises(CorruptFileError, match="truncated, damaged, or not gzip"):
         read(path, 1 << 20)
+
+
+@pytest.mark.parametrize("what", ["window", "dictionary"])
+def test_a_frame_that_needs_more_than_pyarrow_gives_says_so(tmp_path: Path, what: str) -> None:
+    # Headers of frames: a window of 1 GiB, the number of a dictionary; then an empty last block
+    header = {"window": b"\x00\xa0", "dictionary": b"\x01\x58\x07"}[what]
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + header + b"\x01\0\0")
+    remedy = {"window": "zstd --long=27", "dictionary": "without one"}[what]
+    with pytest.raises(CorruptFileError, match=f"{remedy}.*on_unreadable: skip") as caught:
+        read(path, 1 << 20)
+    assert "truncated" not in str(caught.value)
 
 
 def test_members_and_frames_are_read_one_after_the_other(tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
 from megablend.operations.build import build
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
@@ -34,3 +38,18 @@ def test_sources_that_share_a_folder_have_records_of_their_own(tmp_path: Path) -
     assert list_bad(opened, "a", STORAGE) == []
     assert [each.count for each in list_bad(opened, "b", STORAGE)] == [3]
     assert list(verify_text(opened, specs, STORAGE, 10)) == []
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_key_that_no_document_has_is_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "data" / name
+    path.parent.mkdir()
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": ["some text"] * 9, "id": range(9)}), path)
+    else:
+        path.write_text('{"text": "some text", "id": 1}\n' * 9)
+    config = make_config(tmp_path, samples=1)
+    assert build(config).index.notes == ()
+    config["sources"][0]["key"] = "idd"
+    (note,) = build(config | {"run": "other"}).index.notes
+    assert "no document has the key 'idd'; correct `key`" in note

@@ -62,6 +62,41 @@ def test_nested_columns_and_large_strings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_strings_of_all_types(tmp_path: Path, name: str) -> None:
+    columns: list[Any] = [pa.array(TEXTS).dictionary_encode()]
+    if hasattr(pa, "string_view") and name != "a.parquet":  # as polars writes Arrow
+        columns.append(pa.array(TEXTS, pa.string_view()))
+    for column in columns:
+        path = write(tmp_path / name, {"text": column, "id": column})
+        parts = read(path, 1 << 20)
+        assert texts_of(parts) == TEXTS
+        found = documents_of([portion for _, portions in parts for portion in portions])
+        assert [each.key for each in found] == TEXTS
+    path = write(tmp_path / name, {"text": [b"a"]})
+    with pytest.raises(ConfigError, match=r"has type binary, expected text.*cast it to string"):
+        read(path, 1 << 20)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_column_whose_own_name_has_dots(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"a.b": TEXTS, "a": [{"b": "x"}] * 1000, "a.id": TEXTS})
+    fields = TextFields(text="a.b", key="a.id", max_bytes=1000)
+    parts = read(path, 1 << 20, fields)
+    assert texts_of(parts) == TEXTS
+    found = documents_of([portion for _, portions in parts for portion in portions])
+    assert [each.key for each in found] == TEXTS
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("names", [("text", "idd"), ("text", "a.idd"), ("a.b", "a.idd")])
+def test_no_column_of_keys(tmp_path: Path, name: str, names: tuple[str, str]) -> None:
+    path = write(tmp_path / name, {"a": [{"b": "x", "id": 1}], "text": ["x"]})
+    fields = TextFields(text=names[0], key=names[1], max_bytes=1000)
+    ((_, (portion,)),) = read(path, 1 << 20, fields)
+    assert (portion.texts, portion.keys) == (["x"], [None])
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_an_empty_table(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, {"text": pa.array([], pa.string())})
     ((part, portions),) = read(path, 1 << 20)
