@@ -58,19 +58,37 @@ def list_parts(paths: Sequence[str]) -> dict[tuple[str, str], list[TextPart]]:
     return {key: sorted(each, key=lambda part: part.number) for key, each in found.items()}
 
 
+def _list_texts(parts: Sequence[TextPart], storage: Storage) -> list[str]:
+    """The paths of the text files that have one name, each in its source's folder."""
+    if len({part.number for part in parts}) == len(parts):
+        return [read_footer(storage, parts[0].path)["text"]]
+    return list(dict.fromkeys(read_footer(storage, part.path)["text"] for part in parts))
+
+
+def _list_own(text: str, parts: Sequence[TextPart], storage: Storage) -> list[TextPart]:
+    """Those of one of the text files that have one name. Files that begin with the same lines share
+    parts."""
+    if len({part.number for part in parts}) == len(parts):
+        return list(parts)
+    own = {part.number: part for part in parts if read_footer(storage, part.path)["text"] == text}
+    shared = {part.number: part for part in parts if part.number < max(own)}
+    return [part for _, part in sorted((shared | own).items())]
+
+
 def locate_rows(
     path: str, rows: Sequence[int], parts: Sequence[TextPart], storage: Storage
 ) -> list[TextPlace]:
     """Where rows of a token file are in its text.
 
     Args:
-        parts: those of the same text file.
+        parts: those of the text files of the same name.
 
     Raises: DataError if a token file cannot be read.
     """
     footer = read_footer(storage, path)
     number = next(part.number for part in parts if part.path == path)
-    before = [part for part in parts if part.number < number]
+    own = _list_own(footer["text"], parts, storage)
+    before = [part for part in own if part.number < number]
     lines_before = sum(read_footer(storage, each.path)["part"]["lines"] for each in before)
     table = _read_columns(path, storage)
     keys = table.get("key")
@@ -117,22 +135,21 @@ def find_document(
         or f"/{wanted}".endswith(f"/{name}")
         or absolute.endswith(f"/{name}")
     ]
-    if len(found) > 1:
-        found = [
-            parts
-            for parts in found
-            if read_footer(storage, parts[0].path)["text"] in (text, absolute)
-        ] or found
-    if len(found) != 1:
+    texts = [(path, parts) for parts in found for path in _list_texts(parts, storage)]
+    texts = [each for each in texts if each[0].endswith(f"/{wanted}")] or texts
+    texts = [each for each in texts if each[0] in (text, absolute)] or texts
+    if len(texts) != 1:
         raise ConfigError(
-            f"{text}: {len(found)} files of text have this name, expected one; give the path as the config's sources find it"
+            f"{text}: {len(texts)} files of text have this name, expected one; give the path as the config's sources find it"
         )
-    is_row = is_table(found[0][0].text)
+    path, parts = texts[0]
+    own = _list_own(path, parts, storage)
+    is_row = is_table(path)
     if is_row and line is not None:  # a row is a place as a byte is
         byte = line
         line = None
     lines_before = 0
-    for part in found[0]:
+    for part in own:
         footer = read_footer(storage, part.path)["part"]
         row: int | None = None
         if byte is not None and footer["start"] <= byte < footer["stop"]:

@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 
 from megablend.config import Config
+from megablend.config.tokenizer_file import find_named_token
 from megablend.errors import CacheError, DataError
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
@@ -201,7 +203,9 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
     longest = config.max_document
     if longest is None:
         longest = _MAX_DOCUMENT if tokenizer.is_listed else _MAX_DOCUMENT_SLOW
-    options = [source.text, source.key, source.bos, source.add_special_tokens, longest]
+    # A file beside the tokenizer's says which token that is
+    bos = source.bos and find_named_token(Path(tokenizer.path), "bos_token")
+    options = [source.text, source.key, bos, source.add_special_tokens, longest]
     return Setup(
         tokenizer=tokenizer,
         engine="tokenizers",

@@ -64,8 +64,11 @@ class TokenFileWriter:
         columns = [lists, portion.offsets, portion.lines.astype(np.int32)]
         if len(self._schema) > len(columns):
             columns.append(pa.array(portion.keys, pa.string()))
-        num = len(portion.texts)
-        self._writer.write_table(pa.table(columns, schema=self._schema), num or 1)
+        self.write_table(pa.table(columns, schema=self._schema))
+
+    def write_table(self, table: Any) -> None:
+        """Write a row group of another token file."""
+        self._writer.write_table(table, table.num_rows or 1)
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Finish the file with its own metadata."""
@@ -102,3 +105,18 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
     if not isinstance(footer, dict):
         raise CorruptFileError(path, "lacks the footer of a token file; remove it, and build again")
     return footer
+
+
+def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[str, Any]) -> None:
+    """Write a token file as it would be if its text had been in another file.
+
+    Args:
+        made_from: what the footer says of that file.
+
+    Raises: as `open_token_file`.
+    """
+    file = open_token_file(storage, path)
+    with TokenFileWriter(to, has_keys="key" in file.schema_arrow.names) as writer:
+        for group in range(file.num_row_groups):
+            writer.write_table(file.read_row_group(group))
+        writer.close({**read_footer(storage, path), **made_from})

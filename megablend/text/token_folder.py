@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megablend.errors import CacheError
 from megablend.storage.location import find_scheme, join
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
@@ -98,15 +97,6 @@ class TokenFolder:
         except OSError:  # a file system without hard links
             written.rename(final)
         flush_folder(final.parent)
-
-    def copy(self, name: str, to: str) -> None:
-        """Let a file have a second name. Raises: CacheError if it was removed."""
-        data = self.read(name)
-        if data is None:
-            raise CacheError(f"{self.path(name)}: was removed; build again")
-        with self.writing(to.rpartition("/")[0]) as path:
-            path.write_bytes(data)
-            self.commit(path, to)
 
     def read(self, name: str) -> bytes | None:
         """All of a file; None if there is none."""

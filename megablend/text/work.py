@@ -33,7 +33,12 @@ from megablend.text.parts import (
 )
 from megablend.text.prove import MIN_CHECKED, choose_checked, first_difference
 from megablend.text.tables import is_table
-from megablend.text.token_file import LAYOUT, TokenFileWriter, read_footer
+from megablend.text.token_file import (
+    LAYOUT,
+    TokenFileWriter,
+    copy_token_file,
+    read_footer,
+)
 from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
@@ -62,12 +67,13 @@ class Setup:
     folder: TokenFolder
     part_bytes: int
 
-    def name_part(self, file: str, number: int, lines: str) -> str:
+    def name_part(self, file: str, part: OpenPart) -> str:
         """The name of a part's token file, which says what it was made from: the digest of its
-        lines, the tokenizer, and what else changes tokens."""
-        text = json.dumps([LAYOUT, lines, self.tokenizer.digest, self.options])
+        lines and where they begin, the tokenizer, and what else changes tokens."""
+        start = [part.start] if part.start else []
+        text = json.dumps([LAYOUT, part.digest, self.tokenizer.digest, self.options, *start])
         key = blake2b(text.encode(), digest_size=12).hexdigest()
-        return f"{self.folder_of(file)}/{number:05d}-{key}.parquet"
+        return f"{self.folder_of(file)}/{part.number:05d}-{key}.parquet"
 
     def folder_of(self, file: str) -> str:
         """The folder of a text file's token files."""
@@ -139,11 +145,14 @@ class Worker:
         found = dict[int, Part]()
         for part in setup.open_parts(task):
             part.pass_over()
-            name = setup.name_part(task.file.name, part.number, part.digest)
+            name = setup.name_part(task.file.name, part)
             twin = by_key.get(name.rpartition("-")[2])
             if twin is not None:
                 if twin != name:
-                    setup.folder.copy(twin, name)
+                    with setup.folder.writing(setup.folder_of(task.file.name)) as path:
+                        made_from = {"text": task.file.path, "etag": task.file.etag}
+                        copy_token_file(setup.storage, setup.folder.path(twin), path, made_from)
+                        setup.folder.commit(path, name)
                 found[part.number] = load_part(setup, name)
         return found
 
@@ -200,7 +209,7 @@ class Worker:
                 made.tokens += len(tokens.ids)
                 made.text_bytes += count_bytes(texts)
                 report(portion.num_bytes, len(texts), len(tokens.ids))
-            made.name = setup.name_part(task.file.name, part.number, part.digest)
+            made.name = setup.name_part(task.file.name, part)
             made.stop = part.stop
             made.lines = part.num_lines
             writer.close(_make_footer(setup, task, made, part.digest, engine))

@@ -1,0 +1,96 @@
+"""Text files of one name, and token files of the same lines: each document is told by its own place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.operations.build import build
+from megablend.operations.session import Session
+from megablend.operations.source_specs import list_specs
+from megablend.storage.by_scheme import make_storage
+from megablend.text.token_file import read_footer
+from megablend.text.verify_text import verify_text
+from tests.text.test_build import make_config, token_files, write_text
+from tests.text.test_places import find, show
+
+STORAGE = make_storage()
+pytestmark = pytest.mark.usefixtures("small_parts")
+
+
+def write_lines(path: Path, num: int, first: str = "") -> None:
+    path.parent.mkdir(exist_ok=True)
+    lines = [
+        json.dumps({"id": f"{path.parent.name}-{i}", "text": f"text {i} " * 9}) for i in range(num)
+    ]
+    path.write_text("\n".join([first or lines[0], *lines[1:], ""]))
+
+
+def test_sources_with_files_of_the_same_names(tmp_path: Path) -> None:
+    for name, num in (("one", 900), ("two", 500)):
+        write_lines(tmp_path / name / "0.jsonl", num)
+    config = make_config(tmp_path)
+    source = config["sources"][0]
+    config["sources"] = [
+        source | {"name": name, "path": f"{tmp_path}/{name}/*"} for name in ("one", "two")
+    ]
+    build(config)
+    for name in ("one", "two"):
+        path = f"{tmp_path}/{name}/0.jsonl"
+        for line in (5, 480):
+            by_key = find(config, path, key=f"{name}-{line - 1}").found
+            assert find(config, path, line=line).found == by_key
+            assert find(config, f"{name}/0.jsonl", line=line).found == by_key
+    with pytest.raises(ConfigError, match="2 files of text have this name"):
+        find(config, "0.jsonl", line=5)
+    for k in range(0, 200, 10):
+        for piece in show(config, k).pieces:
+            for place in piece.texts:
+                assert place.key == f"{Path(place.text).parent.name}-{place.line - 1}"
+
+
+def test_text_that_was_renamed_is_told_by_its_new_name(tmp_path: Path) -> None:
+    write_text(tmp_path / "data", num_files=1)
+    config = make_config(tmp_path)
+    build(config)
+    before = token_files(tmp_path / "cache/tokens")
+    (tmp_path / "data/0000.jsonl").rename(tmp_path / "data/new.jsonl")
+    build(config | {"run": "new"})
+    made = [name for name in token_files(tmp_path / "cache/tokens") if name not in before]
+    assert len(made) == len(before)
+    for name in made:
+        footer = read_footer(STORAGE, str(tmp_path / "cache/tokens" / name))
+        assert footer["text"] == str(tmp_path / "data/new.jsonl")
+    # They are those of a build that knows nothing of the old ones
+    build(config | {"cache": str(tmp_path / "other")})
+    assert token_files(tmp_path / "other/tokens") == {
+        name: (tmp_path / "cache/tokens" / name).read_bytes() for name in made
+    }
+
+
+def test_lines_that_moved_have_token_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "data/0.jsonl"
+    write_lines(path, 900)
+    config = make_config(tmp_path)
+    build(config)
+    write_lines(path, 900, '{"text": "a first line that is shorter"}')
+    build(config | {"run": "new"})
+    opened = Session(config | {"run": "new"}).config
+    assert list(verify_text(opened, list_specs(opened), STORAGE, 100)) == []
+
+
+def test_another_token_that_begins_texts_makes_other_files(tmp_path: Path) -> None:
+    write_text(tmp_path / "data", num_files=1, num=3)
+    config = make_config(tmp_path, bos=True, samples=2)
+    build(config)
+    before = set(token_files(tmp_path / "cache/tokens"))
+    (tmp_path / "gpt2/tokenizer_config.json").write_text(json.dumps({"bos_token": "a"}))
+    shutil.copy(tmp_path / "data/0000.jsonl", tmp_path / "data/1.jsonl")
+    build(config | {"run": "new"})
+    opened = Session(config | {"run": "new"}).config
+    assert list(verify_text(opened, list_specs(opened), STORAGE, 9)) == []
+    assert len(token_files(tmp_path / "cache/tokens")) == 3 * len(before)
