@@ -60,7 +60,10 @@ def estimate_pending(
     processes. Raises: ConfigError, DataError."""
     source = find_text(config, spec, storage)
     setup = source.setup
-    tasks = [task for file in source.pending for task in plan_tasks(file, storage, setup.fields)]
+    tasks = list[Task]()
+    for file in source.pending:
+        with contextlib.suppress(*setup.left_out):
+            tasks += plan_tasks(file, storage, setup.fields)
     is_fast = setup.tokenizer.is_listed and find_version("gigatoken")
     if is_fast and sum(file.cost for file in source.files) >= MIN_PROVED_BYTES:
         setup = replace(setup, engine="gigatoken")
@@ -82,24 +85,25 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
     for task in islice(tasks, 0, None, step):
         # Of lines, the first part: parts are smaller here
         first = task if is_table(task.file.path) else replace(task, part=task.part and 0)
-        for part in islice(setup.open_parts(first), 1):
-            for portion in islice(part.portions, 1):
-                chosen = portion.take_first(_DOCUMENTS)
-                if not chosen.texts:
-                    continue
-                size = count_bytes(chosen.texts)
-                engine.encode(chosen.texts[:MIN_CHECKED])  # fills caches
-                start = time.process_time()
-                found = engine.encode(chosen.texts)
-                # Not in the folder of tokens: a dry run changes nothing
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder, "part")
-                    with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
-                        writer.write(chosen, found)
-                    written += path.stat().st_size
-                seconds += time.process_time() - start
-                read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
-                tokens += len(found.ids)
+        with contextlib.suppress(*setup.left_out):
+            for part in islice(setup.open_parts(first), 1):
+                for portion in islice(part.portions, 1):
+                    chosen = portion.take_first(_DOCUMENTS)
+                    if not chosen.texts:
+                        continue
+                    size = count_bytes(chosen.texts)
+                    engine.encode(chosen.texts[:MIN_CHECKED])  # fills caches
+                    start = time.process_time()
+                    found = engine.encode(chosen.texts)
+                    # Not in the folder of tokens: a dry run changes nothing
+                    with tempfile.TemporaryDirectory() as folder:
+                        path = Path(folder, "part")
+                        with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
+                            writer.write(chosen, found)
+                        written += path.stat().st_size
+                    seconds += time.process_time() - start
+                    read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
+                    tokens += len(found.ids)
     num_bytes = sum(task.cost for task in tasks)
     scale = num_bytes / max(1, read)
     # A sample of a few bytes says little, since a token file of them is mostly its footer

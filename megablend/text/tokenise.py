@@ -171,7 +171,14 @@ def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task
             own = by_folder.get(setup.folder_of(file.name), [])
             done = _find_done(setup, file, own)
             twins = () if done else tuple(dict.fromkeys(own + by_size.get(file.size, [])))
-            for task in plan_tasks(file, setup.storage, setup.fields, setup.part_bytes):
+            try:
+                planned = plan_tasks(file, setup.storage, setup.fields, setup.part_bytes)
+            except setup.left_out as error:
+                source.entries[file.name] = Entry(
+                    size=file.size, etag=file.etag, unreadable=str(error)
+                )
+                continue
+            for task in planned:
                 mine = tuple(part for part in done if task.part in (None, part.number))
                 tasks.append(replace(task, source=number, done=mine, twins=twins))
     return tasks

@@ -67,6 +67,11 @@ class Setup:
     folder: TokenFolder
     part_bytes: int
 
+    @property
+    def left_out(self) -> tuple[type[CorruptFileError], ...]:
+        """Errors of files that are left out."""
+        return (CorruptFileError,) if self.skips_unreadable else ()
+
     def name_part(self, file: str, part: OpenPart) -> str:
         """The name of a part's token file, which says what it was made from: the digest of its
         lines and where they begin, the tokenizer, and what else changes tokens."""
@@ -118,9 +123,7 @@ class Worker:
                 self._make_missing(task, parts, report)
             else:
                 report(task.cost, 0, 0)
-        except CorruptFileError as error:
-            if not self._setup.skips_unreadable:
-                raise
+        except self._setup.left_out as error:
             return Entry(size=file.size, etag=file.etag, unreadable=str(error))
         if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
             raise ChangedFileError(

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megablend.errors import CorruptFileError
 from megablend.operations.build import build
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
+from megablend.text.estimate import estimate_pending
 from megablend.text.source import find_text, list_bad
 from megablend.text.verify_text import verify_text
 from tests.text.test_build import make_config
@@ -53,3 +55,26 @@ def test_a_key_that_no_document_has_is_told(tmp_path: Path, name: str) -> None:
     config["sources"][0]["key"] = "idd"
     (note,) = build(config | {"run": "other"}).index.notes
     assert "no document has the key 'idd'; correct `key`" in note
+
+
+@pytest.mark.parametrize("name", ["0.parquet", "0.arrow", "0.jsonl.gz"])
+def test_what_is_damaged_from_its_beginning_is_left_out_of_estimates_and_builds(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "1.jsonl").write_text('{"text": "some text"}\n' * 9)
+    (data / name).write_bytes(b"neither this nor that" * 9)
+    config = make_config(tmp_path, samples=1)
+    with pytest.raises(CorruptFileError, match="on_unreadable: skip"):
+        build(config)
+    config |= {"on_unreadable": "skip"}
+    opened = Session(config).config
+    (spec,) = list_specs(opened)
+    _, estimate, _ = estimate_pending(opened, spec, STORAGE)
+    assert estimate.tokens > 0
+    monkeypatch.setattr("megablend.text.tokenise._ESTIMATED_BYTES", 0)
+    for _ in range(2):
+        (skipped,) = build(config).index.skipped
+        assert name in skipped
+        assert find_text(opened, spec, STORAGE).pending == []

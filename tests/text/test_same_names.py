@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import ConfigError
+from megablend.inspect.find import find
+from megablend.inspect.show import show
 from megablend.operations.build import build
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
@@ -16,7 +18,6 @@ from megablend.storage.by_scheme import make_storage
 from megablend.text.token_file import read_footer
 from megablend.text.verify_text import verify_text
 from tests.text.test_build import make_config, token_files, write_text
-from tests.text.test_places import find, show
 
 STORAGE = make_storage()
 pytestmark = pytest.mark.usefixtures("small_parts")
