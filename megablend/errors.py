@@ -160,12 +160,13 @@ def _rebuild_data_error(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """Return a question for a message that suggests the known name most similar to `name`; "" if
-    none is similar.
+    """Return a question for a message that suggests the known name most similar to `name`; of
+    several, one that begins with it; "" if none is similar.
 
     Args:
         before: the text that separates the question from the message before it.
         cutoff: the lowest similarity, 0 to 1; see difflib.get_close_matches.
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(name, list(known), n=10, cutoff=cutoff)
+    near = [each for each in near if each.startswith(name)] or near
     return f"{before}did you mean {near[0]!r}?" if near else ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,14 @@ import click
 from megablend.cli.options import Command, as_json, finish, in_cache
 from megablend.cli.output import print_line, print_lines
 from megablend.errors import ConfigError
+from megablend.system.log import LOG
 
 if TYPE_CHECKING:
     from megablend.storage.mirror_options import MirrorOptions
     from megablend.storage.object_options import ObjectOptions
 
+_SLOW_SECONDS = 10.0
+"""For so long an answer is awaited without a word."""
 of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
 
 
@@ -187,14 +192,30 @@ def ask_node(
             f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
     try:
-        with closing(
-            Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
-        ) as connection:
+        with (
+            _telling_if_slow(options.folder),
+            closing(
+                Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
+            ) as connection,
+        ):
             return connection.command(kind, about)
     except NodeLostError as error:
         raise ConfigError(
             f"{options.folder}: no node process is running ({error})\nstart a job, or run `megablend node run CONFIG`"
         ) from None
+
+
+@contextmanager
+def _telling_if_slow(folder: str) -> Iterator[None]:
+    """Say once that a node process is waited for, if the context lasts long."""
+    text = "%s: waiting for its node process, whose log says why: node.log there, or that of the service"
+    timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _print_status(status: dict[str, Any]) -> None:
@@ -205,6 +226,8 @@ def _print_status(status: dict[str, Any]) -> None:
     print_line(f"clients: {status['clients']:,}")
     print_line(f"held: {format_gb(status['held_bytes'])} of {status['files']:,} files")
     print_line(f"read from the source since its start: {format_gb(status['source_bytes'])}")
+    for source, seconds in status.get("source_pauses", {}).items():
+        print_line(f"{source} is busy, and left alone for {seconds:.0f} s more")
 
     cluster = status["cluster"]
     if cluster is None:
@@ -212,6 +235,8 @@ def _print_status(status: dict[str, Any]) -> None:
     print_line(f"read from other nodes since its start: {format_gb(status['peer_bytes'])}")
     away = f"; away: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
     print_line(f"{cluster['own']}, one of {cluster['nodes']:,} nodes{away}")
+    if trouble := cluster.get("etcd", {}).get("trouble"):
+        print_line(f"etcd: {trouble.removeprefix('etcd: ')}")
     if not cluster["formed"]:
         print_line(
             f"the nodes do not work together yet: {cluster['trouble'] or 'some are missing'}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from megablend.cli import node
 from megablend.mirror.disk.folder import MirrorFolder
 from tests.cli.commands import run
 
@@ -57,3 +59,16 @@ def test_a_mirror_that_was_not_begun(command: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{tmp_path / 'm'}: cannot be used for a mirror: No such file" in done.stderr
     assert not (tmp_path / "m").exists()
+
+
+def test_an_answer_that_takes_long_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node, "_SLOW_SECONDS", 0.01)
+    with node._telling_if_slow("/m"):
+        while "/m: waiting for its node process, whose log says why" not in caplog.text:
+            time.sleep(0.01)
+    monkeypatch.setattr(node, "_SLOW_SECONDS", 60.0)
+    with node._telling_if_slow("/quick"):
+        pass
+    assert "/quick" not in caplog.text

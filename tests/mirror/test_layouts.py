@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from megablend.errors import CorruptFileError
-from megablend.mirror.catalog.catalog import unpack_revision, unpack_want
+from megablend.mirror.catalog.catalog import Revision, Want, unpack_entry
 from megablend.mirror.disk.block_map import DURABLE, BlockMap, sum_of_pages
 from megablend.mirror.disk.pages import PAGE_BYTES, pages_of_file
 from megablend.mirror.node.frames import (
@@ -64,8 +64,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     error = unpack_error(read("error.json"))
     assert isinstance(error, CorruptFileError)
     assert (error.path, error.problem, error.offset) == ("s3://b/x", "is damaged", 5)
-    assert unpack_revision(read("revision.json")) == REVISION
-    assert unpack_want(read("want.json")) == WANT
+    assert unpack_entry(Revision, read("revision.json")) == REVISION
+    assert unpack_entry(Want, read("want.json")) == WANT
     with (GOLDEN / "map.bin").open("rb") as file:
         found = BlockMap.read(file.fileno(), mmap.ACCESS_READ)
     assert found is not None

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
 from megablend.mirror.catalog.manifest import Manifest
@@ -110,6 +110,9 @@ class Want:
         return self.until is not None and self.until <= time.time()
 
 
+Entry = TypeVar("Entry", Revision, Want)
+
+
 class Listed(NamedTuple):
     """The last time that this node listed a dataset's source."""
 
@@ -126,25 +129,16 @@ def pack_entry(entry: Revision | Want) -> bytes:
     return json.dumps(values).encode()
 
 
-def unpack_revision(data: bytes) -> Revision:
-    """Decode a revision that `pack_entry` encoded. Raises: ValueError, TypeError if it is not one."""
-    return Revision(**_parse(data, Revision))
-
-
-def unpack_want(data: bytes) -> Want:
-    """Decode a want that `pack_entry` encoded. Raises: ValueError, TypeError if it is not one."""
-    return Want(**_parse(data, Want))
-
-
-def _parse(data: bytes, kind: type[Revision] | type[Want]) -> dict[str, Any]:
-    """Parse the fields of a revision or a want; those that a later version has added are left
-    out."""
+def unpack_entry(kind: type[Entry], data: bytes) -> Entry:
+    """What `pack_entry` packed, without what a later version has added. Raises: ValueError,
+    TypeError."""
     known = {each.name for each in fields(kind)}
-    return {
+    about: dict[str, Any] = {
         name: tuple(each) if isinstance(each, list) else each
         for name, each in dict(parse_json(data)).items()
         if name in known
     }
+    return kind(**about)
 
 
 class Catalog:
@@ -161,11 +155,12 @@ class Catalog:
         self._database = Database(folder.datasets_path, is_lasting=True)
         self._manifests = folder.path / "manifests"
         self.revisions = {
-            name: unpack_revision(value)
+            name: unpack_entry(Revision, value)
             for name, value in self._database.get_all("revision").items()
         }
         self.wants = {
-            name: unpack_want(value) for name, value in self._database.get_all("want").items()
+            name: unpack_entry(Want, value)
+            for name, value in self._database.get_all("want").items()
         }
         self.listed = {
             name: Listed(*parse_json(value))
@@ -187,11 +182,6 @@ class Catalog:
             return replace(want, since=known.since)
         others = [each.since for each in self.wants.values()]
         return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
-
-    def add(self, revision: Revision, manifest: bytes) -> None:
-        """Add a revision as its dataset's latest, with its manifest."""
-        self.put_manifest(revision.digest, manifest)
-        self.put_revision(self.date(revision))
 
     def put_manifest(self, digest: str, manifest: bytes) -> None:
         """Store a manifest that `Manifest.pack` packed."""
@@ -358,14 +348,17 @@ class Catalog:
 
     def _read_files(self, digest: str) -> Manifest:
         path = str(self._path(digest))
-        remedy = "add the dataset again, with `megablend datasets add`"
+        # In a cluster with etcd other nodes have it
+        remedy = (
+            "wait for it" if self.own else "add the dataset again, with `megablend datasets add`"
+        )
         data = self.read_manifest(digest)
         if not data:
-            raise MissingFileError(path, f"is gone; {remedy}")
+            problem = "has not come from another node yet" if self.own else "is gone"
+            raise MissingFileError(path, f"{problem}; {remedy}")
         try:
             return Manifest.unpack(digest, data)
         except ValueError as error:
             if self.own:
-                # Other nodes have it
                 self._path(digest).unlink(missing_ok=True)
             raise DataError(path, f"{error}; {remedy}") from None

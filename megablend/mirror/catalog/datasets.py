@@ -161,14 +161,13 @@ class Datasets:
     ) -> None:
         if self.shared is not None:
             await self.shared.change(puts, deletes, is_due)
-        elif not is_due():
-            return
-        for each in puts if self.shared is None else ():
-            is_want = isinstance(each, Want)
-            put = self.catalog.put_want if is_want else self.catalog.put_revision
-            await self._pages.call(put, each)
-        for want in deletes if self.shared is None else ():
-            await self._pages.call(self.catalog.remove_want, want)
+        elif is_due():
+            for each in puts:
+                is_want = isinstance(each, Want)
+                put = self.catalog.put_want if is_want else self.catalog.put_revision
+                await self._pages.call(put, each)
+            for want in deletes:
+                await self._pages.call(self.catalog.remove_want, want)
         self.holding.change()
 
     async def want(
@@ -216,7 +215,7 @@ class Datasets:
                 )
             return want
         names = self._mates.nodes.names
-        if not names:
+        if not names and (want.nodes or want.copies):
             raise ResourceError(
                 f"{want.target}: the nodes have not met yet\n"
                 "ask again when they have: `megablend node status` says who is missing"
@@ -339,12 +338,15 @@ class Datasets:
 
     async def wait(self, target: str) -> dict[str, Any]:
         """Return when what is wanted is held, on all nodes where it is. Raises: ResourceError if there
-        is no room for it; DataError if files are gone."""
+        is no room for it; DataError if files are gone; ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
+        if self._mates is not None:
+            # Too few nodes are waited for
+            with contextlib.suppress(ResourceError):
+                await self._mates.nodes.meet()
+        found: dict[str, Any] = {"want": want.target}
         if not want.nodes or self.catalog.own in want.nodes:
             found = await self._wait_here(want)
-        else:
-            found = {"want": want.target}
         return found if self.shared is None else found | await self.shared.told.wait_for(want)
 
     async def _wait_here(self, want: Want) -> dict[str, Any]:

@@ -267,7 +267,7 @@ class Holding:
             # What else is wanted does not wait until this manifest is there again
             state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes)
             if self._catalog.own:
-                state.trouble = "no node has sent its manifest yet"
+                state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
             else:
                 state.trouble = str(error)
                 state.error = error
@@ -331,7 +331,8 @@ class Holding:
         parts = self._list_missing()
         turn = asyncio.Lock()
         failed: dict[FileKey | State, Exception] = {}
-        in_trouble = set[State]()
+        # Of these, without a manifest, nothing is known to fetch
+        in_trouble = {state for state in self.states if state.missing and not state.share}
         num_done = 0
 
         async def fetch() -> None:

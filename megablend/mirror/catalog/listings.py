@@ -214,9 +214,10 @@ class Listings:
             del self._running[latest.dataset]
 
     def _fail(self, latest: Revision, trouble: str) -> str:
-        """Count and log a listing that failed. Returns: `trouble`."""
+        """Count a listing that changed nothing, and log it if it is news. Returns: why."""
         self.counts["failed"] += 1
-        LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
+        if trouble[:_TROUBLE_LETTERS] != self._catalog.listed[latest.dataset].trouble:
+            LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
         return trouble
 
     async def _look(self, latest: Revision) -> str:

@@ -31,6 +31,10 @@ class Nodes(Protocol):
         """The names of the nodes that do not answer."""
         ...
 
+    async def meet(self) -> None:
+        """Wait until the nodes work together. Raises: ResourceError if too few are there; ConfigError."""
+        ...
+
     async def post(self, node: str, path: str, body: bytes) -> bytes:
         """Send a request to another node, and return the answer. Raises: AwayError; the error that
         the node answers with."""

@@ -26,14 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
-from megablend.mirror.catalog.catalog import (
-    Catalog,
-    Revision,
-    Want,
-    pack_entry,
-    unpack_revision,
-    unpack_want,
-)
+from megablend.mirror.catalog.catalog import Catalog, Revision, Want, pack_entry, unpack_entry
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import Manifest
@@ -43,6 +36,7 @@ from megablend.mirror.members.etcd import EtcdAwayError, Value
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import pack_json
 from megablend.system.limited_json import parse_json
+from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 MANIFEST_PATH = "/v1/manifest"
@@ -117,6 +111,7 @@ class SharedCatalog:
         """Why the copy is not as etcd is."""
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
+        self._log = LimitedLog()
         self.told = Told(mates, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
         """What was deleted with the revisions of a dataset that were forgotten last."""
@@ -249,9 +244,9 @@ class SharedCatalog:
             kind, _, name = key.removeprefix(self._shared).partition("/")
             try:
                 if kind == "revisions":
-                    entries[key] = unpack_revision(value.data)
+                    entries[key] = unpack_entry(Revision, value.data)
                 elif kind == "wants":
-                    entries[key] = unpack_want(value.data)
+                    entries[key] = unpack_entry(Want, value.data)
                 else:
                     continue
                 is_known = entries[key].name == name
@@ -358,7 +353,7 @@ class SharedCatalog:
                     self._holding.change()
                     return
             except (AwayError, MegablendError, ValueError) as error:
-                LOG.warning("mirror: %s: cannot get the manifest of %s: %s", node, revision, error)
+                self._log.warn(node, f"cannot get the manifest of {revision}: {error}")
 
     async def _tell_forgotten(self, body: bytes) -> bytes:
         """What this node has deleted with revisions of some datasets, when it has."""

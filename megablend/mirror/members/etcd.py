@@ -144,10 +144,6 @@ class Etcd:
         answer = await self._ask("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 
-    async def revoke(self, lease: int) -> None:
-        """End a lease, which deletes its keys."""
-        await self._ask("lease/revoke", {"ID": str(lease)}, is_change=True)
-
     async def watch(
         self, prefix: str, from_revision: int
     ) -> AsyncIterator[list[tuple[str, Value | None, int]]]:

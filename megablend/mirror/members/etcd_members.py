@@ -73,6 +73,8 @@ class EtcdMembers(Views):
         self._started = time.monotonic()
         self._kept_at = -math.inf
         """Monotonic seconds: the lease lasts since then, or longer."""
+        self._trouble = ""
+        """What else is where the view should be."""
         self._least = 0
         """Number of the view in etcd when this node took its last lease."""
 
@@ -82,7 +84,10 @@ class EtcdMembers(Views):
         try:
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
-                    raise self._strange(key)
+                    raise ConfigError(
+                        f"etcd: found {key!r} below {self._root!r}, which is not a key of megablend\n"
+                        "Give `etcd` of `mirror` a `prefix` that nothing else uses."
+                    )
             await self._check_protocols()
             if self._known is None:
                 self._read_view((await self.etcd.get(self._place))[0].get(self._place))
@@ -124,12 +129,14 @@ class EtcdMembers(Views):
         try:
             while True:
                 values = self.shared.values
+                self._trouble = ""
                 try:
                     found = self._read_view(values.get(self._place))
                 except ConfigError as error:
                     if self._known is None:
                         raise
                     # The lease goes on, and so does the view that is in force
+                    self._trouble = str(error)
                     LOG.warning("mirror: %s", error)
                     found = None
                 if found is not None and (self._known is None or found.number > self._known.number):
@@ -163,7 +170,7 @@ class EtcdMembers(Views):
 
     def as_json(self) -> dict[str, Any]:
         """For people and metrics."""
-        return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble}
+        return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble or self._trouble}
 
     async def _register(self) -> bool:
         """Take this node's name with a new lease. Returns: False if another node has it."""
@@ -181,7 +188,9 @@ class EtcdMembers(Views):
         expected = {key: 0 if known is None else known.revision}
         if await self.etcd.change(expected, {key: _pack(about)}, lease=lease) is None:
             return False
-        view = self._read_view((await self.etcd.get(self._place))[0].get(self._place))
+        found = (await self.etcd.get(self._place))[0].get(self._place)
+        # If it is no view, `follow` tells that
+        view = None if found is None else _view_of(_read(found))
         self._least = 0 if view is None else view.number
         self._kept_at = began
         self.lease = lease
@@ -265,21 +274,14 @@ class EtcdMembers(Views):
             )
         return view
 
-    def _strange(self, key: str) -> ConfigError:
-        return ConfigError(
-            f"etcd: found {key!r} below {self._root!r}, which is not a key of megablend\n"
-            "Give `etcd` of `mirror` a `prefix` that nothing else uses."
-        )
-
     def _load(self) -> View | None:
         """The view of before, of this cluster."""
         try:
             found = parse_json(self._path.read_bytes())
         except (OSError, ValueError):
             return None
-        return (
-            _view_of(found) if isinstance(found, dict) and found.get("root") == self._root else None
-        )
+        is_ours = isinstance(found, dict) and found.get("root") == self._root
+        return _view_of(found) if is_ours else None
 
     def _store(self, view: View) -> None:
         try:

@@ -221,6 +221,10 @@ class Cluster:
             raise AwayError(f"{node} is none of the nodes")
         return await self._peers[node].post(path, body)
 
+    async def meet(self) -> None:
+        """Wait until the nodes work together. Raises: ResourceError if too few are there; ConfigError."""
+        await self._agreement.wait()
+
     @property
     def num_nodes(self) -> int:
         """How many nodes the cluster has, including this one."""
@@ -233,9 +237,8 @@ class Cluster:
         return self._agreement.failure is not None
 
     async def select(self, need: Need) -> Need:
-        """The part of a need that this node is a home of. Raises: ResourceError while too few nodes
-        are there; ConfigError if they do not agree."""
-        await self._agreement.wait()
+        """The part of a need that this node is a home of. Raises: as `meet`."""
+        await self.meet()
         assert self._holders is not None
         return self._holders.select_own(need)
 
@@ -275,11 +278,11 @@ class Cluster:
 
     async def _check_own(self) -> list[str]:
         peers = list(self._peers.values())
-        answers = await asyncio.gather(*(peer.ping() for peer in peers))
+        await asyncio.gather(*(peer.ping() for peer in peers))
         return [
-            f"{self._members.own} does not reach {peer.name}: {peer.trouble}"
-            for peer, is_there in zip(peers, answers, strict=True)
-            if not is_there
+            f"{self._members.own} does not reach {peer.name}: {str(peer.obstacle).splitlines()[0]}"
+            for peer in peers
+            if peer.obstacle is not None
         ]
 
     async def _check(self, *_: object) -> bytes:

@@ -34,8 +34,9 @@ class Listener:
 
     setting: str
     """The name of the port's setting, for messages."""
+    log: LimitedLog = field(default_factory=LimitedLog)
+    """Warns of refused requests."""
     _runner: web.AppRunner | None = None
-    _log: LimitedLog = field(default_factory=LimitedLog)
 
     async def start(
         self, app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None
@@ -62,7 +63,3 @@ class Listener:
         """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
-
-    def warn(self, who: str | None, text: str) -> None:
-        """Warn of a refused request: once a minute for each asker."""
-        self._log.warn(who, text)

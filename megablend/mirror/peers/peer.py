@@ -86,6 +86,11 @@ class Peer:
         """Whether it has been away for so long that nobody waits for it any more."""
         return self.away_since is not None and (time.monotonic() - self.away_since > self.pace.gone)
 
+    @property
+    def obstacle(self) -> object:
+        """Why it is away, or was not trusted, or refused this node; None otherwise."""
+        return self.refusal if self.away_since is None else self.trouble
+
     def close(self) -> None:
         """Send no more pings. Pending requests fail, as if it were away."""
         for task in (self._watcher, self._pinging):

@@ -87,7 +87,7 @@ class PeerServer:
         except SessionError:
             return self._reply(request, SESSION_STATUS, b"")
         except SignatureError as error:
-            self._listener.warn(request.remote, f"its request is refused: {error}")
+            self._listener.log.warn(request.remote, f"its request is refused: {error}")
             return self._reply(request, 403, str(error).encode())
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
@@ -107,7 +107,7 @@ class PeerServer:
             status = ERROR_STATUS
             data = pack_error(error)
         except ValueError as error:
-            self._listener.warn(request.remote, f"its request cannot be understood: {error}")
+            self._listener.log.warn(request.remote, f"its request cannot be understood: {error}")
             status = 400
             data = str(error).encode()
         except Exception as error:

@@ -16,10 +16,10 @@ import json
 import re
 import time
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
+from weakref import WeakValueDictionary
 
 import numpy as np
 from aiohttp import ETag, web
@@ -119,9 +119,7 @@ class Files:
         self._find_datasets = find_datasets
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_SENDING)
-        self._turns_of = defaultdict[str | None, asyncio.Semaphore](
-            lambda: asyncio.Semaphore(_MOST_OF_ONE)
-        )
+        self._turns_of = WeakValueDictionary[str | None, asyncio.Semaphore]()
         self.num_bytes = 0
         """Bytes of files that were sent."""
 
@@ -243,16 +241,17 @@ class Files:
         """Fetch and send a portion. Raises: as Engine.obtain does; TimeoutError if the client does
         not take it in time."""
         want = _want(key, part)
+        turns = self._turns_of.setdefault(request.remote, asyncio.Semaphore(_MOST_OF_ONE))
         deadline = time.monotonic() + _SLOW_SECONDS
         while True:
             try:
                 await self._engine.serve(want)
-                async with self._turns_of[request.remote], self._turns:
+                async with turns, self._turns:
                     held, data = await self._engine.read_held(want)
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
                         sent = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
-                        await self._write(request, response, sent)
+                        await self._write(turns, response, sent)
                         self.num_bytes += len(sent)
                         return
                 problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
@@ -263,16 +262,17 @@ class Files:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _write(
-        self, request: web.Request, response: web.StreamResponse, data: memoryview
+        self, own_turns: asyncio.Semaphore, response: web.StreamResponse, data: memoryview
     ) -> None:
-        """Send bytes. Raises: TimeoutError if the client does not take them in time."""
+        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if the client does not take
+        them in time."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
             while not writing.done():
                 await asyncio.wait([writing], timeout=_BUSY_SECONDS)
-                turns = (self._turns, self._turns_of[request.remote])
-                limit = _BUSY_SECONDS if any(each.locked() for each in turns) else _SLOW_SECONDS
+                is_busy = self._turns.locked() or own_turns.locked()
+                limit = _BUSY_SECONDS if is_busy else _SLOW_SECONDS
                 if not writing.done() and time.monotonic() - begin >= limit:
                     raise asyncio.TimeoutError(f"not taken in {limit:.0f} s")
             writing.result()

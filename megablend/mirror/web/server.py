@@ -65,7 +65,7 @@ class WebServer:
         self._is_open = self._tls is not None or options.insecure
         self._token = read_token("token_file", options.token_file)
         self._listener = Listener("`data_port` of `mirror`")
-        self._files = Files(engine, find_datasets, self._token, self._listener.warn)
+        self._files = Files(engine, find_datasets, self._token, self._listener.log.warn)
         self._find_datasets = find_datasets
         self._get_status = get_status
         self._note_use = note_use
@@ -98,7 +98,7 @@ class WebServer:
         """Refuse requests without the token or a signature, except pings."""
         if request.path != _PING:
             if not (self._has_token(request) or self._is_signed(request)):
-                self._listener.warn(request.remote, "its request lacks the token in token_file")
+                self._listener.log.warn(request.remote, "its request lacks the token in token_file")
                 realm = {"WWW-Authenticate": 'Basic realm="megablend: the token is the password"'}
                 raise web.HTTPUnauthorized(headers=realm)
             self._note_use()

@@ -180,6 +180,46 @@ def test_a_dataset_is_wanted_on_all_nodes_by_one_command(tmp_path: Path, etcd: E
         assert not list((c.folder / "files").rglob("*.data"))
 
 
+def test_a_want_waits_for_nodes_that_have_not_met_and_says_why_they_cannot(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """What is wanted right after the first node's start is held when the others have come; a node with another
+    secret says what is wrong."""
+    files = make_files("d", MIXED)
+    secrets = [tmp_path / "secret", tmp_path / "other"]
+    for each in secrets:
+        each.write_text(f"{each.name} of sixteen letters")
+        each.chmod(0o600)
+    with FaultySource({f"b/{name}": data for name, data in files.items()}) as source:
+        nodes = make_services(tmp_path, source, etcd, 2, secret_file=str(secrets[0]))
+        (tmp_path / "z").mkdir()
+        (stranger,) = make_services(tmp_path / "z", source, etcd, 1, secret_file=str(secrets[1]))
+        a, b = nodes
+        try:
+            a.start()
+            a.add("corpus", "d")
+            want = ["want", "corpus", "--copies", "all", "--wait", "--mirror", str(a.config)]
+            command = [sys.executable, "-m", "megablend", "datasets", *want]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+                until(lambda: waiting.poll() is not None or bool(a.ask("list")["wants"]))
+                b.start()
+                told, _ = waiting.communicate(timeout=120)
+            assert told == "corpus@latest: held on 2 nodes\n"
+
+            stranger.start()
+            code, message = stranger.fail("want", "corpus", "--copies", "all", "--wait")
+            assert code == 2
+            assert "cannot be trusted" in message
+            code, message = stranger.fail("path", "corpus")
+            assert code == 3
+            assert "has not come from another node yet" in message
+            log = stranger.config.with_suffix(".log").read_text()
+            assert log.count("cannot get the manifest") <= 2
+        finally:
+            for node in (*nodes, stranger):
+                node.kill()
+
+
 def test_what_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
     files = make_files("d", MIXED)
     with services(tmp_path, files, etcd, 1) as (a,):

@@ -71,7 +71,8 @@ def make_catalog(store: PageStore, *datasets: str) -> Catalog:
             added=0.0,
             sources=(),
         )
-        catalog.add(revision, files.pack())
+        catalog.put_manifest(revision.digest, files.pack())
+        catalog.put_revision(catalog.date(revision))
         catalog.put_want(Want(dataset=dataset, revision=LATEST, since=0.0))
     return catalog
 
@@ -133,6 +134,25 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         )
         assert not running.done()
         running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_a_manifest_that_no_node_has_is_told_and_waited_for(tmp_path: Path) -> None:
+    """Not by looking for it again and again without a pause, in a cluster with etcd."""
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, FailingReader())
+        catalog = make_catalog(store, "d")
+        catalog.own = "a:1"
+        (manifest,) = (tmp_path / "m" / "manifests").iterdir()
+        manifest.unlink()
+        holding = Holding(pages, Needs(pages), find_all, catalog)
+        await holding._plan()
+        assert not await holding._fetch()
+        assert "no node has sent its manifest yet" in holding.states[0].trouble
         await pages.close()
 
     asyncio.run(work())

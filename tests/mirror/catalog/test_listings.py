@@ -88,6 +88,14 @@ def test_a_source_that_lost_files_or_cannot_be_listed_changes_nothing(tmp_path: 
         del node.source.files["b/d/sub/mid.bin"]
         node.source.files["b/d/new"] = b"new"
         until(lambda: "1 files are gone, such as s3://b/d/sub/mid.bin" in trouble(node))
+
+        def count_failed() -> int:
+            status = json.loads(run("node", "status", node.config, "--json").stdout)
+            return int(status["listed"]["listings"]["failed"])
+
+        # The log has what is news
+        until(lambda: count_failed() > 2)
+        assert (node.folder / "node.log").read_text().count("1 files are gone") == 1
         told = node.run("list").stdout
         assert "corpus: its source, listed 20" in told
         assert f"corpus@{first[:12]} stays the latest revision" in told
@@ -248,7 +256,7 @@ def test_one_node_of_a_cluster_lists_a_dataset(tmp_path: Path, etcd: EtcdServer)
             assert not any(node.datasets.listings.counts for node in others)
 
             # Its lease has ended: it lists nothing, and the view is without it
-            await home.etcd.revoke(home.lease)
+            await home.etcd._ask("lease/revoke", {"ID": str(home.lease)})
             home.lease = 0
             count = sum(home.datasets.listings.counts.values())
             cluster.names = tuple(node.own for node in others)

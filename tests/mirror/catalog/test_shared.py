@@ -95,6 +95,9 @@ class LocalMates:
     def find_away(self) -> Collection[str]:
         return self._cluster.names - self._cluster.running.keys()
 
+    async def meet(self) -> None:
+        pass
+
     async def post(self, node: str, path: str, body: bytes) -> bytes:
         other = self._cluster.running.get(node)
         if other is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from megablend.cli.node import _print_status
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.members.etcd import _code
 from megablend.mirror.members.etcd_members import EtcdMembers
@@ -221,7 +222,10 @@ def test_a_node_without_a_view_does_not_start_without_etcd(
 
 
 def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
-    tmp_path: Path, etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    etcd: EtcdServer,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def run() -> None:
         async with cluster_of(tmp_path, source, etcd, 2, 2) as nodes:
@@ -232,12 +236,21 @@ def test_a_view_that_is_none_is_told_and_takes_nobody_its_place(
             await until(lambda: "at 'megablend/v1/shared/view', which is not a view" in caplog.text)
             await asyncio.sleep(2 * LEASE)
             await nodes.read_all()
+            views = nodes.cluster(0)._members.views
+            assert isinstance(views, EtcdMembers)
+            lease = views.lease
+            call(etcd, "lease/revoke", ID=str(lease))
+            # Another one is taken, and known of
+            await until(lambda: views.lease not in (0, lease))
+            _print_status(await nodes.nodes[0].get_status())
             call(etcd, "kv/deleterange", key=place)
             await until(lambda: is_in(nodes, number + 1))
             assert await wait_for_view(nodes, 0, 1) == number + 1
+            _print_status(await nodes.nodes[0].get_status())
 
     with FaultySource(make_files(1)) as source:
         asyncio.run(run())
+    assert capsys.readouterr().out.count("etcd: found b'{}' at 'megablend/v1/shared/view', ") == 1
 
 
 def test_a_node_does_not_start_with_a_view_that_is_none(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -340,7 +353,7 @@ def test_who_was_left_out_reads_only_what_is_due_until_it_is_back(
             assert views.find_doubt(1) == math.inf
             await until(lambda: views.find_doubt(1) is None)
             # Its lease has ended, and the others have made a view without it
-            await views.etcd.revoke(views.lease)
+            await views.etcd._ask("lease/revoke", {"ID": str(views.lease)})
             left = {"number": 7, "nodes": sorted(nodes.names[1:]), "earlier": []}
             await views.etcd.change({}, {views._place: json.dumps(left).encode()})
             await until(lambda: views.find_doubt(1) == math.inf and views._least >= 7)

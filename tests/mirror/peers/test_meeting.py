@@ -141,6 +141,11 @@ def test_other_secrets(other: bytes | None, tmp_path: Path) -> None:
             await nodes.start(0, 1)
             for i in (0, 1):
                 await fail(nodes, i, ConfigError, f"(?s){nodes.names[1 - i]}.*`secret_file`")
+            for i in (0, 1):
+                (line,) = await nodes.cluster(i).check()
+                name = nodes.names[1 - i]
+                assert line.startswith(f"{nodes.names[i]} does not reach {name}: {name} ")
+                assert "\n" not in line
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
