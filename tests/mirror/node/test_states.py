@@ -50,7 +50,8 @@ def add(catalog: Catalog, dataset: str, key: FileKey, source: str = "s3://b/d/")
         sources=(source,),
         is_plain=True,
     )
-    catalog.add(revision, files.pack())
+    catalog.put_manifest(revision.digest, files.pack())
+    catalog.put_revision(catalog.date(revision))
     return catalog._path(files.revision)
 
 
