@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import megablend
+from tests.cases import chequered
 from tests.runs import documents, make_config, write_source
 
 pytestmark = pytest.mark.long
@@ -26,8 +27,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("state", ["idle", "blocked"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("state", "method"), chequered(["idle", "blocked"], ["fork", "forkserver", "spawn"])
+)
 def test_workers_end_with_a_killed_trainer(tmp_path: Path, method: str, state: str) -> None:
     source = write_source(tmp_path, 0, "parquet", documents(0, 60, 40, 3)) | {"weight": 1}
     config = make_config(tmp_path, [source], samples=64)
