@@ -28,8 +28,8 @@ def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int
 
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
-    """Samples of each source in the stages of one blend, which end at `ends` samples from the
-    blend's start: [stages][D].
+    """Return the samples of each source in the stages of one blend, which end at `ends` samples
+    from the blend's start: [stages][D].
 
     Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the
     residuals weight * end - samples so far, with negative residuals taken as 0. Appending ends does
@@ -98,9 +98,9 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
-    """The smallest number of samples of a drain from sample `start` on that ends at a multiple of
-    `unit` and gives each source, by its share, at least the samples that it has left, [D]; see
-    `divide_drain`. At most twice what all have left, as far as `unit` allows."""
+    """Return the smallest number of samples of a drain from sample `start` on that ends at a
+    multiple of `unit` and gives each source, by its share, at least the samples that it has left,
+    [D]; see `divide_drain`. At most twice what all have left, as far as `unit` allows."""
     total_left = sum(left)
     scale = sum(weights)
     pairs = list(zip(weights, left, strict=True))
@@ -143,8 +143,8 @@ def cycles_per_run(
 
 
 def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
-    """The weights times their common denominator. Raises: PlanError if one is negative, or all are
-    0."""
+    """Return the weights times their common denominator. Raises: PlanError if one is negative, or
+    all are 0."""
     for source, weight in enumerate(weights):
         if weight < 0:
             raise PlanError(f"source {source} has weight {weight}; expected 0 or more")

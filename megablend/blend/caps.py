@@ -21,7 +21,8 @@ Caps = Sequence[int | None]
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
-    """The shares of `total` samples, nearest to the weights, in which no source exceeds its cap.
+    """Return the shares of `total` samples, nearest to the weights, in which no source exceeds its
+    cap.
 
     Args:
         weights: not all 0.
@@ -57,7 +58,7 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
 
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
-    """The most samples that a stage can have within the caps; None if no cap limits it.
+    """Return the most samples that a stage can have within the caps; None if no cap limits it.
 
     Args:
         redistribute: other sources replace one that has reached its cap; otherwise each keeps its
@@ -112,8 +113,8 @@ def plan_full_shares(
 
 
 def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """The number of samples of a stage until a source reaches its cap; None if it has no share or
-    no cap."""
+    """Return the number of samples of a stage until a source reaches its cap; None if it has no
+    share or no cap."""
     cap = caps[source]
     if cap is None or not weights[source]:
         return None
@@ -121,8 +122,8 @@ def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> 
 
 
 def _find_over_caps(weights: Weights, caps: Caps, free: Sequence[int], left: int) -> dict[int, int]:
-    """The caps of the sources in `free` whose share of `left` samples, by weight among `free`,
-    exceeds their cap."""
+    """Return the caps of the sources in `free` whose share of `left` samples, by weight among
+    `free`, exceeds their cap."""
     total = sum(Fraction(weights[source]) for source in free)
     capped = [(source, caps[source]) for source in free]
     return {

@@ -45,7 +45,8 @@ class Segment(NamedTuple):
         return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
 
     def own_position(self, position: int) -> int:
-        """The position that a token would have if all epochs were like those of the segment."""
+        """Return the position that a token would have if all epochs were like those of the
+        segment."""
         return position - self.position + self.offset + self.epoch * self.tokens
 
 
@@ -57,7 +58,7 @@ class Epochs:
     """[num_sources], at least one segment each, in the order of their positions."""
 
     def start(self, source: int, epoch: int) -> int:
-        """The position at which an epoch begins."""
+        """Return the position at which an epoch begins."""
         segments = self.segments[source]
         segment = segments[0]
         for each in segments[1:]:
@@ -66,7 +67,8 @@ class Epochs:
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
     def count(self, source: int, tokens: int) -> Fraction:
-        """How many epochs the first `tokens` tokens of a source make; 0 if it has no tokens."""
+        """Return how many epochs the first `tokens` tokens of a source make; 0 if it has no
+        tokens."""
         segment = _find_segment(self.segments[source], tokens)
         return (
             Fraction(segment.own_position(tokens), segment.tokens)
@@ -75,8 +77,8 @@ class Epochs:
         )
 
     def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
-        """The position up to which a source's tokens make at most this many epochs: the inverse
-        of `count`.
+        """Return the position up to which a source's tokens make at most this many epochs: the
+        inverse of `count`.
 
         Args:
             before: leave out segments that begin at this position or later: the epochs are those
@@ -94,8 +96,8 @@ class Epochs:
         return min([position, *(each.position for each in next_segment)])
 
     def count_withdrawn(self, source: int) -> int:
-        """Number of tokens that are not read of epochs that were begun, because their files were
-        withdrawn."""
+        """Return the number of tokens that are not read of epochs that were begun, because their
+        files were withdrawn."""
         return sum(
             _count_withdrawn(*pair)
             for pair in pairwise(self.segments[source])
@@ -103,8 +105,8 @@ class Epochs:
         )
 
     def list_unread(self, source: int) -> list[tuple[Segment, int]]:
-        """The segments at whose start an epoch is broken off, each with the number of tokens of
-        that epoch that are not read although their files exist; see `Stage.whole_epochs`."""
+        """Return the segments at whose start an epoch is broken off, each with the number of tokens
+        of that epoch that are not read although their files exist; see `Stage.whole_epochs`."""
         pairs = pairwise(self.segments[source])
         return [
             (segment, _count_left(before, segment))
@@ -114,15 +116,15 @@ class Epochs:
 
 
 def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
-    """The segment that has a position."""
+    """Return the segment that has a position."""
     if len(segments) == 1:
         return segments[0]
     return segments[bisect_right([each.position for each in segments], position) - 1]
 
 
 def _count_withdrawn(before: Segment, segment: Segment) -> int:
-    """Number of tokens of the last epoch before a segment that are not read because their files
-    were withdrawn."""
+    """Return the number of tokens of the last epoch before a segment that are not read because
+    their files were withdrawn."""
     if before.tokens == 0 or segment.position == 0:
         return 0
     left = _count_left(before, segment)
@@ -132,16 +134,16 @@ def _count_withdrawn(before: Segment, segment: Segment) -> int:
 
 
 def _count_left(before: Segment, segment: Segment) -> int:
-    """Number of tokens of an epoch of segment `before` that come after its end, the position of
-    the next segment. Its epochs must have tokens."""
+    """Return the number of tokens of an epoch of segment `before` that come after its end, the
+    position of the next segment. Its epochs must have tokens."""
     if before.withdrawn:
         return max(0, before.position + before.tokens - before.offset - segment.position)
     return -before.own_position(segment.position) % before.tokens
 
 
 def _breaks_off(before: Segment, segment: Segment) -> bool:
-    """Whether a segment begins an epoch while one of the same number is not over, although no file
-    of that is withdrawn."""
+    """Return whether a segment begins an epoch while one of the same number is not over, although
+    no file of that is withdrawn."""
     if before.tokens == 0 or segment.withdrawn:
         return False
     return before.own_position(segment.position) > segment.epoch * before.tokens
@@ -151,12 +153,13 @@ class Withdrawals(Protocol):
     """What a source loses if a snapshot lacks some of its files."""
 
     def loses_files(self, segment: Segment, index: str) -> bool:
-        """Whether a snapshot has the source, but not all files that the segment's epochs read."""
+        """Return whether a snapshot has the source, but not all files that the segment's epochs
+        read."""
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of an epoch of a segment without the files that a snapshot lacks; and how many of
-        them come before token number `token` of the epoch, counted over all files."""
+        """Return the tokens of an epoch of a segment without the files that a snapshot lacks; and
+        how many of them come before token number `token` of the epoch, counted over all files."""
         ...
 
 
@@ -206,8 +209,8 @@ class EpochsBuilder:
     def current_epoch_loses_files(
         self, index: str, cursor: Int64s, *, begun: bool = True, rests: bool = False
     ) -> npt.NDArray[np.bool_]:
-        """Whether a snapshot lacks files of the epoch that each source is in at position `cursor`,
-        int64 [num_sources]: bool [num_sources].
+        """Return whether a snapshot lacks files of the epoch that each source is in at position
+        `cursor`, int64 [num_sources]: bool [num_sources].
 
         Args:
             begun: count only epochs of which something was read.
@@ -234,8 +237,8 @@ class EpochsBuilder:
     def begun_epochs_lose_files(
         self, index: str, cursor: Int64s, begun: Int64s
     ) -> npt.NDArray[np.bool_]:
-        """Whether a snapshot lacks files of an epoch that has tokens of each source at positions
-        [cursor, begun), int64 [num_sources] each: bool [num_sources]."""
+        """Return whether a snapshot lacks files of an epoch that has tokens of each source at
+        positions [cursor, begun), int64 [num_sources] each: bool [num_sources]."""
         lost = np.zeros(len(cursor), bool)
         if index == self._index:
             return lost
@@ -252,8 +255,8 @@ class EpochsBuilder:
         return lost
 
     def next_epochs_lose_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether a snapshot lacks files of an epoch that each source would read from position
-        `begun`, int64 [num_sources], on: bool [num_sources]."""
+        """Return whether a snapshot lacks files of an epoch that each source would read from
+        position `begun`, int64 [num_sources], on: bool [num_sources]."""
         lost = np.zeros(len(begun), bool)
         if index == self._index:
             return lost
@@ -266,8 +269,8 @@ class EpochsBuilder:
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Whether `enter` begins the next epoch of a source at another position if it reads epochs
-        `whole`."""
+        """Return whether `enter` begins the next epoch of a source at another position if it reads
+        epochs `whole`."""
         if (index, order) == (self._index, self._order):
             return False
         lost = self.current_epoch_loses_files(index, cursor)
@@ -283,8 +286,8 @@ class EpochsBuilder:
         return False
 
     def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
-        """The first epoch of a source of which nothing was read, if tokens before position `begun`
-        were read, as a segment that begins with it.
+        """Return the first epoch of a source of which nothing was read, if tokens before position
+        `begun` were read, as a segment that begins with it.
 
         The extra token of the sample before may lie in an epoch of files that are gone; that alone
         is no reason to read the whole epoch.
@@ -333,8 +336,9 @@ class EpochsBuilder:
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
 
     def _leave_out(self, source: int, position: int, index: str) -> tuple[list[Segment], Segment]:
-        """What is left of the current epoch without the files that a snapshot lacks: one segment,
-        or none if nothing is left; and the next epoch, as a segment that begins with it."""
+        """Return what is left of the current epoch without the files that a snapshot lacks: one
+        segment, or none if nothing is left; and the next epoch, as a segment that begins with
+        it."""
         segment = _find_segment(self._segments[source], position)
         epoch, token = divmod(segment.own_position(position), segment.tokens)
         tokens, read = self._withdrawals[source].count_left(segment, index, epoch, token)
@@ -349,8 +353,9 @@ class EpochsBuilder:
         return [left] if tokens > read else [], next_epoch
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
-        """Positions of the sources, and tokens of their epochs, for an interleaving, which assumes
-        that all epochs of a source are equally long: int64 [num_sources] each.
+        """Return the positions of the sources, and tokens of their epochs, for an interleaving,
+        which
+        assumes that all epochs of a source are equally long: int64 [num_sources] each.
 
         Positions are shifted so that epochs end in the right places from the last change of the
         snapshot on.
@@ -360,13 +365,13 @@ class EpochsBuilder:
         return np.where(places < 0, places % tokens, places), self._epoch_tokens
 
     def finish(self) -> Epochs:
-        """The epochs of the stages so far."""
+        """Return the epochs of the stages so far."""
         return Epochs(tuple(map(tuple, self._segments)))
 
 
 def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
-    """The first epoch of which nothing was read, if tokens before position `begun` + `extra` were
-    read, as a segment that begins with it.
+    """Return the first epoch of which nothing was read, if tokens before position `begun` + `extra`
+    were read, as a segment that begins with it.
 
     Args:
         whole: if withdrawn files have made the epoch at `begun` shorter, it ends where it does now.

@@ -77,7 +77,7 @@ class PlannedStage:
         return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
 
     def make_plan(self) -> Plan:
-        """The stage's plan. Raises: PlanError if it cannot be planned."""
+        """Return the stage's plan. Raises: PlanError if it cannot be planned."""
         return self.plan or find_interleaving(self.interleaving).plan(self.request)
 
 
@@ -167,7 +167,8 @@ class StagesPlan:
         return int(sources[0]), int(ordinals[0])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
+        IndexError."""
         if len(self._starts) == 1:
             return self.plan_of(0).locate_many(ks)
         numbers = sample_numbers(ks, self.num_samples)
@@ -190,8 +191,8 @@ class StagesPlan:
         return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source:
-        int64 [num_sources]. Raises IndexError."""
+        """Return how many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         if n == self.num_samples:  # known without a plan
             totals: Int64s = self._samples_before[-1].copy()
@@ -202,7 +203,7 @@ class StagesPlan:
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
         `locate_many`.
 
         Fastest when consecutive entries have the same source and ascending ordinals.
@@ -240,8 +241,8 @@ class StagesPlan:
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample that reads an ordinal >= `ordinal` of a source; None if there is none
-        or, if `before` is given, none below the sample `before`."""
+        """Return the first sample that reads an ordinal >= `ordinal` of a source; None if there is
+        none or, if `before` is given, none below the sample `before`."""
         current = np.array([max(0, ordinal)])
         sources = np.array([source], np.int32)
         for number, stage in enumerate(self.stages):
@@ -261,8 +262,8 @@ class StagesPlan:
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """The sample with which a source has given as many samples, in whatever order, as it has
-        ordinals up to `ordinal`; None if the run ends before."""
+        """Return the sample with which a source has given as many samples, in whatever order, as it
+        has ordinals up to `ordinal`; None if the run ends before."""
         stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None
@@ -275,8 +276,8 @@ class StagesPlan:
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """What ordinals int64 [n] are called after a stage: if it was cut, their next ordinals,
-        otherwise the same; and whether the stage does not read them: bool [n]."""
+        """Return what ordinals int64 [n] are called after a stage: if it was cut, their next
+        ordinals, otherwise the same; and whether the stage does not read them: bool [n]."""
         if not stage.has_tails:
             return ordinals, ordinals >= self._samples_before[number + 1][sources]
         first = self._samples_before[number][sources]
@@ -300,8 +301,8 @@ class StagesPlan:
         return starts, self._sample_tokens[stages]
 
     def count_tokens(self, n: int) -> Int64s:
-        """Tokens by which the first n samples advance each source, without extra tokens: int64
-        [num_sources]."""
+        """Return the tokens by which the first n samples advance each source, without extra tokens:
+        int64 [num_sources]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         tokens: Int64s = (
             self._first_tokens[stage]
@@ -310,8 +311,8 @@ class StagesPlan:
         return tokens
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """How many of a source's samples, in the order of their ordinals, end within its first
-        `tokens` tokens; the `extra` tokens of a sample belong to it."""
+        """Return how many of a source's samples, in the order of their ordinals, end within its
+        first `tokens` tokens; the `extra` tokens of a sample belong to it."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step
@@ -321,8 +322,8 @@ class StagesPlan:
         return count
 
     def ordinal_ending_at(self, source: int, position: int) -> int | None:
-        """The ordinal of a source's sample whose tokens, without extra ones, end at a position;
-        None if there is none."""
+        """Return the ordinal of a source's sample whose tokens, without extra ones, end at a
+        position; None if there is none."""
         for each in self.list_tokens(source):
             samples, rest = divmod(position - each.token, each.step)
             if rest == 0 and 0 < samples <= each.stop - each.first:
@@ -330,8 +331,8 @@ class StagesPlan:
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """How a source's samples cover its tokens, in the order of their ordinals; neighbouring
-        stages with samples of the same length share a range."""
+        """Return how a source's samples cover its tokens, in the order of their ordinals;
+        neighbouring stages with samples of the same length share a range."""
         ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
             first, stop = (int(self._first_ordinals[each, source]) for each in (number, number + 1))
@@ -348,13 +349,14 @@ class StagesPlan:
         return ranges
 
     def plan_of(self, stage: int) -> Plan:
-        """The plan of stage number `stage`. Raises: PlanError if the stage cannot be planned."""
+        """Return the plan of stage number `stage`. Raises: PlanError if the stage cannot be
+        planned."""
         if stage not in self._plans:
             self._plans[stage] = self.stages[stage].make_plan()
         return self._plans[stage]
 
     def _tails_of(self, stage: int) -> Tails:
-        """The tails of a stage, which must have some."""
+        """Return the tails of a stage, which must have some."""
         if stage not in self._tails:
             planned = self.stages[stage]
             find_tails = find_interleaving(planned.interleaving).find_tails
@@ -372,7 +374,7 @@ class StagesPlan:
         return stops
 
     def _stage_of(self, k: int) -> int:
-        """Number of the stage that has sample k; the last one for the run's end."""
+        """Return the number of the stage that has sample k; the last one for the run's end."""
         return bisect_right(self._starts, k) - 1
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:

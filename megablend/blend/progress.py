@@ -90,7 +90,8 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
 
 
 def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
-    """Ordinals int64 [n] that have the last tokens of a source's first `limit` epochs."""
+    """Return the ordinals int64 [n] that have the last tokens of a source's first `limit`
+    epochs."""
     last_tokens = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
     found = [np.zeros(0, np.int64)]
     for each in plan.list_tokens(source):
@@ -101,8 +102,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """The first sample whose ordinal is at least that in `ordinals`, int64 [num_sources], for its
-    source; and that source. None if there is no such sample."""
+    """Return the first sample whose ordinal is at least that in `ordinals`, int64 [num_sources],
+    for its source; and that source. None if there is no such sample."""
     # The first sample is no later than the first of these
     known = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
     first = None
@@ -117,20 +118,21 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
 def _samples_within(
     plan: StagesPlan, source: int, ordinals: range, start: int, stop: int
 ) -> list[int]:
-    """The samples of a source's ordinals that are in [start, stop). After an amendment there may be
-    none, since a stage first gives what the one before has left."""
+    """Return the samples of a source's ordinals that are in [start, stop). After an amendment there
+    may be none, since a stage first gives what the one before has left."""
     return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
 
 
 def _samples_of(plan: StagesPlan, source: int, ordinals: Sequence[int]) -> list[int]:
-    """The samples of a source's ordinals, without ordinals that an amendment has left unread."""
+    """Return the samples of a source's ordinals, without ordinals that an amendment has left
+    unread."""
     ks = plan.find_samples(np.full(len(ordinals), source, np.int32), np.array(ordinals, np.int64))
     samples: list[int] = ks[ks >= 0].tolist()
     return samples
 
 
 def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
-    """The sample in [start, stop) with which the source has given `count` samples."""
+    """Return the sample in [start, stop) with which the source has given `count` samples."""
     low = start
     high = stop - 1
     while low < high:
@@ -143,8 +145,8 @@ def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
-    """The largest |count - share * n| of each source over the prefixes of n of these samples, for
-    all n: [num_sources]."""
+    """Return the largest |count - share * n| of each source over the prefixes of n of these
+    samples, for all n: [num_sources]."""
     places = np.argsort(sources, kind="stable")
     owners = sources[places]
     totals = np.bincount(sources, minlength=len(shares))

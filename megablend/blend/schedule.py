@@ -50,13 +50,14 @@ class Schedule:
         return [*(cycles * (i + 1) // steps * self.cycle for i in range(steps - 1)), self.samples]
 
     def shares(self, target: Sequence[Fraction]) -> list[list[Fraction]]:
-        """The shares in each step: [steps][num_sources]. `target`: shares of the stage's blend."""
+        """Return the shares in each step: [steps][num_sources]. `target`: shares of the stage's
+        blend."""
         pairs = list(zip(self.start, target, strict=True))
         return [[a + (b - a) * done for a, b in pairs] for done in self.done]
 
     def totals(self, target: Sequence[Fraction]) -> list[list[int]]:
-        """Samples of each source in each step, [steps][num_sources]: each step corrects the
-        rounding of earlier ones. `target`: shares of the stage's blend."""
+        """Return the samples of each source in each step, [steps][num_sources]: each step corrects
+        the rounding of earlier ones. `target`: shares of the stage's blend."""
         due = [Fraction(0)] * len(target)
         given = [0] * len(target)
         start = 0
@@ -104,7 +105,7 @@ def _done_in(kind: str, step: int, steps: int) -> Fraction:
 
 
 def schedule_record(schedule: Schedule) -> dict[str, object]:
-    """A schedule as a JSON-serializable dict."""
+    """Return a schedule as a JSON-serializable dict."""
     return {
         "kind": schedule.kind,
         "start": _numerators(schedule.start),
@@ -115,8 +116,8 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 
 def parse_schedule(record: object) -> Schedule:
-    """The inverse of `schedule_record`. Raises: KeyError, TypeError, ValueError, ZeroDivisionError
-    if the record is not that of a schedule."""
+    """Return the inverse of `schedule_record`. Raises: KeyError, TypeError, ValueError,
+    ZeroDivisionError if the record is not that of a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(
@@ -129,13 +130,13 @@ def parse_schedule(record: object) -> Schedule:
 
 
 def _numerators(values: Sequence[Fraction]) -> list[int]:
-    """The common denominator of fractions, followed by their numerators."""
+    """Return the common denominator of fractions, followed by their numerators."""
     scale = math.lcm(*(value.denominator for value in values))
     return [scale, *(value.numerator * (scale // value.denominator) for value in values)]
 
 
 def _fractions(record: Sequence[object]) -> tuple[Fraction, ...]:
-    """The inverse of `_numerators`."""
+    """Return the inverse of `_numerators`."""
     scale, *numerators = map(_parse_count, record)
     return tuple(Fraction(each, scale) for each in numerators)
 

@@ -50,7 +50,7 @@ def fit_all_caps(config: Config, split: str, samples: int) -> str:
 
 
 def round_up(number: Fraction) -> str:
-    """A number rounded up to six decimals, as text."""
+    """Return a number rounded up to six decimals, as text."""
     return f"{-(-number * 10**6 // 1) / 10**6:f}".rstrip("0").rstrip(".")
 
 
@@ -61,8 +61,8 @@ _PRECISION = 50
 
 
 def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -> list[Fraction]:
-    """The weights' fractions of their sum, each to the power 1 / temperature, rounded to DIGITS
-    digits.
+    """Return the weights' fractions of their sum, each to the power 1 / temperature, rounded to
+    DIGITS digits.
 
     Args:
         weights: [num_sources], 0 or more, not all 0; 0 stays 0.
@@ -79,7 +79,7 @@ def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -
 
 
 def _power(number: Fraction, temperature: Fraction) -> Fraction:
-    """A number to the power 1 / temperature, rounded to DIGITS digits."""
+    """Return a number to the power 1 / temperature, rounded to DIGITS digits."""
     value = Decimal(number.numerator) / Decimal(number.denominator)
     if temperature != 1:
         value = (value.ln() * temperature.denominator / temperature.numerator).exp()
@@ -101,8 +101,8 @@ class Shares(NamedTuple):
 
 
 def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
-    """The number of complete samples in `tokens` tokens: sample i takes tokens
-    [i * sequence_length, (i + 1) * sequence_length + extra)."""
+    """Return the number of complete samples in `tokens` tokens: sample i takes tokens [i *
+    sequence_length, (i + 1) * sequence_length + extra)."""
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
 
@@ -115,8 +115,8 @@ def cap_of(
     read: int = 0,
     most: int | None = None,
 ) -> int | None:
-    """The most samples that a source may give, by its max_epochs and max_tokens; None if it has
-    neither.
+    """Return the most samples that a source may give, by its max_epochs and max_tokens; None if it
+    has neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
@@ -135,7 +135,8 @@ def cap_of(
 def find_most_tokens(
     sources: Sequence[Source], epochs: Epochs, before: Sequence[int] | None = None
 ) -> list[int | None]:
-    """Tokens of the first max_epochs epochs of each source; None for those without max_epochs.
+    """Return the tokens of the first max_epochs epochs of each source; None for those without
+    max_epochs.
 
     Args:
         before: [num_sources], positions of the sources; see `Epochs.find_position`.
@@ -156,7 +157,7 @@ def shares_of(
     tokens: Sequence[int],
     read: ReadBefore | None = None,
 ) -> Shares:
-    """Weights and length of a blended split.
+    """Return the weights and length of a blended split.
 
     If the config sets a length, the sources' numbers are relative weights; otherwise they are
     amounts, and their sum is the length.
@@ -223,7 +224,8 @@ def _advise_tokens(config: Config, split: str) -> list[str]:
 def _list_values(
     config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]
 ) -> list[Fraction]:
-    """The sources' numbers, [num_sources]: relative weights, or amounts in samples or tokens."""
+    """Return the sources' numbers, [num_sources]: relative weights, or amounts in samples or
+    tokens."""
     listed = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
     values = [
         Fraction(n) if value == SIZE else value for value, n in zip(listed, tokens, strict=True)
@@ -238,8 +240,8 @@ def _list_values(
 def _amounts_in_samples(
     config: Config, split: str, sources: Sequence[Source], unit: str, amounts: list[Fraction]
 ) -> list[Fraction]:
-    """The sources' amounts in samples, [num_sources]. Raises: PlanError if one is less than a
-    sample, or not an integer."""
+    """Return the sources' amounts in samples, [num_sources]. Raises: PlanError if one is less than
+    a sample, or not an integer."""
     if unit in ("epochs", "tokens"):
         extra = int(config.add_extra_token_to_sequence) if unit == "epochs" else 0
         values = [Fraction(samples_in(amount, config.sequence_length, extra)) for amount in amounts]
@@ -266,7 +268,7 @@ def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> 
 
 
 def _find_length(config: Config, split: str, tokens: int, extra: int) -> int | None:
-    """The number of samples of a split that the config sets; None if it sets none."""
+    """Return the number of samples of a split that the config sets; None if it sets none."""
     if split != "train":
         samples: int | None = getattr(config, f"{split}_samples")
         return samples
@@ -288,8 +290,8 @@ def _redistribute(
     num_samples: int,
     read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
-    """The shares nearest to the requested ones in which no source exceeds its cap, [num_sources].
-    Raises: PlanError if the caps allow too few samples."""
+    """Return the shares nearest to the requested ones in which no source exceeds its cap,
+    [num_sources]. Raises: PlanError if the caps allow too few samples."""
     extra = int(config.add_extra_token_to_sequence)
     read_before = read.tokens if read else [0] * len(tokens)
     limits = find_most_tokens(sources, read.epochs) if read else [None] * len(tokens)

@@ -58,9 +58,8 @@ def add_command(
     """List files as a revision of a dataset; nothing is fetched.
 
     A source is a file, a pattern, a folder with all that is in it, a .urls file, or a config, whose
-    sources are meant. While the dataset is wanted it is listed again, and what is there then becomes
-    its latest revision.
-    """
+    sources are meant. While the dataset is wanted it is listed again, and what is there then
+    becomes its latest revision."""
     located = {source: _locate(source) for source in sources}
     said = [
         each
@@ -77,8 +76,8 @@ def add_command(
 
 
 def _name_place(located: dict[str, list[str]], message: str) -> str:
-    """A message about a location, with the name and the line of the list that it is from, if it is
-    from one."""
+    """Return a message about a location, with the name and the line of the list that it is from, if
+    it is from one."""
     from megablend.storage.location import find_scheme
     from megablend.storage.objects.urls import LIST_ENDING
 
@@ -137,8 +136,8 @@ def want_command(
 
 
 def _add_simple(verb: str, outcome: str, help_text: str) -> None:
-    """Add a command that sends `verb` and one target to the node process, and prints the name of the
-    want with what became of it."""
+    """Add a command that sends `verb` and one target to the node process, and prints the name of
+    the want with what became of it."""
 
     @datasets.command(verb, cls=Command, help=help_text)
     @of_target
@@ -250,7 +249,7 @@ def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
 
 
 def _locate(source: str) -> list[str]:
-    """The patterns of a source, absolute. Raises: ConfigError."""
+    """Return the patterns of a source, absolute. Raises: ConfigError."""
     from megablend.config.load import load_config
     from megablend.storage.location import find_scheme
     from megablend.storage.objects.urls import LIST_ENDING, expand_location
@@ -287,8 +286,8 @@ def _split_nodes(text: str) -> list[str]:
 
 
 def _name_source(source: str) -> str:
-    """What a revision records of a long list: what the command was given, as an absolute path unless
-    it is a URL."""
+    """Return what a revision records of a long list: what the command was given, as an absolute
+    path unless it is a URL."""
     from megablend.storage.location import find_scheme
 
     return source if find_scheme(source) else str(Path(source).expanduser().absolute())

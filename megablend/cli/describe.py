@@ -209,7 +209,7 @@ def _print_files(found: FilesDescription) -> None:
 
 
 def _write_request(source: SourceFiles) -> str:
-    """The share that the config gives a source, such as `weight 2`."""
+    """Return the share that the config gives a source, such as `weight 2`."""
     return " ".join(
         f"{unit} {value if isinstance(value, str) else format(value, 'g')}"
         for unit, value in (source.share or {}).items()
@@ -294,7 +294,7 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
 
 
 def _list_ends(found: RunDescription) -> str:
-    """Where the first STAGES stages end."""
+    """Return where the first STAGES stages end."""
     shown = [f"{end:,}" for end in found.stages[:STAGES]]
     return ", ".join(shown) + (", ..." if len(found.stages) > STAGES else "")
 

@@ -309,7 +309,7 @@ def find(
 
 
 def split_place(place: str) -> tuple[str, int | None]:
-    """A file and the row in it, which is what follows the last colon if that is a number."""
+    """Return a file and the row in it, which is what follows the last colon if that is a number."""
     file, colon, row = place.rpartition(":")
     return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
 

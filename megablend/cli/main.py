@@ -108,8 +108,8 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that the caller has closed on /dev/null: otherwise files that are opened
-    later would get their descriptors."""
+    """Open standard streams that the caller has closed on /dev/null: otherwise files that are
+    opened later would get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends

@@ -304,12 +304,12 @@ def parse_bytes(text: str) -> int:
 
 
 def _attribute(flag: str) -> str:
-    """The name of the argument that a flag sets."""
+    """Return the name of the argument that a flag sets."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 def _summarize(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]:
-    """The report as a dict for JSON."""
+    """Return the report as a dict for JSON."""
     return {
         "cache": cache,
         "dry_run": dry_run,

@@ -146,7 +146,7 @@ def remove_command(what: str, as_json: bool) -> None:
 
 
 def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
-    """The mirror of a config, or of a folder. Raises: ConfigError if there is none."""
+    """Return the mirror of a config, or of a folder. Raises: ConfigError if there is none."""
     from megablend.config.load import read_config_file
     from megablend.config.storage_settings import load_storage_settings
     from megablend.storage.mirror_options import MirrorOptions
@@ -274,5 +274,5 @@ def _print_scrubbed(found: dict[str, Any]) -> None:
 
 
 def format_gb(size: int) -> str:
-    """A number of bytes as text, in GB."""
+    """Return a number of bytes as text, in GB."""
     return f"{size / 1e9:,.3f} GB"

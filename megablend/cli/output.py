@@ -14,8 +14,8 @@ import click
 from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""What a column of a table shows of a row: the row's attribute with this name, or what this function
-returns for the row."""
+"""What a column of a table shows of a row: the row's attribute with this name, or what this
+function returns for the row."""
 _INDENT = "  "
 """Indentation of the lines that continue a wrapped one."""
 _LOG_WIDTH = 160
@@ -29,8 +29,8 @@ _CONTROLS = {
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: control characters, which names in files may have, are written as
-    escapes; lines and tabs stay."""
+    """Return a text for a terminal: control characters, which names in files may have, are written
+    as escapes; lines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
@@ -141,8 +141,8 @@ def _to_text(column: Column, row: Any) -> str:
 
 
 def _find_width() -> int | None:
-    """The width of stdout in characters: what COLUMNS says, or that of the terminal; None for a file
-    or a pipe."""
+    """Return the width of stdout in characters: what COLUMNS says, or that of the terminal; None
+    for a file or a pipe."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > len(_INDENT):
         return int(columns)

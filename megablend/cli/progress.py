@@ -85,15 +85,15 @@ def log_line(text: str, stream: TextIO) -> None:
 
 
 def _write_notice(progress: Progress) -> str:
-    """What a Progress tells besides numbers."""
+    """Return what a Progress tells besides numbers."""
     if progress.told:
         return printable(f"megablend: {progress.told}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
 class _Describer:
-    """Describes a Progress: files, megabytes, and the time that is left at the speed since the first
-    call. What was reused was counted before that, and so does not count as speed."""
+    """Describes a Progress: files, megabytes, and the time that is left at the speed since the
+    first call. What was reused was counted before that, and so does not count as speed."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -125,7 +125,7 @@ class _Describer:
 
 
 def format_seconds(seconds: float) -> str:
-    """A length of time as text, in its two largest units."""
+    """Return a length of time as text, in its two largest units."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

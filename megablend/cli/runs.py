@@ -265,7 +265,7 @@ def _print_amendment(found: Amendment) -> None:
 
 
 def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
-    """What a source will have read `before` or `after` the amendment, as text."""
+    """Return what a source will have read `before` or `after` the amendment, as text."""
     value = getattr(getattr(source, when), attribute)
     return "-" if value is None else format(value, digits)
 

@@ -99,8 +99,8 @@ def _find_locations(
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a URL with braces, or a text file of URLs, stands for; any other location
-    itself."""
+    """Return the URLs that a URL with braces, or a text file of URLs, stands for; any other
+    location itself."""
     try:
         if not find_scheme(location):
             location = _absolute_path(location, base, place)
@@ -110,7 +110,7 @@ def _expand_urls(location: str, base: Path, place: str) -> list[str]:
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """The location without a URL's query, which is recorded in `urls`."""
+    """Return the location without a URL's query, which is recorded in `urls`."""
     if not is_web(location):
         return location
     plain, query = split_query(location)
@@ -133,8 +133,8 @@ def _check_url(location: str, base: Path, place: str) -> str:
 
 
 def make_cache_absolute(location: str, base: Path, place: str) -> str:
-    """The location of a cache: a URL if it is a prefix of an object store, otherwise an absolute
-    path.
+    """Return the location of a cache: a URL if it is a prefix of an object store, otherwise an
+    absolute path.
 
     Args:
         place: where the setting is, for messages.
@@ -174,7 +174,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
 
 
 def _plain_path(url: str) -> str:
-    """The path of a file:// URL, relative if it has two slashes.
-    Percent signs are literal, as in other paths."""
+    """Return the path of a file:// URL, relative if it has two slashes. Percent signs are literal,
+    as in other paths."""
     rest = url.removeprefix("file://")
     return rest.removeprefix("localhost") if rest.startswith("localhost/") else rest

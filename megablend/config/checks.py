@@ -99,7 +99,7 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
 
 
 def find_lengths(settings: Settings) -> list[str]:
-    """Which of LENGTHS set the length of train."""
+    """Return which of LENGTHS set the length of train."""
     return [name for name in LENGTHS if getattr(settings, name) is not None]
 
 

@@ -30,8 +30,8 @@ class Places:
         self._lines = lines
 
     def describe(self, location: Sequence[str | int]) -> str:
-        """What messages about a location begin with: `file:line`, with the line of its deepest part
-        that exists in the file, and its keys."""
+        """Return what messages about a location begin with: `file:line`, with the line of its
+        deepest part that exists in the file, and its keys."""
         lines = self._lines
         line = None
         for part in location:
@@ -46,14 +46,14 @@ class Places:
         return f"{file}: {join_keys(location)}" if location else file
 
     def split(self, name: str) -> list[str]:
-        """The part of a location that names a split; empty if the config does not list its sources
-        by split."""
+        """Return the part of a location that names a split; empty if the config does not list its
+        sources by split."""
         top = self._lines if isinstance(self._lines, dict) else {}
         return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
 
 
 def join_keys(location: Sequence[str | int]) -> str:
-    """A location as messages write it: `sources[0].path`."""
+    """Return a location as messages write it: `sources[0].path`."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
     ).lstrip(".")
@@ -146,13 +146,13 @@ def explain_errors(
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:
-    """The keys that may stand where an unknown one was found."""
+    """Return the keys that may stand where an unknown one was found."""
     fields = _find_model(location[:-1]).model_fields
     return [field.alias or name for name, field in fields.items()]
 
 
 def _find_model(location: Sequence[str | int]) -> type[Model]:
-    """The model whose keys stand at a location."""
+    """Return the model whose keys stand at a location."""
     if not location:
         return Config
     if location[0] == "stages":

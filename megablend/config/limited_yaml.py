@@ -42,8 +42,8 @@ class Document(NamedTuple):
 
 
 def read_limited(path: Path) -> str:
-    """The text of a config. Raises: OSError; ValueError if it is not UTF-8,
-    or larger than MAX_BYTES."""
+    """Return the text of a config. Raises: OSError; ValueError if it is not UTF-8, or larger than
+    MAX_BYTES."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too
     if len(data) > MAX_BYTES:
@@ -79,7 +79,7 @@ def _load(text: str) -> Document:
 def _find_lines(
     node: yaml.Node | None, duplicates: list[tuple[str, int]], known: dict[int, Lines]
 ) -> Lines:
-    """The Lines of a node.
+    """Return the Lines of a node.
 
     Args:
         duplicates: filled with duplicate keys.
@@ -250,5 +250,5 @@ class _Reader:
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
-    """The error for an event that a document must not have."""
+    """Return the error for an event that a document must not have."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

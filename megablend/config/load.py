@@ -66,7 +66,7 @@ def load_config(
 
 
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
-    """A line for each of the first problems of a config, and how many more there are."""
+    """Return a line for each of the first problems of a config, and how many more there are."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:

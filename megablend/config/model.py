@@ -55,8 +55,8 @@ OUTSIDE_REQUEST = frozenset(
         "max_document",
     )
 )
-"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has: all
-others are part of `Config.request_digest`."""
+"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has:
+all others are part of `Config.request_digest`."""
 TOKENS = "tokens"
 """The column of the files that text is tokenised to."""
 __all__ = [
@@ -95,8 +95,8 @@ class _StagesMemo:
 
 
 def _list_written(value: object) -> object:
-    """The keys of models that were written and can affect the order, sorted,
-    with their checked values."""
+    """Return the keys of models that were written and can affect the order, sorted, with their
+    checked values."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in value.model_fields_set - OUTSIDE_REQUEST}
     if isinstance(value, dict):
@@ -174,7 +174,7 @@ class Config(Settings):
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
-        """Whether the index has to contain the source's document boundaries.
+        """Return whether the index has to contain the source's document boundaries.
 
         Args:
             snapshot: the number, within the run, of the snapshot that is asked about; None for all.
@@ -191,7 +191,7 @@ class Config(Settings):
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
-        """How the source's tokens are indexed and read."""
+        """Return how the source's tokens are indexed and read."""
         is_text = source.text is not None
         return ReadSpec(
             format="parquet" if is_text else source.format,
@@ -219,8 +219,8 @@ class Config(Settings):
         )
 
     def needs_lengths_of_snapshot(self, snapshot: int) -> bool:
-        """Whether an order arranges single documents of one snapshot of the index, which has this
-        number in the run."""
+        """Return whether an order arranges single documents of one snapshot of the index, which has
+        this number in the run."""
         train = [order for number, order in self._list_train_orders() if number == snapshot]
         if any(map(_arranges_documents, train)):
             return True
@@ -235,8 +235,8 @@ class Config(Settings):
         return _arranges_documents(self.order)
 
     def _list_train_orders(self) -> Iterator[tuple[int, str]]:
-        """The snapshot that each stage of train reads, and in which order; those of the top level
-        if there are no stages. Without making the config of each stage, which is slow."""
+        """Return the snapshot that each stage of train reads, and in which order; those of the top
+        level if there are no stages. Without making the config of each stage, which is slow."""
         snapshot = self._snapshot
         order = self.order
         if not self.stages:
@@ -248,5 +248,5 @@ class Config(Settings):
 
 
 def _arranges_documents(order: str) -> bool:
-    """Whether an order moves single documents, not whole blocks."""
+    """Return whether an order moves single documents, not whole blocks."""
     return find_order(order).unit == "document"

@@ -64,7 +64,7 @@ _MAX_LISTED = 12
 
 
 def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[str]) -> str:
-    """What to write in place of an unknown key.
+    """Return what to write instead of an unknown key.
 
     Args:
         known: the keys that may stand there.
@@ -90,7 +90,8 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:
-    """How to write as a list what was given as a mapping: sources by name, or a single source.
+    """Return how to write as a list what was given as a mapping: sources by name, or a single
+    source.
 
     Args:
         keys: at least one.

@@ -31,17 +31,17 @@ class ReadSpec:
     block_bytes: int = 1 << 20
     """Rough size of a block if the format leaves the choice open (`.bin`)."""
     allow_float: bool = False
-    """Whether the column contains numbers that accompany the tokens, not tokens: floats and booleans
-    are then valid, too."""
+    """Whether the column contains numbers that accompany the tokens, not tokens: floats and
+    booleans are then valid, too."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the format by name, sorted; `make_options` makes them."""
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The value of one of the format's options."""
+        """Return the value of one of the format's options."""
         return dict(self.options).get(name, default)
 
     def cache_key(self) -> list[Any]:
-        """All fields as JSON: equal keys mean equal results for the same file.
+        """Return all fields as JSON: equal keys mean equal results for the same file.
 
         The fields of release 0.1.0 are listed by position, so that its caches remain valid; other
         fields are listed by name, in an object at the end, if they differ from their defaults.
@@ -53,7 +53,7 @@ class ReadSpec:
         return [*key, named] if named else key
 
     def record(self) -> dict[str, Any]:
-        """The fields that the manifest of an index records; `from_record` reads them."""
+        """Return the fields that the manifest of an index records; `from_record` reads them."""
         return {
             "format": self.format,
             "column": self.column,
@@ -63,7 +63,8 @@ class ReadSpec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
-        """The inverse of `record`, for recorded fields. Other keys of `record` are ignored."""
+        """Return the inverse of `record`, for recorded fields. Other keys of `record` are
+        ignored."""
         named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
@@ -89,8 +90,8 @@ class ReadSpec:
         return specs
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
-        """The first recorded field for which the request differs from how the files were indexed:
-        its name and both values.
+        """Return the first recorded field for which the request differs from how the files were
+        indexed: its name and both values.
 
         Counting more documents than requested is not a difference; nor is a format that the request
         leaves to the suffix.
@@ -110,7 +111,8 @@ class ReadSpec:
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:
-        """The fields that keys and records list by name: those that differ from their defaults."""
+        """Return the fields that keys and records list by name: those that differ from their
+        defaults."""
         return (
             (each.name, getattr(self, each.name))
             for each in _NAMED_FIELDS

@@ -38,7 +38,7 @@ class Runtime:
 
     @classmethod
     def of(cls, config: Config) -> Runtime:
-        """What is taken from a config."""
+        """Return what is taken from a config."""
         sources = config.all_sources
         stage_masks: tuple[Masks, ...] = ()
         if any(stage.changes_samples for stage in config.stages):

@@ -158,8 +158,8 @@ class Settings(Model):
     """Token that the three masks above act on; by default the sources' append_eod, if all have the
     same."""
     tokenizer: PathText | None = None
-    """The tokenizer of text sources: a tokenizer.json, a folder that has one, or the name of a model
-    in the local Hugging Face cache."""
+    """The tokenizer of text sources: a tokenizer.json, a folder that has one, or the name of a
+    model in the local Hugging Face cache."""
     token_files: PathText | None = None
     """Folder, or prefix of an object store, for what text is tokenised to; by default `tokens` in
     the cache."""
@@ -228,13 +228,13 @@ class Settings(Model):
         return set(self.sources) != {"train"}
 
     def has_split(self, split: str) -> bool:
-        """Whether a split has sources."""
+        """Return whether a split has sources."""
         if self.listed_by_split:
             return any(listed for name, listed in self.sources.items() if name == split)
         return self.shares[SPLITS.index(split)] > 0
 
     def sources_of(self, split: str) -> dict[str, Source]:
-        """The sources of a split, by their names in the index."""
+        """Return the sources of a split, by their names in the index."""
         if not self.listed_by_split:
             return {source.name: source for source in self.sources["train"]}
         return {
@@ -252,6 +252,6 @@ class Settings(Model):
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
 
     def is_blended(self, split: str) -> bool:
-        """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its
+        """Return whether a split is a blend, arranged by `order`; otherwise it is one pass over its
         sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None

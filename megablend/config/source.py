@@ -117,7 +117,8 @@ class Source(Share):
 
     @property
     def token_paths(self) -> tuple[str, ...]:
-        """Patterns of the files that hold the tokens: `path`; for text, those that `build` makes."""
+        """Patterns of the files that hold the tokens: `path`; for text, those that `build`
+        makes."""
         return self.path if self.text is None else (f"{self._token_files}/*",)
 
     @property

@@ -57,14 +57,14 @@ class _Changes(Model):
 
 
 class StageSource(Share, _Changes):
-    """What a stage changes of a source; what is absent stays as it was in the stage before."""
+    """What a stage changes of a source; what is absent stays as it was in the previous stage."""
 
     fixed = tuple(key for key in Source.model_fields if key not in Share.model_fields)
     remedy = "; set it in `sources`, for all stages"
 
     def find_changes(self) -> dict[str, Any]:
-        """The fields of a `Source` to update. A share replaces the source's share,
-        whatever its unit was."""
+        """Return the fields of a `Source` to update. A share replaces the source's share, whatever
+        its unit was."""
         changes = {name: getattr(self, name) for name in self.model_fields_set}
         if any(changes.get(unit) is not None for unit in UNITS):
             changes = dict.fromkeys(UNITS) | changes
@@ -72,7 +72,7 @@ class StageSource(Share, _Changes):
 
 
 class StageSettings(_Changes):
-    """A stage of train. What is absent stays as in the stage before; the first stage begins with
+    """A stage of train. What is absent stays as in the previous stage; the first stage begins with
     the top level's settings."""
 
     fixed = (
@@ -90,7 +90,7 @@ class StageSettings(_Changes):
     """The sample from which the stage applies, at which it ends the stage before it early; see
     `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """How many samples from there on continue the stage before, if the length of samples changes;
+    """How many samples from there on continue the previous stage, if the length of samples changes;
     `megablend amend` prints it."""
     samples: Count | None = None
     """Where the stage ends, in samples from the start of the run."""
@@ -106,13 +106,13 @@ class StageSettings(_Changes):
     withdraw: tuple[str, ...] = ()
     """Sources that are read no more and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
-    """Shares change in steps, over the stage, from those of the stage before to those of `sources`;
-    by default at once."""
+    """Shares change in steps, over the stage, from those of the previous stage to those of
+    `sources`; by default at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
     """The most steps of a schedule; it has fewer if they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
-    """Each source finishes its epoch in the order of the stage before, and begins the next one in
+    """Each source finishes its epoch in the order of the previous stage, and begins the next one in
     this one."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
@@ -170,7 +170,7 @@ class StageSettings(_Changes):
         return any(getattr(self, name) is not None for name in ENDS)
 
     def find_changes(self) -> dict[str, Any]:
-        """The settings of the config that the stage changes, apart from its sources."""
+        """Return the settings of the config that the stage changes, apart from its sources."""
         return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
 
@@ -245,8 +245,8 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
 def apply_settings(
     config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
 ) -> tuple[C, ...]:
-    """The config's settings in each stage, as configs without stages and without a length, which
-    have the sources of the top level.
+    """Return the config's settings in each stage, as configs without stages and without a length,
+    which have the sources of the top level.
 
     Args:
         lengths: the keys that can set the run's length.
@@ -265,7 +265,7 @@ def apply_settings(
 def apply_stages(
     config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
 ) -> tuple[C, ...]:
-    """The config's settings and sources in each stage; see `apply_settings`."""
+    """Return the config's settings and sources in each stage; see `apply_settings`."""
     sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
     train = sources["train"]
     configs = list[C]()

@@ -14,7 +14,8 @@ from megablend.storage.object_options import ObjectOptions, make_files_absolute
 from megablend.storage.options_parser import parse_options
 
 VARIABLE = "MEGABLEND_STORAGE"
-"""The environment variable that names a YAML or JSON file with a `storage` key, such as a config."""
+"""The environment variable that names a YAML or JSON file with a `storage` key, such as a
+config."""
 
 
 def load_storage_settings(given: object = None) -> ObjectOptions:

@@ -20,7 +20,7 @@ _ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
-    """The tokenizer.json that a config means.
+    """Return the tokenizer.json that a config means.
 
     Args:
         given: its path, that of its folder, or the name of a model in the local Hugging Face cache.
@@ -51,7 +51,7 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
 
 
 def find_named_token(tokenizer: Path, name: str) -> int:
-    """The id of the token with a role, `eos_token` or `bos_token`, which a file beside
+    """Return the id of the token with a role, `eos_token` or `bos_token`, which a file beside
     tokenizer.json names. Raises: ConfigError."""
     for each in _ROLE_FILES:
         path = tokenizer.parent / each
@@ -67,7 +67,7 @@ def find_named_token(tokenizer: Path, name: str) -> int:
 
 
 def find_token(tokenizer: Path, text: str) -> int:
-    """The id of the token that is written `text`. Raises: ConfigError if there is none."""
+    """Return the id of the token that is written `text`. Raises: ConfigError if there is none."""
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})
@@ -85,8 +85,8 @@ def find_token(tokenizer: Path, text: str) -> int:
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
-    """The keys of a config, with `append_eod` replaced by an id if it is the text of a token, and
-    set if `eos` asks for the tokenizer's end-of-text token. Raises: ConfigError."""
+    """Return the keys of a config, with `append_eod` replaced by an id if it is the text of a
+    token, and set if `eos` asks for the tokenizer's end-of-text token. Raises: ConfigError."""
     sources = data.get("sources")
     given = data.get("tokenizer")
     if not isinstance(given, str | os.PathLike):

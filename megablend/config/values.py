@@ -19,7 +19,7 @@ from megablend.storage.options_parser import parse_options
 from megablend.storage.setting_values import parse_size
 
 SIZE: Literal["size"] = "size"
-"""In place of a weight: the source's number of tokens in the split."""
+"""Instead of a weight: the source's number of tokens in the split."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly,
@@ -46,8 +46,8 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """How to write a number such as 50B or 1,000; empty for others.
-    Nobody can tell 4,000 from 4,096 by `4k`."""
+    """Return how to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000
+    from 4,096 by `4k`."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)

@@ -47,15 +47,15 @@ def describe(
     with `committed` False and a `note`. If the config's files are not indexed, they are listed.
 
     Args:
-        cache: cache folder, in place of the config's `cache`.
-        micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and
-            read amplification are estimated.
-        num_nodes, mirror_size: of the mirrors (docs/mirror.md) whose transfers are estimated:
-            number of nodes over which the ranks are divided (by default 1), and bytes of each
-            mirror, such as 2TB (by default the config's).
+        cache: cache folder, instead of the config's `cache`.
+        micro_batch_size, data_parallel_size, num_workers: the loaders whose steps, memory and read
+            amplification are estimated.
+        num_nodes, mirror_size: the mirrors (docs/mirror.md) whose transfers are estimated: the
+            number of nodes among which the ranks are divided (1 by default), and the bytes of each
+            mirror, such as 2TB (by default the size in the config).
         document_lengths: count documents by length, if the index has a table of a source's
             documents.
-        storage: where files are found and read, in place of the one that the config asks for.
+        storage: where files are found and read, instead of the one that the config asks for.
 
     Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
         CacheDescription for a cache.
@@ -102,8 +102,8 @@ def describe(
 def _check_loaders(
     micro_batch_size: int | None, data_parallel_size: int, num_workers: int
 ) -> Loaders | None:
-    """The loaders to estimate; None if no micro batch size is given. Raises: ConfigError if a
-    number is out of range."""
+    """Return the loaders to estimate; None if no micro batch size is given. Raises: ConfigError if
+    a number is out of range."""
     whole_number("data_parallel_size", data_parallel_size, least=1)
     whole_number("num_workers", num_workers, least=0)
     if micro_batch_size is None:
@@ -119,7 +119,7 @@ def _check_loaders(
 def _check_mirrors(
     num_nodes: int | None, size: int | str | None, loaders: Loaders | None
 ) -> Mirrors | None:
-    """The mirrors to estimate; None if neither number is given. Raises: ConfigError."""
+    """Return the mirrors to estimate; None if neither number is given. Raises: ConfigError."""
     if num_nodes is None and size is None:
         return None
     num_nodes = 1 if num_nodes is None else num_nodes

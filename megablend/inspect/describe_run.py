@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import re
 from dataclasses import asdict, dataclass
 from time import perf_counter
 
-from megablend.blend.caps import plan_full_shares
-from megablend.blend.shares import cap_of
 from megablend.caches.base import DOCUMENTS
-from megablend.config import LENGTHS, Config
+from megablend.config import Config
 from megablend.errors import ConfigError, PlanError
 from megablend.index.read.document_table import table_bytes
 from megablend.index.read.joined_snapshot import JoinedSnapshot
@@ -25,6 +21,7 @@ from megablend.inspect.description import (
     RunDescription,
     SplitDescription,
 )
+from megablend.inspect.full_share_stages import write_full_share_stages
 from megablend.inspect.what_if import Foreseen, foresee_run
 from megablend.operations.check import check_store
 from megablend.operations.session import Session
@@ -52,12 +49,11 @@ from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""Number of samples for which read amplification is estimated: some shuffle windows, which takes
+"""Number of samples for which read amplification is estimated: several shuffle windows, which take
 some tenths of a second."""
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-"""Names that YAML has without quotes."""
 _LONG_SECONDS = 0.5
-"""Planning that has taken longer is not repeated to measure it: imports are a small part of it."""
+"""Planning that took longer than this is not repeated to measure it: imports are a small part of
+its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +135,7 @@ def describe_planned(
 
 
 def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | None:
-    """The documents of text that the last build has left out; None if there are none."""
+    """Return the documents of text that the last build left out; None if there are none."""
     if not has_text(config):
         return None
     from megablend.text.source import list_bad  # imported only if it is needed
@@ -156,8 +152,10 @@ def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | No
 def _describe_splits(
     train: Compiled, loaders: Loaders | None, *, document_lengths: bool
 ) -> dict[str, tuple[SplitDescription, list[str]]]:
-    """Describe the splits of a run that have sources. Returns, by the split's name, its description
-    and the warnings about it."""
+    """Describe the splits of a run that have sources.
+
+    Returns: for each split, by its name: its description, and the warnings about it.
+    """
 
     def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:
         steps = None
@@ -208,6 +206,7 @@ def _with_estimates(
         warnings.append(
             f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {problem_of_steps}"
         )
+    # The last samples, which do not fill a step
     rest = skips.count_trained(run.num_samples) % loaders.step_samples
     if rest:
         warnings.append(
@@ -227,24 +226,27 @@ def _with_estimates(
 
 
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
-    """Estimate what loaders read from object stores. If no loaders are given, estimate one loader,
-    or, if its memory is too small, one for each lane. None if that is too small as well, or all
-    files are local."""
-    alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
-    tried = (
-        [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]
-        if loaders is None
-        else [loaders]
-    )
-    for each in tried:
+    """Estimate what loaders read from object stores.
+
+    If no loaders are given, estimate one loader, or, if its memory is too small, one for each lane.
+
+    Returns: the estimate; None if the memory is too small, or all files are local.
+    """
+    if loaders is None:
+        alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
+        lanes = run.ledger.stages[0].blend.lanes
+        candidates = [alone, dataclasses.replace(alone, data_parallel_size=lanes)]
+    else:
+        candidates = [loaders]
+    for candidate in candidates:
         with contextlib.suppress(ConfigError):
-            return estimate_transfer(run, **asdict(each))
+            return estimate_transfer(run, **asdict(candidate))
     return None
 
 
 def _measure_opening(config: Config, run: Run, planning_seconds: float) -> float:
-    """The time, in seconds, that it takes to open train and to locate its first and last samples,
-    without loading kernels.
+    """Return the time, in seconds, that it takes to open train and to locate its first and last
+    samples, without loading kernels.
 
     Planning that took less than _LONG_SECONDS is repeated, since imports were part of that time.
     """
@@ -259,7 +261,7 @@ def _measure_opening(config: Config, run: Run, planning_seconds: float) -> float
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
     """Describe an index of a cache, or several that are joined, with its sources."""
-    # Looking for each table takes long if there are many sources
+    # Looking for each table takes a long time if there are many sources
     has_tables = bool(snapshot.store.list_files(DOCUMENTS))
     sources = tuple(
         IndexedSource(
@@ -277,6 +279,7 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
         )
         for number, entry in enumerate(snapshot.sources)
     )
+    # Files that several of the joined indexes have, unchanged, count once
     numbers = snapshot.list_repeated() if isinstance(snapshot, JoinedSnapshot) else []
     repeated = [snapshot.file(number) for number in numbers]
     return IndexDescription(
@@ -290,45 +293,3 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
         tokens=sum(source.tokens for source in sources) - sum(file.tokens for file in repeated),
         sources=sources,
     )
-
-
-def write_full_share_stages(compiled: Compiled) -> str | None:
-    """The YAML of stages that replace `on_exhausted: redistribute`, in which sources keep their
-    shares until they reach their caps; None if no share was changed, or the config sets no
-    length."""
-    config = compiled.config
-    has_length = any(getattr(config, name) is not None for name in LENGTHS)
-    if compiled.weights == compiled.requested or not has_length:
-        return None
-    length = config.sequence_length
-    extra = int(config.add_extra_token_to_sequence)
-    caps = [
-        cap_of(source, n, length, extra)
-        for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)
-    ]
-    stages = plan_full_shares(
-        compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes
-    )
-    lines = ["stages:"]
-    before = stages[0][1]
-    for number, (end, weights) in enumerate(stages):
-        left_out = [
-            source
-            for source, old, new in zip(compiled.sources, before, weights, strict=True)
-            if old and not new
-        ]
-        keys = []
-        if left_out:
-            unit = left_out[0].unit or "weight"
-            changes = ", ".join(f"{_quote(source.name)}: {{{unit}: 0}}" for source in left_out)
-            keys.append(f"sources: {{{changes}}}")
-        if number < len(stages) - 1 or end < compiled.run.num_samples:
-            keys.append(f"samples: {end}")
-        lines += [f"  {'-' if i == 0 else ' '} {key}" for i, key in enumerate(keys)] or ["  - {}"]
-        before = weights
-    return "\n".join(lines) + "\n"
-
-
-def _quote(name: str) -> str:
-    """A name as YAML has it."""
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)

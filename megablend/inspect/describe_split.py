@@ -42,21 +42,28 @@ SAMPLED_BLOCKS = 256
 def describe_split(
     compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False
 ) -> SplitDescription:
-    """Describe the sources of one split. `steps`: see `SplitDescription`."""
+    """Describe the sources of one split.
+
+    Args:
+        steps: see `SplitDescription`.
+    """
     run = compiled.run
-    ends = [0, *run.ledger.ends]
-    scanned = max(1 << 10, SCANNED // (len(ends) - 1))
-    parts = [
-        find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)
+    edges = [0, *run.ledger.ends]
+    # The stages share the samples that are scanned, so that a run of many stages takes no longer;
+    # each stage gets enough of them for its worst errors, which occur early
+    scanned = max(1 << 10, SCANNED // (len(edges) - 1))
+    of_stages = [
+        find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(edges)
     ]
-    whole = _join(parts)
-    counts = whole.counts.tolist()
-    read = run.plan.count_tokens(run.num_samples).tolist()
+    of_run = _join_presences(of_stages)
+    counts = of_run.counts.tolist()
+    tokens_read = run.plan.count_tokens(run.num_samples).tolist()
     epoch_ends = find_epoch_ends(run.plan, limit=EPOCHS)
+    most_tokens = find_most_tokens(compiled.sources, run.plan.epochs)
     stored_bytes = _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
-        tokens=sum(read),
+        tokens=sum(tokens_read),
         blended=run.is_blended,
         first_repeated_source=_find_first_repeat(run),
         sources=tuple(
@@ -64,9 +71,10 @@ def describe_split(
                 compiled,
                 number,
                 samples,
-                read[number],
-                whole,
+                tokens_read[number],
+                of_run,
                 epoch_ends[number],
+                most_tokens[number],
                 stored_bytes[number],
                 document_lengths=document_lengths,
             )
@@ -74,31 +82,34 @@ def describe_split(
         ),
         steps=steps,
         stages=None
-        if len(parts) == 1
+        if len(of_stages) == 1
         else tuple(
-            _describe_stage(run, number, start, part)
-            for number, (start, part) in enumerate(zip(ends[:-1], parts, strict=True))
+            _describe_stage(run, number, start, presence)
+            for number, (start, presence) in enumerate(zip(edges[:-1], of_stages, strict=True))
         ),
     )
 
 
-def _join(parts: list[Presence]) -> Presence:
-    """Where each source occurs in consecutive stages, from where it occurs in each."""
-    counts = np.sum([part.counts for part in parts], axis=0)
-    firsts, lasts = (
-        np.array([getattr(part, name) for part in parts]) for name in ("first", "last")
+def _join_presences(of_stages: list[Presence]) -> Presence:
+    """Return the presence of each source in consecutive stages together."""
+    firsts = np.array([presence.first for presence in of_stages])
+    lasts = np.array([presence.last for presence in of_stages])
+    is_absent = firsts == NONE
+    # A stage without the source does not decide its first sample; NONE is below all last samples
+    first = np.where(is_absent, np.iinfo(np.int64).max, firsts).min(axis=0)
+    return Presence(
+        counts=np.sum([presence.counts for presence in of_stages], axis=0),
+        first=np.where(is_absent.all(axis=0), NONE, first),
+        last=lasts.max(axis=0),
+        worst_error=np.max([presence.worst_error for presence in of_stages], axis=0),
     )
-    is_absent = (firsts == NONE).all(axis=0)
-    first = np.where(firsts == NONE, np.iinfo(np.int64).max, firsts).min(axis=0)
-    worst = np.max([part.worst_error for part in parts], axis=0)
-    return Presence(counts, np.where(is_absent, NONE, first), lasts.max(axis=0), worst)
 
 
-def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
-    """Describe a stage, given its number in the ledger, its first sample and where sources
-    occur."""
+def _describe_stage(run: Run, number: int, start: int, presence: Presence) -> StageDescription:
+    """Describe a stage, given its number in the ledger, its first sample, and the presence of
+    sources in it."""
     stage = run.ledger.stages[number]
-    samples = int(part.counts.sum())
+    samples = int(presence.counts.sum())
     shares = stage.blend.shares
     # Samples of a stage that begins with a drain may have two lengths
     tokens = run.plan.count_tokens(start + samples) - run.plan.count_tokens(start)
@@ -110,13 +121,13 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
         sources=tuple(
             StageSource(
                 name=source.name,
-                share=float(shares[i]) if i < len(shares) else part.counts[i] / samples,
-                actual_share=float(part.counts[i]) / samples,
-                samples=int(part.counts[i]),
+                share=float(shares[i]) if i < len(shares) else presence.counts[i] / samples,
+                actual_share=float(presence.counts[i]) / samples,
+                samples=int(presence.counts[i]),
                 tokens=int(tokens[i]),
-                first_sample=_sample(part.first[i]),
-                last_sample=_sample(part.last[i]),
-                worst_prefix_error=round(float(part.worst_error[i]), 3),
+                first_sample=_as_result(presence.first[i]),
+                last_sample=_as_result(presence.last[i]),
+                worst_prefix_error=round(float(presence.worst_error[i]), 3),
             )
             for i, source in enumerate(run.sources)
         ),
@@ -124,19 +135,19 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
     )
 
 
-def _sample(number: np.int64) -> int | None:
-    """A sample number as a result has it."""
-    return None if number == NONE else int(number)
+def _as_result(sample: np.int64) -> int | None:
+    """Return a sample number as descriptions have it: None for NONE."""
+    return None if sample == NONE else int(sample)
 
 
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
-    """The first source that begins a second epoch; None if there is none, or the split is not
-    blended."""
+    """Return the first source that begins a second epoch; None if there is none, or the split is
+    not blended."""
     if not run.is_blended:
         return None
     extra = run.extra_token
-    # The first ordinal of each source's second epoch. Where epochs overlap in a cycle, its sample
-    # may come before some of the first epoch
+    # The first ordinal of each source's second epoch. If epochs overlap within a cycle, that sample
+    # may precede some samples of the first epoch
     ordinals = [
         run.plan.count_within(number, run.plan.epochs.start(number, 1), extra)
         for number in range(len(run.sources))
@@ -152,21 +163,27 @@ def _describe_source(
     compiled: Compiled,
     number: int,
     samples: int,
-    read: int,
+    tokens_read: int,
     presence: Presence,
     epoch_ends: list[int],
+    most_tokens: int | None,
     stored_bytes: int,
     *,
     document_lengths: bool,
 ) -> SourceDescription:
-    """Describe source number `number`, of which the run reads so many samples and tokens."""
+    """Describe source number `number` of a run.
+
+    Args:
+        samples, tokens_read: numbers of samples and tokens that the run reads of the source.
+        most_tokens: tokens of the epochs that the source's `max_epochs` allows; None without it.
+    """
     run = compiled.run
     source = compiled.sources[number]
     part = run.data.parts[number]
     length = compiled.config.sequence_length
     extra = run.extra_token
     tokens = int(part["tokens"])
-    end = read + extra if samples else 0  # the position after the last token that is read
+    end = tokens_read + extra if samples else 0  # the position after the last token that is read
     epochs = run.plan.epochs.count(number, end)
     requested = compiled.requested[number] if run.is_blended else Fraction(samples, run.num_samples)
     return SourceDescription(
@@ -180,18 +197,12 @@ def _describe_source(
         epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
         tokens_left_in_epoch=max(0, run.plan.epochs.start(number, math.ceil(epochs)) - end),
-        tokens_read=read,
+        tokens_read=tokens_read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
-        most_samples=cap_of(
-            source,
-            tokens,
-            length,
-            extra,
-            most=find_most_tokens(compiled.sources, run.plan.epochs)[number],
-        ),
-        first_sample=_sample(presence.first[number]),
-        last_sample=_sample(presence.last[number]),
+        most_samples=cap_of(source, tokens, length, extra, most=most_tokens),
+        first_sample=_as_result(presence.first[number]),
+        last_sample=_as_result(presence.last[number]),
         epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
@@ -200,8 +211,8 @@ def _describe_source(
 
 
 def _estimate_stored_bytes(run: Run) -> list[int]:
-    """Stored bytes of each source's blocks in this split, estimated from evenly spaced blocks if it
-    has many: [num_sources]."""
+    """Return the stored bytes of each source's blocks in this split, estimated from evenly spaced
+    blocks if it has many: [num_sources]."""
     parts = run.data.parts
     ranges = list(zip(parts["first_block"].tolist(), parts["stop_block"].tolist(), strict=True))
     sampled = [
@@ -230,14 +241,15 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
     blocks = run.locator.readings(source)[-1].blocks
     name = run.data.index_names[source]
     number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
-    documents = int(part["documents"])
     if table_bytes(blocks.snapshot, number) is None:
         return None
-    counted = min(COUNTED, documents)
-    sampled = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
+    num_documents = int(part["documents"])
+    num_counted = min(COUNTED, num_documents)
+    evenly_spaced = np.arange(num_counted) * num_documents // num_counted
     lengths = open_table(blocks.snapshot, number).lengths(
-        sampled, has_eod=run.sources[source].append_eod is not None
+        blocks.documents.index_blocks(evenly_spaced),
+        has_eod=run.sources[source].append_eod is not None,
     )
     # The binary exponent of a length is the number of its bits
-    bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
-    return tuple((bins * documents // counted).tolist())
+    counts = np.bincount(np.frexp(lengths.astype(np.float64))[1])
+    return tuple((counts * num_documents // num_counted).tolist())

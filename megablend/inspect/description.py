@@ -47,7 +47,7 @@ class SourceDescription(Record):
     samples: int
     """Number of samples that the source has in the run."""
     epochs: float
-    """How many times the source's tokens are read."""
+    """The number of times that the source's tokens are read."""
     max_epochs: float | None
     """The limit on `epochs` that the config sets; None if it sets none."""
     tokens_left_in_epoch: int
@@ -66,9 +66,9 @@ class SourceDescription(Record):
     last_sample: int | None
     """Number of the source's last sample in the run; None if it has none."""
     epoch_ends: tuple[int, ...]
-    """Numbers of the samples with which the source has given as many samples as an epoch has; of
-    the first 32 epochs at most. Samples of the epoch that are still unread then, and those of the
-    next epoch that were read before, are in the same cycle (lanes * shuffle_window samples)."""
+    """For each of the first 32 epochs that end: the sample with which the source has given as many
+    samples as the epoch has. Samples of the epoch that are read later, and samples of the next
+    epoch that are read earlier, are in the same cycle (lanes * shuffle_window samples)."""
     worst_prefix_error: float
     """Largest difference from the source's share, in samples, over the prefixes of each stage that
     end in its first 65,536 samples."""
@@ -76,8 +76,8 @@ class SourceDescription(Record):
     """Number of documents by length: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens. None if it
     was not requested, or the index has no table of the source's documents."""
     withdrawn_tokens: int | None = None
-    """Tokens that are not read of epochs that were begun, because their files were withdrawn; None
-    if there are none."""
+    """Tokens of begun epochs that are not read, because their files were withdrawn; None if there
+    are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -99,7 +99,7 @@ class StageSource(Record):
     """Number of the source's last sample in the stage, counted from the start of the run; None if
     it has none."""
     worst_prefix_error: float
-    """As in SourceDescription."""
+    """Largest difference from the source's share, in samples; see `SourceDescription`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -113,12 +113,12 @@ class StageDescription(Record):
     lanes: int
     sources: tuple[StageSource, ...]
     drain: Drain | None = None
-    """The first samples that continue the stage before; None if there are none."""
+    """The first samples that continue the previous stage; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SplitDescription(Record):
-    """What one split of a run reads."""
+    """The samples, sources and stages of one split of a run."""
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
@@ -132,7 +132,8 @@ class SplitDescription(Record):
     """The first source that begins a second epoch; None if none does."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
-    """Why the split cannot be planned; it has no samples then. None if it can be."""
+    """The reason why the split cannot be planned, so that it has no samples; None if it can be
+    planned."""
     steps: int | None = None
     """Number of micro steps of all ranks together, if `micro_batch_size` was given."""
     stages: tuple[StageDescription, ...] | None = None
@@ -204,7 +205,7 @@ class BadDocuments(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunDescription(Record):
-    """What a run reads, or would read if it were built."""
+    """A description of what a run reads, or would read if it were built."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
         {
@@ -227,7 +228,8 @@ class RunDescription(Record):
     committed: bool
     """Whether `build` has committed the run as described."""
     note: str | None
-    """How the description differs from what is committed, and what to do; None if it does not."""
+    """The difference between the description and what is committed, and what to do; None if they
+    agree."""
     plan: str
     """Digest of the run's plan."""
     stages: tuple[int, ...]
@@ -250,11 +252,11 @@ class RunDescription(Record):
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, if `micro_batch_size` was given."""
     transfer: Transfer | None = None
-    """What the given loaders (by default one) request of object stores to read train; None if all
-    files are local, or a file cannot be opened."""
+    """The requests to object stores with which the given loaders (by default one loader) read
+    train; None if all files are local, or a file cannot be opened."""
     mirror: MirrorEstimate | None = None
-    """What reading train through a mirror on each node takes, if `num_nodes` or `mirror_size` was
-    given."""
+    """The estimated transfers of reading train through a mirror on each node, if `num_nodes` or
+    `mirror_size` was given."""
     bad_documents: tuple[BadDocuments, ...] | None = None
     """Documents that the last build left out; None if there are none."""
     fitting_lanes: int | None = None
@@ -273,8 +275,8 @@ class RunDescription(Record):
     change."""
 
     def __str__(self) -> str:
-        """The description as `print` shows it: problems and warnings, then a line for each split
-        and each of its sources."""
+        """Return the description as `print` shows it: problems and warnings, then a line for each
+        split and each of its sources."""
         lines = [f"warning: {each}" for each in (*self.problems, *self.warnings)]
         lines.append(f"run {self.run!r}: samples of {self.sequence_length:,} tokens")
         for name, split in self.splits.items():
@@ -297,13 +299,14 @@ class SourceFiles(Record):
     bytes: int
     """Total size of the files."""
     share: dict[str, float | str] | None
-    """The share that the config requests: a dict of its unit and the number, or `size`. None if the
-    config gives none."""
+    """The share that the config requests, as a dict of its unit and the number (or `size`); None if
+    the config gives no share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FilesDescription(Record):
-    """What is known of a run whose sources are not indexed yet."""
+    """A description of a run whose sources are not indexed yet, so that only their files are
+    known."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     cache: str
@@ -313,7 +316,7 @@ class FilesDescription(Record):
     committed: bool
     """Always False."""
     note: str
-    """What is missing, and what to do."""
+    """The reason why the numbers of tokens are not known, and what to do."""
     files: tuple[SourceFiles, ...]
     sources_left_out: int | None = None
     """Number of sources that `select_sources` left out; None if it left out none."""
@@ -321,7 +324,7 @@ class FilesDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CacheDescription(Record):
-    """What a cache contains."""
+    """The indexes and runs of a cache."""
 
     cache: str
     indices: tuple[IndexDescription | DamagedIndex, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ _LARGEST_CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DiffResult(Record):
-    """How two runs differ, and from which sample on."""
+    """The differences between two runs, and the sample from which on they differ."""
 
     a: str
     b: str
@@ -81,22 +81,37 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
-    """The first sample from `start` on that differs in source or tokens; None if one run is the
-    beginning of the other."""
+    """Return the first sample from `start` on that differs in source or tokens; None if one run is
+    the beginning of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:
         return start if start < stop else None
-    compare = _Comparison(a, b)
+    comparison = _Comparison(a, b)
     start = max(start, _first_epoch_end(a, b))
     chunk = _FIRST_CHUNK
     while start < stop:
         ks = np.arange(start, min(start + chunk, stop))
-        sample = compare.first_difference(ks)
+        sample = comparison.first_difference(ks)
         if sample is not None:
             return sample
         start = start + len(ks)
         chunk = min(2 * chunk, _LARGEST_CHUNK)
     return None
+
+
+class _Pieces(NamedTuple):
+    """The pieces of some samples, in order, as columns: arrays of int64 [m]."""
+
+    rows: Int64s
+    """The index of the piece's sample among the samples."""
+    contents: Int64s
+    """The number of its file's content; see `_number_contents`."""
+    offsets: Int64s
+    """The byte of the file at which its block begins."""
+    starts: Int64s
+    """Its first token in the block."""
+    stops: Int64s
+    """The token of the block after its last one."""
 
 
 class _Comparison:
@@ -105,65 +120,75 @@ class _Comparison:
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
-        names = {source.name: i for i, source in enumerate(a.sources)}
-        self._number = np.array([names.get(source.name, -1) for source in b.sources], np.int32)
-        """int32 [sources of b]: their numbers in a; -1 for a source that a does not have."""
-        self._same_order = np.array(
+        numbers = {source.name: i for i, source in enumerate(a.sources)}
+        self._number_in_a = np.array(
+            [numbers.get(source.name, -1) for source in b.sources], np.int32
+        )
+        """The number in a of each source of b; -1 for a source that a does not have."""
+        self._has_same_order = np.array(
             [_have_same_order(a, b, i, source.name) for i, source in enumerate(a.sources)], bool
         )
+        """Whether each source of a has the same order in b."""
         ids: dict[tuple[str, int | None], int] = {}
-        self._files = [_number_contents(run, ids) for run in self._runs]
+        self._contents = [_number_contents(run, ids) for run in self._runs]
+        """For each run, the number of the content of each of its files."""
 
     def first_difference(self, ks: Int64s) -> int | None:
-        """The first of the samples ks, int64 [n] ascending, that differs; None if none does."""
+        """Return the first of the samples ks, int64 [n] ascending, that differs; None if none
+        does."""
         a, b = self._runs
         sources_a, ordinals_a = a.plan.locate_many(ks)
         sources_b, ordinals_b = b.plan.locate_many(ks)
         starts_a, steps_a = a.plan.token_ranges(sources_a, ordinals_a)
         starts_b, steps_b = b.plan.token_ranges(sources_b, ordinals_b)
-        differ = (sources_a != self._number[sources_b]) | (steps_a != steps_b)
-        has_same_order = self._same_order[sources_a]
-        differ |= has_same_order & (starts_a != starts_b)
-        first = int(np.argmax(differ)) if differ.any() else len(ks)
-        # Samples before it are the same, except perhaps those of sources with different orders
+        differs = (sources_a != self._number_in_a[sources_b]) | (steps_a != steps_b)
+        has_same_order = self._has_same_order[sources_a]
+        differs |= has_same_order & (starts_a != starts_b)
+        first = int(np.argmax(differs)) if differs.any() else len(ks)
+        # Earlier samples are the same, except perhaps those of sources with different orders, whose
+        # positions show nothing: their pieces are compared
         unknown = np.flatnonzero(~has_same_order[:first])
-        pieces_a = self._list_pieces(0, sources_a, ordinals_a, unknown)
-        pieces_b = self._list_pieces(1, sources_b, ordinals_b, unknown)
-        rows_a = pieces_a[0]
-        rows_b = pieces_b[0]
-        length = min(len(rows_a), len(rows_b))
-        pieces_differ = np.zeros(length, bool)
-        for column_a, column_b in zip(pieces_a, pieces_b, strict=True):
-            pieces_differ |= column_a[:length] != column_b[:length]
-        if pieces_differ.any():
-            piece = int(np.argmax(pieces_differ))
-            first = int(unknown[min(rows_a[piece], rows_b[piece])])
-        elif len(rows_a) != len(rows_b):
-            longer = max(rows_a, rows_b, key=len)
-            first = int(unknown[longer[length]])
+        pieces_a = self._list_pieces(0, sources_a[unknown], ordinals_a[unknown])
+        pieces_b = self._list_pieces(1, sources_b[unknown], ordinals_b[unknown])
+        different_row = _find_different_row(pieces_a, pieces_b)
+        if different_row is not None:
+            first = int(unknown[different_row])
         return int(ks[first]) if first < len(ks) else None
 
     def _list_pieces(
-        self, number: int, sources: npt.NDArray[np.int32], ordinals: Int64s, rows: Int64s
-    ) -> tuple[Int64s, ...]:
-        """The pieces of the samples at `rows`, in run number `number`: for each an index into
-        `rows`, the number of its file's content, its block's byte offset, start and stop in the
-        block; int64 [m] each."""
+        self, number: int, sources: npt.NDArray[np.int32], ordinals: Int64s
+    ) -> _Pieces:
+        """Return the pieces of the samples (sources, ordinals), [n], of run number `number`."""
         run = self._runs[number]
-        spans = run.locate_spans(sources[rows], ordinals[rows])
+        spans = run.locate_spans(sources, ordinals)
         snapshot = run.store.snapshot
-        offsets = snapshot.blocks(spans.blocks)["offset"].astype(np.int64)
-        return (
-            spans.rows,
-            self._files[number][snapshot.file_of(spans.blocks)],
-            offsets,
-            spans.starts,
-            spans.stops,
+        return _Pieces(
+            rows=spans.rows,
+            contents=self._contents[number][snapshot.file_of(spans.blocks)],
+            offsets=snapshot.blocks(spans.blocks)["offset"].astype(np.int64),
+            starts=spans.starts,
+            stops=spans.stops,
         )
 
 
+def _find_different_row(a: _Pieces, b: _Pieces) -> int | None:
+    """Return the first row, among the same rows of two runs, whose pieces differ; None if none
+    does."""
+    num_common = min(len(a.rows), len(b.rows))
+    differs = np.zeros(num_common, bool)
+    for column_a, column_b in zip(a, b, strict=True):
+        differs |= column_a[:num_common] != column_b[:num_common]
+    if differs.any():
+        piece = int(np.argmax(differs))
+        return int(min(a.rows[piece], b.rows[piece]))
+    if len(a.rows) == len(b.rows):
+        return None
+    longer = max(a.rows, b.rows, key=len)
+    return int(longer[num_common])
+
+
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
-    """Whether the settings of two runs show that a source's samples are the same, ordinal by
+    """Return whether the settings of two runs show that a source's samples are the same, ordinal by
     ordinal. `source`: its number in a."""
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or _list_snapshots(a) != _list_snapshots(b):
@@ -178,13 +203,13 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
 
 
 def _list_snapshots(run: Run) -> list[str]:
-    """Digests of the snapshots that a run reads, in order."""
+    """Return the digests of the snapshots that a run reads, in order."""
     return [each.snapshot.digest for each in run.store.stores]
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
-    """A number for each file of a run's index, int64 [num_files]; files that give the same tokens
-    have the same number.
+    """Return a number for each file of a run's index, int64 [num_files]; files that give the same
+    tokens have the same number.
 
     Args:
         ids: numbers that were given so far, by content and end-of-document token; is extended.
@@ -200,8 +225,8 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """A sample before which two runs that differ only in the version of the plan are the same; 0
-    for runs that differ in more.
+    """Return a sample before which two runs that differ only in the version of the plan are the
+    same; 0 for runs that differ in more.
 
     Both versions order a source's samples in the same way until the period in which its first epoch
     ends.
@@ -214,14 +239,15 @@ def _first_epoch_end(a: Run, b: Run) -> int:
     )
     if not have_same_stages or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
         return 0
-    first = short.ends[-1]
+    end = short.ends[-1]
     for source, tokens in enumerate(a.data.tokens):
         sample = a.plan.first_sample_from(source, tokens // a.sequence_length)
         if sample is not None:
             blend = a.ledger.blend
             period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
-            first = min(first, max(0, sample - 2 * period))
-    return first
+            # The first epoch may end in the period of the sample, or at the end of the one before
+            end = min(end, max(0, sample - 2 * period))
+    return end
 
 
 def _read(path: str | Path) -> Run | State:

@@ -53,11 +53,13 @@ SCHEMA = pa.schema(
         pa.field("pieces", pa.list_(pa.field("element", _PIECES, nullable=False)), nullable=False),
     ]
 )
-"""The columns of the file, which has one row a sample. `ordinal` is the sample's number within its
-source, over all epochs; `epoch` is that of its first token. A piece is tokens [start, stop) of
-block number `block` of a file, which begins at `byte_offset`; end-of-document tokens that are added
-count. The piece's first token is in `row` of the file; null if the index has no table of documents
-(`order: document` makes one)."""
+"""The columns of the exported file, which has a row for each sample.
+
+`ordinal` is the sample's number within its source, over all epochs; `epoch` is the epoch of its
+first token. A piece is tokens [start, stop) of block number `block` of a file; the block begins at
+`byte_offset`. The numbers of tokens include end-of-document tokens that are added. `row` is the row
+of the file that has the piece's first token; null if the index has no table of documents (`order:
+document` makes one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -184,12 +186,13 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
 
 
 def _list_lengths(run: Run) -> list[list[int]]:
-    """The sequence lengths of the run: pairs of the first sample and the length from there on."""
+    """Return the sequence lengths of the run: pairs of the first sample and the length from there
+    on."""
     return [[section.start, section.sequence_length] for section in run.sections]
 
 
 def _describe(run: Run) -> dict[bytes, bytes]:
-    """The metadata of the file: a description of the run under the key `megablend`."""
+    """Return the metadata of the file: a description of the run under the key `megablend`."""
     described = {
         "run": run.ledger.run,
         "split": run.split,
@@ -203,8 +206,8 @@ def _describe(run: Run) -> dict[bytes, bytes]:
 
 
 def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
-    """The row of its file that has each span's first token, int64 [m]; UNKNOWN if there is no table
-    of the source's documents.
+    """Return the row of its file that has each span's first token, int64 [m]; UNKNOWN if there is
+    no table of the source's documents.
 
     Args:
         sources: int32 [m], the source of each span.
@@ -218,11 +221,11 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
         firsts = np.array([each.first_block for each in readings])
         # Readings need not be in the order of their blocks: an earlier one may read a later
         # snapshot
-        order = np.argsort(firsts, kind="stable")
-        owners = order[np.searchsorted(firsts[order], spans.blocks[positions], side="right") - 1]
-        for number, inside in by_value(owners):
-            here = positions[inside]
-            rows[here] = _find_rows_of(readings[number], names[source], spans, here)
+        ascending = np.argsort(firsts, kind="stable")
+        places = np.searchsorted(firsts[ascending], spans.blocks[positions], side="right") - 1
+        for number, members in by_value(ascending[places]):
+            of_reading = positions[members]
+            rows[of_reading] = _find_rows_of(readings[number], names[source], spans, of_reading)
     return rows
 
 
@@ -249,8 +252,8 @@ def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) 
 
 
 def _find_documents(documents: PartDocuments, stored: Int64s) -> Int64s:
-    """The document of each stored token, int64 [n]: the last one that begins at or before it, int64
-    [n]."""
+    """Return the document of each stored token, int64 [n]: the last one that begins at or before
+    it, int64 [n]."""
     low = np.zeros(len(stored), np.int64)
     high = np.full(len(stored), documents.num_blocks)
     while (high - low > 1).any():

@@ -22,14 +22,14 @@ class Figure(NamedTuple):
     sources follow one another."""
 
     def find(self, source: SourceDescription) -> float | None:
-        """The number; None if the source has none."""
+        """Return the number; None if the source has none."""
         number: float | None = (
             getattr(source, self.number) if isinstance(self.number, str) else self.number(source)
         )
         return number
 
     def write(self, source: SourceDescription) -> str:
-        """The number as text; empty if there is none."""
+        """Return the number as text; empty if there is none."""
         number = self.find(source)
         return "" if number is None else format(number, self.digits)
 
@@ -53,5 +53,5 @@ _FIGURES = (
 
 
 def list_figures(split: SplitDescription) -> list[Figure]:
-    """The figures that the sources of a split have."""
+    """Return the figures that the sources of a split have."""
     return [figure for figure in _FIGURES if split.blended or not figure.of_blends]

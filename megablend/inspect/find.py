@@ -120,22 +120,21 @@ def find(
         texts = TextPlaces(opened)
         storage = opened.store.storage
         file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)
+    row = None if row is None else whole_number("row", row)
     files = []
     for (path, source), numbers in _group_by_source(opened, match_files(opened, file)).items():
-        row_number = None if row is None else whole_number("row", row)
-        ranges = list_stored_ranges(opened, source, numbers, row_number)
+        ranges = list_stored_ranges(opened, source, numbers, row)
+        counts = [stored.stop - stored.start for stored in ranges if stored is not None]
         samples = iterate_samples(opened, source, ranges)
+        listed = [_describe_sample(sample, skips, batch_size) for sample in islice(samples, limit)]
         files.append(
             FoundFile(
                 file=path,
                 source=opened.sources[source].name,
                 row=row,
-                tokens=max(
-                    (each.stop - each.start for each in ranges if each is not None), default=0
-                ),
-                samples=tuple(
-                    _describe_sample(each, skips, batch_size) for each in islice(samples, limit)
-                ),
+                # The split may have less of the file in one snapshot than in another
+                tokens=max(counts, default=0),
+                samples=tuple(listed),
                 complete=next(samples, None) is None,
             )
         )

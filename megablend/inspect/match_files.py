@@ -17,8 +17,8 @@ _NAMED_FILES = 5
 
 
 def match_files(run: Run, file: str) -> list[int]:
-    """The numbers of the index's files that match a path, or the end of one: several if sources
-    share the file. A file that was renamed matches its earlier paths, too.
+    """Return the numbers of the index's files that match a path, or the end of one: several if
+    sources share the file. A file that was renamed matches its earlier paths, too.
 
     Raises: ConfigError if none matches, or files of different paths do.
     """
@@ -29,26 +29,29 @@ def match_files(run: Run, file: str) -> list[int]:
     # A pair of .bin and .idx has the path of its .bin; users often give the prefix
     spellings = (file, f"{file.removesuffix('.idx')}.bin")
     paths = _list_likely_paths(run, spellings)
-    absolute = {each if find_scheme(each) else str(Path(each).absolute()) for each in spellings}
+    absolute = {
+        spelling if find_scheme(spelling) else str(Path(spelling).absolute())
+        for spelling in spellings
+    }
     exact = [i for i, path in paths.items() if path in absolute]
     if exact:
         return exact
-    endings = tuple(f"/{each}" for each in spellings)
-    found = [i for i, path in paths.items() if path.endswith(endings)]
-    if not found:
+    endings = tuple(f"/{spelling}" for spelling in spellings)
+    by_ending = [i for i, path in paths.items() if path.endswith(endings)]
+    if not by_ending:
         # The path may contain `..` or links. Links are followed only now, since that asks the file
         # system for each file
         resolved = {i: _resolve_links(path) for i, path in paths.items()}
-        real = {_resolve_links(each) for each in absolute}
+        real = {_resolve_links(path) for path in absolute}
         exact = [i for i, path in resolved.items() if path in real]
         if exact:
             return exact
-        normal = tuple(f"/{os.path.normpath(each)}" for each in spellings)
-        found = [i for i, path in resolved.items() if path.endswith(normal)]
+        normal = tuple(f"/{os.path.normpath(spelling)}" for spelling in spellings)
+        by_ending = [i for i, path in resolved.items() if path.endswith(normal)]
     snapshot = run.store.snapshot
-    if found or not isinstance(snapshot, JoinedSnapshot):
-        _check_is_one_path(file, [paths[i] for i in found], snapshot.digest)
-        return found
+    if by_ending or not isinstance(snapshot, JoinedSnapshot):
+        _check_is_one_path(file, [paths[i] for i in by_ending], snapshot.digest)
+        return by_ending
     # The file may have been renamed
     former = snapshot.list_former_paths(run.store.roots).items()
     renamed = [i for i, path in former if path in absolute or path.endswith(endings)]
@@ -58,8 +61,8 @@ def match_files(run: Run, file: str) -> list[int]:
 
 
 def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
-    """The blocks of the snapshot that has a file of the run's index; and the file's number in that
-    snapshot."""
+    """Return the blocks of the snapshot that has a file of the run's index; and the file's number
+    in that snapshot."""
     for store in run.store.stores:
         if number < store.snapshot.num_files:
             return store, number
@@ -68,12 +71,12 @@ def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
 
 
 def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
-    """The paths of the files of tokens whose names end with that of one of the spellings, by the
-    files' numbers. No others can match, and comparing names costs less than making paths."""
+    """Return the paths of the files of tokens whose names end with that of one of the spellings, by
+    the files' numbers. No others can match, and comparing names costs less than making paths."""
     snapshot = run.store.snapshot
     # Extra columns list their files again
     has_tokens = snapshot.files.columns < len(snapshot.sources)
-    names = tuple(each.rpartition("/")[2] for each in spellings)
+    names = tuple(spelling.rpartition("/")[2] for spelling in spellings)
     return {
         i: snapshot.path(i, run.store.roots)
         for i, name in enumerate(snapshot.file_names())
@@ -82,12 +85,13 @@ def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
 
 
 def _resolve_links(location: str) -> str:
-    """A path without `..` and links; a location with a scheme as it is."""
+    """Return a path without `..` and links; a location with a scheme as it is."""
     return location if find_scheme(location) else os.path.realpath(location)
 
 
 def _check_is_one_path(file: str, paths: Sequence[str], index: str) -> None:
-    """Raises: ConfigError if `paths`, which match `file`, are none, or different ones."""
+    """Check that `paths`, the paths that match `file`, are all the same. Raises: ConfigError if
+    they differ, or there are none."""
     distinct = sorted(set(paths))
     if not distinct:
         raise ConfigError(

@@ -52,8 +52,8 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
-    """The name of the source that has a file; None if none has it. Only files of the same size, or
-    of the same name without suffixes, are compared."""
+    """Return the name of the source that has a file; None if none has it. Only files of the same
+    size, or of the same name without suffixes, are compared."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()
     likely = snapshot.files.sizes == path.stat().st_size
@@ -66,7 +66,7 @@ def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str |
 
 
 def _is_same(path: Path, other: str | Path) -> bool:
-    """Whether two paths are those of one file."""
+    """Return whether two paths lead to the same file."""
     with contextlib.suppress(OSError):  # `other` does not exist, or is a URL
         return os.path.samefile(path, other)  # noqa: PTH121
     return False

@@ -31,8 +31,8 @@ class SamplePiece(NamedTuple):
 
 
 class SamplePieces(NamedTuple):
-    """Pieces of the samples of one epoch as columns, int64 [n] each: the fields of `SamplePiece`,
-    and the sample."""
+    """Pieces of the samples of one epoch as columns, arrays of int64 [n]: the fields of
+    `SamplePiece`, and the sample."""
 
     samples: Int64s
     first_tokens: Int64s
@@ -73,7 +73,7 @@ def iterate_samples(
 
 
 def _find_end(run: Run, source: int) -> int:
-    """The position at which the source's last sample ends; 0 if it has none."""
+    """Return the position at which the source's last sample ends; 0 if it has none."""
     ranges = run.plan.list_tokens(source)
     if not ranges:
         return 0
@@ -84,8 +84,8 @@ def _find_end(run: Run, source: int) -> int:
 def _find_pieces(
     run: Run, source: int, reading: Reading, epoch: int, stored: StoredRange
 ) -> SamplePieces:
-    """The pieces of samples that have a range of stored tokens in one epoch of a reading, as far as
-    the run goes; sorted by sample and by position in the sample."""
+    """Return the pieces of samples that have a range of stored tokens in one epoch of a reading, as
+    far as the run goes; sorted by sample and by position in the sample."""
     placed = reading.find_tokens(epoch, stored.start, stored.stop)
     parts = [
         _cut_into_samples(run, source, reading, placed, each)

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError, did_you_mean
-from megablend.inspect.description import FilesDescription, RunDescription
-
-Described = TypeVar("Described", FilesDescription, RunDescription)
+from megablend.inspect.description import (
+    FilesDescription,
+    IndexDescription,
+    RunDescription,
+    SplitDescription,
+)
 
 SORTS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
@@ -23,6 +26,7 @@ SORTS: dict[str, tuple[str, ...]] = {
 }
 """The attributes by which each `sort` may sort; the first one that a source has is used. Names are
 in ascending, numbers in descending order."""
+_Listing = TypeVar("_Listing", IndexDescription, SplitDescription)
 
 
 def select_sources(
@@ -32,7 +36,7 @@ def select_sources(
     sort: str | None = None,
     match: str | None = None,
 ) -> FilesDescription | RunDescription:
-    """A description with only the selected sources; totals still cover all sources, and
+    """Return a description with only the selected sources. Totals still cover all sources, and
     `sources_left_out` is the number of sources that a list lacks.
 
     Args:
@@ -46,37 +50,61 @@ def select_sources(
         hint = did_you_mean(sort, SORTS, before="; ")
         raise ConfigError(f"found sort {sort!r}, expected one of {', '.join(SORTS)}{hint}")
     top = None if top is None else whole_number("top", top, least=0)
-    is_matched = False
-
-    def select(listed: Sequence[Any]) -> dict[str, Any]:
-        nonlocal is_matched
-        sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
-        is_matched |= bool(sources)
-        if sort is not None:
-            key = next(
-                (name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None
-            )
-            sources.sort(key=lambda each: getattr(each, key) if key else 0, reverse=key != "name")
-        sources = sources[: top or None]
-        return {"sources": tuple(sources), "sources_left_out": len(listed) - len(sources) or None}
-
-    selected: FilesDescription | RunDescription
-    if isinstance(described, FilesDescription):
-        changes = select(described.files)
-        selected = replace(
-            described, files=changes["sources"], sources_left_out=changes["sources_left_out"]
-        )
-    else:
-        selected = replace(
-            described,
-            index=replace(described.index, **select(described.index.sources)),
-            splits={
-                name: replace(split, **select(split.sources))
-                for name, split in described.splits.items()
-            },
-        )
-    if match is not None and not is_matched:
+    names = _list_names(described)
+    if match is not None and not any(fnmatchcase(name, match) for name in names):
         raise ConfigError(
             f"match {match!r} matches no source; patterns may contain * and ?, such as 'web-*'"
         )
-    return selected
+    selection = _Selection(top, sort, match)
+    if isinstance(described, FilesDescription):
+        files = selection.apply(described.files)
+        num_left_out = len(described.files) - len(files)
+        return replace(described, files=files, sources_left_out=num_left_out or None)
+    return replace(
+        described,
+        index=selection.apply_to(described.index),
+        splits={name: selection.apply_to(split) for name, split in described.splits.items()},
+    )
+
+
+def _list_names(described: FilesDescription | RunDescription) -> list[str]:
+    """Return the names of the sources in all lists of a description."""
+    if isinstance(described, FilesDescription):
+        return [source.name for source in described.files]
+    of_index = [source.name for source in described.index.sources]
+    return of_index + [
+        source.name for split in described.splits.values() for source in split.sources
+    ]
+
+
+class _Selection(NamedTuple):
+    """See the arguments of `select_sources`."""
+
+    top: int | None
+    sort: str | None
+    match: str | None
+
+    def apply(self, listed: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the selected sources of a list, sorted."""
+        sources = [
+            source
+            for source in listed
+            if self.match is None or fnmatchcase(source.name, self.match)
+        ]
+        if self.sort is not None and sources:
+            _sort(sources, SORTS[self.sort])
+        return tuple(sources[: self.top or None])
+
+    def apply_to(self, described: _Listing) -> _Listing:
+        """Return the description of an index or a split with only the selected sources."""
+        sources = self.apply(described.sources)
+        num_left_out = len(described.sources) - len(sources)
+        return replace(described, sources=sources, sources_left_out=num_left_out or None)
+
+
+def _sort(sources: list[Any], names: Sequence[str]) -> None:
+    """Sort sources by the first of these attributes that they have."""
+    for name in names:
+        if hasattr(sources[0], name):
+            sources.sort(key=lambda source: getattr(source, name), reverse=name != "name")
+            return

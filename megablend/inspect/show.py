@@ -17,6 +17,7 @@ from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.order.base import Spans
 from megablend.reader import Dataset
+from megablend.run.run import Run
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 from megablend.text.places import TextPlace
@@ -38,12 +39,12 @@ class Piece(Record):
     counts within the sample."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
-    """For a source of text: the places of the documents that the tokens belong to."""
+    """The places of the documents that the tokens belong to, if the source is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SampleDescription(Record):
-    """What a sample contains, and where that is stored."""
+    """The contents of a sample, and the places where they are stored."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"appended"})
     sample: int
@@ -66,7 +67,7 @@ class SampleDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepDescription(Record):
-    """What a data-parallel rank read at a step."""
+    """The samples that a data-parallel rank read at a step."""
 
     run: str
     split: str
@@ -90,9 +91,9 @@ def show(
     Args:
         config: a config, or a cache's folder; `run` is needed with the latter. If the config was
             edited since the build, the run's ledger decides.
-        run: name of a run of the cache, in place of the config's.
-        cache: cache folder, in place of the config's `cache`.
-        storage: where files are read, in place of the one that the config asks for.
+        run: name of a run of the cache, instead of the config's.
+        cache: cache folder, instead of the config's `cache`.
+        storage: where files are read, instead of the one that the config asks for.
 
     Raises: as `open_dataset`; ConfigError if the sample is not one of the run's.
     """
@@ -151,11 +152,11 @@ def show_step(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
             f"{micro_step}"
         )
-    trained = skips.count_trained(len(dataset))
-    num_steps = trained // batch
+    num_trained = skips.count_trained(len(dataset))
+    num_steps = num_trained // batch
     if num_steps == 0:
         raise ConfigError(
-            f"found a step of {batch:,} samples, expected at most {trained:,}, all that {split} has; choose a "
+            f"found a step of {batch:,} samples, expected at most {num_trained:,}, all that {split} has; choose a "
             "smaller batch"
         )
     if not 0 <= whole_number("step", step) < num_steps:
@@ -163,69 +164,79 @@ def show_step(
             f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} per "
             "step"
         )
+    # Numbers of samples that count trained samples only: skipped ones are left out
     first = step * batch + rank * micro_batch_size
-    samples = [
-        k
+    trained_numbers = [
+        number
         for start in range(first, (step + 1) * batch, micro_step)
-        for k in range(start, start + micro_batch_size)
+        for number in range(start, start + micro_batch_size)
     ]
     return StepDescription(
         run=dataset.run.ledger.run,
         split=split,
         step=step,
         rank=rank,
-        samples=tuple(_describe_sample(dataset, skips.position(trained)) for trained in samples),
+        samples=tuple(
+            _describe_sample(dataset, skips.position(number)) for number in trained_numbers
+        ),
     )
 
 
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
     """Describe a sample of a dataset, given its number."""
-    snapshot = dataset.run.store.snapshot
-    store = dataset.run.store
     sample = dataset.sample(number)
-    _, epochs, blocks, starts, stops = sample.spans
-    offsets = snapshot.blocks(blocks)["offset"]
-    files = snapshot.file_of(blocks)
-    texts = TextPlaces(dataset.run)
-    pieces = tuple(
-        Piece(
-            file=snapshot.path(int(file), store.roots),
-            block=int(block),
-            byte_offset=int(offset),
-            first_token=int(start),
-            stop_token=int(stop),
-            epoch=int(epoch),
-            texts=texts.list_documents(
-                snapshot.path(int(file), store.roots), int(block), int(start), int(stop)
-            ),
-        )
-        for file, block, offset, start, stop, epoch in zip(
-            files, blocks, offsets, starts, stops, epochs, strict=True
-        )
-    )
+    source = dataset.run.sources[sample.source]
     return SampleDescription(
         sample=number,
         split=dataset.run.split,
-        source=dataset.run.sources[sample.source].name,
+        source=source.name,
         ordinal=sample.ordinal,
-        epochs=tuple(np.unique(epochs).tolist()),
-        pieces=pieces,
+        epochs=tuple(np.unique(sample.spans.epochs).tolist()),
+        pieces=tuple(_list_pieces(dataset.run, sample.spans)),
         document_starts=tuple(sample.starts.tolist()),
         tokens=tuple(sample.tokens.tolist()),
         extra={name: tuple(numbers.tolist()) for name, numbers in sample.extra.items()},
-        appended=_find_appended(store, dataset.run.sources[sample.source].append_eod, sample.spans),
+        appended=_find_appended(dataset.run.store, source.append_eod, sample.spans),
     )
 
 
+def _list_pieces(run: Run, spans: Spans) -> list[Piece]:
+    """Return a piece for each of a sample's spans."""
+    snapshot = run.store.snapshot
+    texts = TextPlaces(run)
+    files = snapshot.file_of(spans.blocks).tolist()
+    offsets = snapshot.blocks(spans.blocks)["offset"].tolist()
+    columns = (spans.epochs, spans.blocks, spans.starts, spans.stops)
+    pieces = []
+    for file, offset, epoch, block, start, stop in zip(
+        files, offsets, *(column.tolist() for column in columns), strict=True
+    ):
+        path = snapshot.path(file, run.store.roots)
+        pieces.append(
+            Piece(
+                file=path,
+                block=block,
+                byte_offset=offset,
+                first_token=start,
+                stop_token=stop,
+                epoch=epoch,
+                texts=texts.list_documents(path, block, start, stop),
+            )
+        )
+    return pieces
+
+
 def _find_appended(store: BlockStore, append_eod: int | None, spans: Spans) -> tuple[int, ...]:
-    """The positions of a sample's appended tokens. A file may have the same token id, so they are
-    found by the documents of the blocks. None are found in blocks that were replaced."""
+    """Return the positions of a sample's appended tokens. A file may have the same token id, so
+    they are found by the documents of the blocks. None are found in blocks that were replaced."""
     if append_eod is None or store.damaged.intersection(spans.blocks.tolist()):
         return ()
     offsets, _ = store.pieces(spans.blocks)
     flags = store.snapshot.blocks(spans.blocks)["flags"].tolist()
-    marks = [
-        with_eod(DecodedBlock(np.zeros(each[-1], np.int32), each), flag, 1).tokens[start:stop]
-        for each, flag, start, stop in zip(offsets, flags, spans.starts, spans.stops, strict=True)
-    ]
+    # In blocks of zeros, the tokens that are appended are 1
+    marks = []
+    for block, block_offsets in enumerate(offsets):
+        zeros = DecodedBlock(np.zeros(block_offsets[-1], np.int32), block_offsets)
+        marked = with_eod(zeros, flags[block], 1).tokens
+        marks.append(marked[spans.starts[block] : spans.stops[block]])
     return tuple(np.flatnonzero(np.concatenate(marks)).tolist())

@@ -30,25 +30,23 @@ class StoredRange(NamedTuple):
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> list[StoredRange | None]:
-    """The stored tokens of a file, or of one of its rows, in each of the source's readings; None if
-    the reading's snapshot does not have the file.
+    """Return the stored tokens of a file, or of one of its rows, in each of the source's readings;
+    None if the reading's snapshot does not have the file.
 
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
 
     Raises: as `find_stored_range`.
     """
-    by_snapshot = {
-        store.snapshot.digest: (store, number)
-        for store, number in (locate_file(run, file) for file in files)
-    }
+    located = [locate_file(run, file) for file in files]
+    by_snapshot = {store.snapshot.digest: (store, number) for store, number in located}
     ranges = list[StoredRange | None]()
     for reading in run.locator.readings(source):
-        store_and_number = by_snapshot.get(reading.blocks.snapshot.digest)
-        if store_and_number is None:
+        digest = reading.blocks.snapshot.digest
+        if digest not in by_snapshot:
             ranges.append(None)
             continue
-        store, number = store_and_number
+        store, number = by_snapshot[digest]
         entry = store.snapshot.file(number)
         read = partial(_read_block, run, store)
         ranges.append(find_stored_range(store, reading.blocks, entry, row, read))
@@ -62,7 +60,7 @@ def find_stored_range(
     row: int | None,
     read: Callable[[int], DecodedBlock],
 ) -> StoredRange:
-    """The stored tokens of a file or of one of its rows; empty if none is in the split.
+    """Return the stored tokens of a file or of one of its rows; empty if none is in the split.
 
     Args:
         store, blocks, entry: all of one snapshot of the index.
@@ -78,16 +76,16 @@ def find_stored_range(
     # The row ends where the document after it begins
     edges = np.array(
         [
-            blocks.stored_position(*find_document(store, entry.column, each, read))
-            for each in (document, document + 1)
+            blocks.stored_position(*find_document(store, entry.column, number, read))
+            for number in (document, document + 1)
         ]
     )
     return StoredRange(*np.clip(edges, 0, blocks.num_tokens).tolist())
 
 
 def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
-    """The number of a file's row among all documents of its source. Raises: ConfigError if there is
-    no such row, or the index has not counted rows."""
+    """Return the number of a file's row among all documents of its source. Raises: ConfigError if
+    there is no such row, or the index has not counted rows."""
     snapshot = store.snapshot
     source = snapshot.sources[entry.column]
     if not source.documents:

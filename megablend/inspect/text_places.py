@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from megablend.arrays import Int64s
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.tables.file_table import FileEntry
+from megablend.index.tables.source_entry import SourceEntry
 from megablend.inspect.match_files import locate_file
 from megablend.lazy import cached_property
-from megablend.operations.check_tokens import read_rows
+from megablend.operations.token_rows import read_rows
 from megablend.run.run import Run
 from megablend.text.places import TextPart, TextPlace, list_parts, locate_rows, parse_path
 
 
 class TextPlaces:
-    """Finds documents of text of a run; there are none for sources whose files have tokens."""
+    """Finds the documents of text that the blocks of a run's token files hold. Sources whose files
+    were given as tokens have none."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -25,33 +30,54 @@ class TextPlaces:
         return [store.snapshot.path(i, store.roots) for i in range(len(names))]
 
     @cached_property
-    def _parts(self) -> dict[tuple[str, str], list[TextPart]]:
-        """See `list_parts`, of all files."""
+    def _token_files(self) -> dict[tuple[str, str], list[TextPart]]:
+        """The token files of each text file; see `list_parts`."""
         return list_parts(self.paths)
 
     def list_documents(self, path: str, block: int, start: int, stop: int) -> tuple[TextPlace, ...]:
-        """The documents that have tokens [start, stop) of a block, counted with the tokens that
-        `append_eod` adds. Raises: DataError if the token file is damaged."""
-        part = parse_path(path)
-        if part is None or start >= stop:
+        """Return the documents that have tokens [start, stop) of a block of the run's index.
+
+        Positions count the tokens that `append_eod` adds.
+
+        Args:
+            path: the path of the block's file.
+
+        Raises: DataError if the token file is damaged.
+        """
+        token_file = parse_path(path)
+        if token_file is None or start >= stop:
             return ()
+        storage = self._run.store.storage
+        store, file, block_in_file = self._find_file_of_block(block)
+        entry = store.snapshot.sources[file.column]
+        first_row, offsets = read_rows(path, entry, block_in_file, file.tokens, storage)
+        lengths = _count_tokens(offsets, has_eod=_appends_eod(store, entry))
+        ends = np.cumsum(lengths)
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(ends, stop - 1, side="right"))
+        # Rows without tokens between the first and the last one are not part of the sample
+        rows = [first_row + i for i in range(first, min(last, len(ends) - 1) + 1) if lengths[i]]
+        siblings = self._token_files[token_file.folder, token_file.text]
+        return tuple(locate_rows(path, rows, siblings, storage))
+
+    def _find_file_of_block(self, block: int) -> tuple[BlockStore, FileEntry, int]:
+        """Return the blocks of the snapshot that has a block of the run's index, the block's file
+        there, and the number of the block within the file."""
         snapshot = self._run.store.snapshot
         number = int(snapshot.file_of(np.array([block]))[0])
         store, number_in_store = locate_file(self._run, number)
         file = store.snapshot.file(number_in_store)
-        entry = store.snapshot.sources[file.column]
-        first_block = snapshot.file(number).first_block
-        storage = self._run.store.storage
-        before = store.snapshot.tokens_before
-        tokens = int(before[file.first_block + file.num_blocks] - before[file.first_block])
-        row, offsets = read_rows(path, entry, block - first_block, tokens, storage)
-        lengths = np.diff(offsets)
-        eods = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
-        if eods.get(entry.name) is not None:  # each document has one more token
-            lengths = lengths + (lengths > 0)
-        ends = np.cumsum(lengths)
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = int(np.searchsorted(ends, stop - 1, side="right"))
-        rows = [row + i for i in range(first, min(last, len(ends) - 1) + 1) if lengths[i]]
-        parts = self._parts[part.folder, part.text]
-        return tuple(locate_rows(path, rows, parts, storage))
+        return store, file, block - snapshot.file(number).first_block
+
+
+def _appends_eod(store: BlockStore, entry: SourceEntry) -> bool:
+    """Return whether an end-of-document token is added to the documents of a source."""
+    eods = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
+    return eods.get(entry.name) is not None
+
+
+def _count_tokens(offsets: Int64s, *, has_eod: bool) -> Int64s:
+    """Return the number of tokens of each row of a block, int64 [n], given the offsets of the rows
+    in the stored tokens, int64 [n + 1]. An end-of-document token is added to rows with tokens."""
+    lengths: Int64s = np.diff(offsets)
+    return lengths + (lengths > 0) if has_eod else lengths

@@ -33,7 +33,7 @@ class Foreseen:
     committed: bool
     """Whether the run's ledger has committed exactly this."""
     note: str | None
-    """How the run differs from what is committed, and what to do; None if it does not."""
+    """The difference between the run and what is committed, and what to do; None if they agree."""
     comparison_seconds: float = 0.0
     """Time that comparing the index with the files took; opening the run does not compare them."""
 
@@ -46,7 +46,8 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         compares_files: check that the newest index, if the run is planned on it, has the files as
             they are now.
 
-    Returns: the run; or, if no index has what the config requests, why not, and what to do.
+    Returns: the run; or, if no index has what the config requests, the reason as text, and what to
+        do.
     Raises: PlanError, ConfigError if the config cannot be planned; DataError if its files
         cannot be found; CacheError if the cache is damaged.
     """
@@ -59,7 +60,7 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         return (
             f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
         )
-    # The run by its ledger, or why the ledger refuses the config
+    # The run by its ledger, or the error with which the ledger refuses the config
     by_ledger: Foreseen | PlanError | None = None
     reads_committed_only = ledger is not None and config.num_snapshots <= len(ledger.indices)
     if ledger is not None and reads_committed_only:
@@ -86,6 +87,27 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     return Foreseen(compiled=compiled, committed=False, note=note, comparison_seconds=seconds)
 
 
+def _plan_by_ledger(
+    config: Config, ledger: Ledger, storage: Storage, newest: str
+) -> Foreseen | PlanError:
+    """Plan the committed run, or its extension if the config requests more samples. Returns the
+    error if the ledger refuses the config."""
+    try:
+        compiled = compile_committed(config, "train", ledger, storage, newest)
+        committed = ledger.until(compiled.num_samples)
+        compiled = compiled.continue_ledger(committed)
+        check_limits(compiled)
+    except PlanError as error:
+        return error
+    if compiled.ledger == committed:
+        return Foreseen(compiled=compiled, committed=True, note=None)
+    note = (
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
+        f"{compiled.num_samples:,}, as described here"
+    )
+    return Foreseen(compiled=compiled, committed=False, note=note)
+
+
 def _open_requested(
     config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
 ) -> BlockStore:
@@ -102,7 +124,7 @@ def _open_requested(
 
 
 def list_files(session: Session) -> tuple[SourceFiles, ...]:
-    """List the files of each source: what is known of it without an index.
+    """List the files of each source, which are known without an index.
 
     Raises: ConfigError if a path matches no file; MissingFileError.
     """
@@ -128,24 +150,3 @@ def _share(source: Source) -> dict[str, float | str] | None:
         return None
     number = getattr(source, source.unit)
     return {source.unit: number if isinstance(number, str) else float(number)}
-
-
-def _plan_by_ledger(
-    config: Config, ledger: Ledger, storage: Storage, newest: str
-) -> Foreseen | PlanError:
-    """Plan the committed run, or its extension if the config requests more samples. Returns the
-    error if the ledger refuses the config."""
-    try:
-        compiled = compile_committed(config, "train", ledger, storage, newest)
-        committed = ledger.until(compiled.num_samples)
-        compiled = compiled.continue_ledger(committed)
-        check_limits(compiled)
-    except PlanError as error:
-        return error
-    if compiled.ledger == committed:
-        return Foreseen(compiled=compiled, committed=True, note=None)
-    note = (
-        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
-        f"{compiled.num_samples:,}, as described here"
-    )
-    return Foreseen(compiled=compiled, committed=False, note=note)

@@ -13,7 +13,7 @@ from megablend.config import Config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
 from megablend.index.read.snapshot import open_snapshot
-from megablend.operations.build import publish_splits
+from megablend.operations.commit_run import publish_splits
 from megablend.operations.differences import Difference, list_differences
 from megablend.operations.drains import Drain, describe_drain
 from megablend.operations.results import Record
@@ -38,21 +38,21 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outlook(Record):
-    """A source in the rest of a run, from an amendment on."""
+    """The part of a source in the rest of a run, from an amendment on."""
 
     share: float
     """Fraction of the samples."""
     tokens: int
     """Tokens that are read of the source."""
     epochs: float
-    """How many epochs of the source have been read at the run's end."""
+    """The number of epochs of the source that have been read at the run's end."""
     first_repeat: int | None
     """The first sample from the amendment on that reads a token again; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AmendedSource(Record):
-    """What an amendment changes for a source."""
+    """A source in the rest of a run without and with an amendment."""
 
     name: str
     before: Outlook
@@ -61,7 +61,7 @@ class AmendedSource(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Amendment(Record):
-    """What an amendment changes, or would change."""
+    """The changes that an amendment makes, or would make."""
 
     run: str
     committed: bool
@@ -74,26 +74,26 @@ class Amendment(Record):
     """Number of samples from `at` on that are read in the old settings, since the length of samples
     changes, or files are withdrawn."""
     drained: Drain | None
-    """These samples by source; None if there are none."""
+    """The samples that `drain` counts, by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
-    """Dicts of `from` and `drain` for the drains from `at` on: the settings of the stages that
-    begin there with which a config makes the same run without amendments."""
+    """For each drain from `at` on, a dict of `from` and `drain`: with these settings in its stages,
+    a config makes the same run without amendments."""
     fitting_unit: int | None
     """A number that steps (micro batch x ranks) must divide, since the length or the masks of
     samples can change only between steps; None if they do not change."""
     plan_before: str
-    """Digest of the plan before."""
+    """Digest of the plan without the amendment."""
     plan: str
-    """Digest of the plan."""
+    """Digest of the amended plan."""
     samples_before: int
-    """Samples of the run before."""
+    """Number of samples of the run without the amendment."""
     samples: int
     changes: tuple[dict[str, Any], ...]
     """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
     note: str | None = None
-    """Which files that the config's paths match now are not in the index that the run reads; None
-    if all are."""
+    """A note on files that the config's paths match now, but that are not in the index that the run
+    reads; None if there are none."""
 
 
 @translating("amend")
@@ -117,10 +117,10 @@ def amend(
         at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
         state: given instead of `at`, a state from `state_dict()`: the sample is `after` samples
             after its position.
-        batch: samples that all ranks read in a step, micro batch x ranks. Samples get another
-            length only at a multiple of it, counted from sample 0, and of the lanes before and
-            after; by default, of the lanes alone.
-        cache: cache folder, in place of the config's.
+        batch: samples that all ranks read in a step, micro batch x ranks. The length of samples
+            changes only at a multiple of `batch`, counted from sample 0, and of the lanes before
+            and after; by default, at a multiple of the lanes alone.
+        cache: cache folder, instead of the config's.
         dry_run: only return what would change.
 
     Raises: ConfigError if the config lists no stage that begins at the sample; PlanError if it
@@ -164,11 +164,14 @@ def amend(
 def _compile_amended(
     session: Session, cut: Ledger, batch: int, *, keep: bool
 ) -> tuple[Compiled, str | None]:
-    """Compile the amended run. Returns it, and `Amendment.note`. Raises: as `amend` does.
+    """Compile the amended run.
 
     Args:
         cut: the run's ledger up to the amendment.
         keep: store in the cache what opening the run will need.
+
+    Returns: the compiled run, and `Amendment.note`.
+    Raises: as `amend` does.
     """
     config = session.config
     storage = session.run_storage
@@ -218,12 +221,12 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 
 
 def _check_stages(config: Config, cut: Ledger) -> None:
-    """Refuse a config without stages. Raises: ConfigError that lists those of the run as a config
+    """Refuse a config without stages. Raises: ConfigError that lists the run's stages as a config
     would."""
     stop = cut.num_samples
     if not config.stages and stop < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
-            # The ledger does not tell how the config described such stages
+            # A ledger does not record how the config described such stages
             raise ConfigError(
                 f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {stop:,}: list them as "
                 f"they were (`megablend runs show`), then one with `from: {stop}` and what changes"
@@ -242,11 +245,14 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
     drain = describe_drain(run, number)
     names = [source.name for source in run.sources]
     outlooks = [_look_ahead(plan, at, run) for plan in (before.plan, run.plan)]
-    rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
-    new = dataclasses.replace(
-        ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),)
+    # Ledgers of one stage each, which differ in the settings that apply from the sample on
+    stage_before = dataclasses.replace(ledger.stage_at(at), cut=None)
+    stage_now = dataclasses.replace(run.ledger.stage_at(at), cut=None)
+    differences = list_differences(
+        dataclasses.replace(ledger, stages=(stage_before,)),
+        dataclasses.replace(ledger, stages=(stage_now,)),
     )
-    changes = [each for each in list_differences(rest, new) if each.what != "stage ends"]
+    changes = [each for each in differences if each.what != "stage ends"]
     return Amendment(
         run=run.ledger.run,
         committed=committed,
@@ -273,11 +279,16 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
 
 
 def _as_change(difference: Difference) -> dict[str, Any]:
+    """Return an item of `Amendment.changes`."""
     return {"what": difference.what, "before": difference.a, "after": difference.b}
 
 
 def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
-    """What each source of the amended run gives from sample `at` on by a plan, [num_sources]."""
+    """Return the outlook of each source of the amended run from sample `at` on, [num_sources].
+
+    Args:
+        plan: the plan before or after the amendment.
+    """
     start = min(at, plan.num_samples)
     end = plan.num_samples
     samples = (plan.counts(end) - plan.counts(start)).tolist()
@@ -286,10 +297,10 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     extra = run.extra_token
     outlooks = []
     for source in range(plan.num_sources):
-        first_epoch = plan.epochs.start(source, 1)  # its tokens
+        epoch_tokens = plan.epochs.start(source, 1)
         repeat = None
-        if first_epoch:
-            ordinal = plan.count_within(source, first_epoch, extra)
+        if epoch_tokens:
+            ordinal = plan.count_within(source, epoch_tokens, extra)
             repeat = plan.first_sample_from(source, ordinal)
         outlooks.append(
             Outlook(

@@ -3,47 +3,30 @@ build_index: only index the files."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from megablend.caches.base import OvertakenError
 from megablend.caches.find import is_remote
 from megablend.config import Config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
 from megablend.distributed.same_settings import check_same_settings
-from megablend.errors import PlanError
-from megablend.index.blocks.block_store import BlockStore
 from megablend.index.blocks.build_document_tables import TablesReport, build_tables
 from megablend.index.build.build import BuildReport, Progress
 from megablend.index.build.build import build_index as index_files
 from megablend.index.build.build_report import report_waiting
-from megablend.index.read.document_table import table_key
 from megablend.index.read.snapshot import open_snapshot
 from megablend.operations.build_results import BuildResult, BuiltIndex
-from megablend.operations.check import check_store
 from megablend.operations.check_tokens import refuse_known_outliers
 from megablend.operations.checksums import make_checksums
+from megablend.operations.commit_run import commit_run
 from megablend.operations.repair import repair_kept_index
-from megablend.operations.runs import list_indices
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import has_text, list_specs
-from megablend.operations.token_documents import refuse_token_documents, warn_of_token_documents
-from megablend.operations.warn import (
-    find_warnings,
-    warn_of_ends,
-    warn_of_epochs,
-    warn_of_last_share,
-    warn_of_shared_files,
-)
+from megablend.operations.token_documents import refuse_token_documents
 from megablend.prefetch.memory_budget import check_sample
-from megablend.run.check_totals import check_limits
-from megablend.run.commit import compile_others, keep_companion, precompute_orders
-from megablend.run.compile import Compiled, compile_split
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import load_ledger, save_ledger
-from megablend.run.open_store import open_block_store, open_stores
+from megablend.run.open_store import open_block_store
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 from megablend.system.log import LOG
@@ -59,9 +42,8 @@ _NODE_KEYS = frozenset(
         "warnings",
     }
 )
-"""Keys of the config in which nodes may differ, since they do not change what is built."""
-_MAX_RETRIES = 5
-"""How often a commit is repeated if another build was faster."""
+"""Keys of the config in which nodes may differ, since these keys do not change the index or the
+run."""
 
 
 def build_index(
@@ -105,10 +87,10 @@ def build(
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
-        cache: cache folder, in place of the config's `cache`.
+        cache: cache folder, instead of the config's `cache`.
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
-        storage: where files are found and read, in place of the one that the config asks for; the
+        storage: where files are found and read, instead of the one that the config asks for; the
             same on all ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. What
             is read from elsewhere than a local disk is then compared with them.
@@ -141,30 +123,12 @@ def build(
                 )
             if launch.rank == 0:
                 with session.cache.hold(on_wait=report_waiting(progress)):
-                    built = _commit_run_or_retry(session, report, documents)
+                    built = commit_run(session, report, documents)
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)
     assert built is not None
     return dataclasses.replace(built, ranks=launch.size)
-
-
-def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
-    """The run's ledger as rank 0 finds it; None if there is none. Called by all ranks."""
-    return launch.bcast(session.ledger if launch.rank == 0 else None)
-
-
-def _list_read(session: Session) -> dict[str, list[str]]:
-    """The token files that the run reads already, by the name of their text source."""
-    names = dict[str, list[str]]()
-    for digest in session.ledger.indices if session.ledger else ():
-        snapshot = open_snapshot(session.cache, digest)
-        files = snapshot.file_names()
-        for entry in snapshot.sources:
-            source = session.config.all_sources.get(entry.name)
-            if source is not None and source.text is not None:
-                names.setdefault(entry.name, []).extend(files[i] for i in entry.files)
-    return names
 
 
 def _index(
@@ -173,7 +137,11 @@ def _index(
     progress: Callable[[Progress], None] | None,
     processes: int | None,
 ) -> BuildReport:
-    """Check the config, tokenise its text, and index its files. Called by all ranks."""
+    """Check the config, tokenise its text, and index its files. Called by all ranks.
+
+    Each phase has its own `abort`, since an error of one rank must end all ranks, and `index_files`
+    sees to that itself.
+    """
     try:
         with translating("build"):
             checked_config = session.config
@@ -183,7 +151,7 @@ def _index(
             if has_text(checked_config):
                 from megablend.text.tokenise import tokenise  # imported only if it is needed
 
-                known = _list_read(session) if launch.rank == 0 else None
+                known = _list_token_files(session) if launch.rank == 0 else None
                 specs = tokenise(
                     checked_config,
                     specs,
@@ -216,7 +184,32 @@ def _index(
     return report
 
 
+def _check_same_config(launch: Communicator, config: Config) -> None:
+    """Check that the configs of all ranks request the same index and run. Collective.
+
+    Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
+    """
+    # Nodes may have different paths to one folder; whether it is the same is checked by a file in it
+    skipped = _NODE_KEYS if is_remote(config.cache) else _NODE_KEYS | {"cache"}
+    if launch.size > 1:
+        check_same_settings(launch, config.model_dump(exclude=set(skipped)))
+
+
+def _list_token_files(session: Session) -> dict[str, list[str]]:
+    """Return the names of the token files that the committed run reads, by their text source."""
+    names = dict[str, list[str]]()
+    for digest in session.ledger.indices if session.ledger else ():
+        snapshot = open_snapshot(session.cache, digest)
+        files = snapshot.file_names()
+        for entry in snapshot.sources:
+            source = session.config.all_sources.get(entry.name)
+            if source is not None and source.text is not None:
+                names.setdefault(entry.name, []).extend(files[i] for i in entry.files)
+    return names
+
+
 def _log_report(cache: str, report: BuildReport) -> None:
+    """Log changed files, notes, and the number of indexed files."""
     for path in report.changed:
         LOG.info("%s: %s has changed, indexed again", cache, path)
     for note in report.notes:
@@ -231,23 +224,34 @@ def _log_report(cache: str, report: BuildReport) -> None:
         )
 
 
-def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:
-    """The snapshots that the run reads, in order."""
-    return (report.digest,) if ledger is None else list_indices(config, ledger, report.digest)
+def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
+    """Return the run's ledger as rank 0 finds it; None if there is none. Called by all ranks."""
+    return launch.bcast(session.ledger if launch.rank == 0 else None)
 
 
-def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
-    """The snapshots that need document tables: those whose documents the run shuffles, and the
-    newest one. Returns their numbers in the run, by digest."""
-    known = (
-        {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
-    )
-    needed = {
-        digest: number
-        for digest, number in known.items()
-        if config.needs_lengths_of_snapshot(number)
-    }
-    return {**needed, report.digest: known.get(report.digest, len(known))}
+def _repair(
+    session: Session,
+    ledger: Ledger,
+    report: BuildReport,
+    launch: Communicator,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    """Repair the snapshots that a run keeps. Called by all ranks.
+
+    Returns: whether one of them was damaged.
+    """
+    was_damaged = [
+        repair_kept_index(
+            session.config,
+            dataclasses.replace(ledger, stages=(stage,)),
+            report.digest,
+            launch=launch,
+            storage=session.storage,
+            progress=progress,
+        )
+        for stage in {stage.index: stage for stage in ledger.stages}.values()
+    ]
+    return any(was_damaged)
 
 
 def _build_document_tables(
@@ -276,114 +280,14 @@ def _build_document_tables(
     return tables
 
 
-def _repair(
-    session: Session,
-    ledger: Ledger,
-    report: BuildReport,
-    launch: Communicator,
-    progress: Callable[[Progress], None] | None,
-) -> bool:
-    """Repair the snapshots that a run keeps. Called by all ranks.
-
-    Returns: whether one of them was damaged.
-    """
-    was_damaged = [
-        repair_kept_index(
-            session.config,
-            dataclasses.replace(ledger, stages=(stage,)),
-            report.digest,
-            launch=launch,
-            storage=session.storage,
-            progress=progress,
-        )
-        for stage in {stage.index: stage for stage in ledger.stages}.values()
-    ]
-    return any(was_damaged)
-
-
-def _commit_run_or_retry(
-    session: Session, report: BuildReport, documents: TablesReport | None
-) -> BuildResult:
-    """Commit the run; in a cache that cannot be locked, repeat that if another build was faster."""
-    for _ in range(_MAX_RETRIES):
-        with contextlib.suppress(OvertakenError):
-            return _commit_run(session, report, documents)
-    return _commit_run(session, report, documents)
-
-
-def _warn_of_other_splits(compiled: Compiled) -> list[str]:
-    """Say why valid or test cannot be opened. A run can be trained without them, but it should be
-    known before they are evaluated."""
-    return [
-        f"{split}: cannot be opened: {problem}"
-        for split, problem in compile_others(compiled)
-        if isinstance(problem, PlanError)
-    ]
-
-
-def _commit_run(
-    session: Session, report: BuildReport, documents: TablesReport | None
-) -> BuildResult:
-    """Commit the run: start its ledger, or append a stage to it if more samples are requested."""
-    config = session.config
-    ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
-    digests = _list_needed(config, ledger, report)
-    store = open_stores(config, digests, session.run_storage)
-    compiled = compile_split(config, "train", store, committed=ledger, keep=True)
-    if ledger is not None:
-        compiled = compiled.continue_ledger(ledger)
-    check_limits(compiled)
-    precompute_orders(compiled)
-    keep_companion(compiled)
-    publish_splits(config, store)
-    committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
-    if ledger is None or (committed, committed.request) != (ledger, ledger.request):
-        save_ledger(config.cache_store, committed, replaces=ledger)
-    stages_before = len(ledger.stages) if ledger else 0
-    # The files of the index that was just built need no check
-    problems = (
-        check_store(config, store, withdrawn=config.withdrawn).problems
-        if store.snapshot.digest != report.digest
-        else ()
-    )
-    return BuildResult(
-        index=report,
-        documents=documents,
-        ledger=committed,
-        stages_before=stages_before,
-        problems=problems,
-        warnings=(
-            *warn_of_token_documents(config, store.snapshot),
-            *find_warnings(compiled),
-            *warn_of_last_share(compiled),
-            *warn_of_ends(compiled),
-            *warn_of_epochs(compiled.run),
-            *warn_of_shared_files(compiled),
-            *_warn_of_other_splits(compiled),
-        ),
-    )
-
-
-def publish_splits(config: Config, store: BlockStore) -> None:
-    """Make the stored splits of a run available to other nodes."""
-    owners = set[str]()
-    for each in store.stores:
-        numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}
-        owners |= {each.snapshot.digest}
-        owners |= {
-            table_key(each.snapshot, numbers[name])
-            for name in config.sources_needing_lengths
-            if name in numbers
-        }
-    config.cache_store.publish_files("splits", owners)
-
-
-def _check_same_config(launch: Communicator, config: Config) -> None:
-    """Check that the configs of all ranks request the same index and run. Collective.
-
-    Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
-    """
-    # Nodes may have different paths to one folder; a file in it tells whether it is the same
-    skipped = _NODE_KEYS if is_remote(config.cache) else _NODE_KEYS | {"cache"}
-    if launch.size > 1:
-        check_same_settings(launch, config.model_dump(exclude=set(skipped)))
+def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
+    """Return the numbers, in the run, of the snapshots that need document tables, by digest: those
+    whose documents the run shuffles, and, as the last one, the newest snapshot."""
+    committed = ledger.indices if ledger is not None else ()
+    numbers = {digest: number for number, digest in enumerate(committed)}
+    shuffled = {
+        digest: number
+        for digest, number in numbers.items()
+        if digest != report.digest and config.needs_lengths_of_snapshot(number)
+    }
+    return shuffled | {report.digest: numbers.get(report.digest, len(numbers))}

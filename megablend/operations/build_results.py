@@ -17,7 +17,7 @@ class BuiltIndex(Record):
 
     index: BuildReport
     documents: TablesReport | None
-    """How the document tables were built; None if the run's orders need none."""
+    """The report on building document tables; None if the run's orders need none."""
     ranks: int = 1
     """Number of processes that built."""
 
@@ -31,8 +31,8 @@ class BuildResult(BuiltIndex):
     stages_before: int
     """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """If the run is `pinned`, the files of its older index that are missing or changed: the run
-    cannot be read to its end."""
+    """A line for each file of the older index that is missing or changed, if the run is `pinned`:
+    the run cannot be read to its end."""
     warnings: tuple[str, ...] = ()
     """Properties of the plan that deserve a second look; see `find_warnings`."""
 
@@ -43,7 +43,7 @@ class BuildResult(BuiltIndex):
         return self.ledger.index != self.index.digest
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the dict that `--json` prints."""
         run = {
             "name": self.ledger.run,
             "index": self.ledger.index,

@@ -49,19 +49,21 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """A line for each such file that the last snapshot of the run lacks; it tells which samples
+    """A line for each such file that only earlier snapshots of the run have, with the samples that
     read the file."""
     warnings: tuple[str, ...] = ()
-    """What works, but is probably not intended."""
+    """A line for each property of the run that works, but is probably not intended."""
     uncommitted: str | None = None
-    """Why loaders refuse the config: it was edited, but the run is committed to what it was before;
-    files are compared with what the run reads. None if they accept it, or there is no run."""
+    """The reason why loaders refuse the config, which was edited since the run was committed. The
+    files are compared with what the run reads. None if loaders accept the config, or there is no
+    run."""
     unfit_steps: str | None = None
-    """Why steps of the given size do not fit the run; None if they do, or no size was given."""
+    """The reason why steps of the given size do not fit the run; None if they fit, or no size was
+    given."""
 
     @property
     def has_problems(self) -> bool:
-        """Whether training cannot go on as it is."""
+        """Whether the run cannot be trained on with this config, these files and these steps."""
         return bool(self.problems or self.uncommitted or self.unfit_steps)
 
 
@@ -79,20 +81,21 @@ def check(
     that the build recorded.
 
     If a file was moved, copied or touched since, 64 KiB of it are compared, and a warning says so;
-    `verify(data=True)` compares all of its blocks if the index has checksums of them. Without a run of that name, the
-    files of the newest index are checked, if they are those that the config's paths match.
+    `verify(data=True)` compares all of its blocks if the index has their checksums. Without a run
+    of that name, the files of the newest index are checked, if they are those that the config's
+    paths match.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
-        cache: cache folder, in place of the config's `cache`.
+        cache: cache folder, instead of the config's `cache`.
         state: a state from `state_dict()`. Files that the last snapshot lacks are then checked
-            only if samples from its position on read them, and faults of them are `problems`.
+            only if samples from its position on read them, and their faults are `problems`.
             Without a state, they are `older_problems`.
         micro_batch_size, data_parallel_size: of loaders; check that their steps, from the state's
             position (or the first sample) on, fit the changes of length and masks, and the skipped
             samples.
         progress: called as files are checked.
-        storage: where files are looked up and read, in place of the one that the config asks for.
+        storage: where files are looked up and read, instead of the one that the config asks for.
 
     Raises: ConfigError, PlanError if config and index disagree; CacheError if no index is of
         its files, or the cache is damaged; StateError if `state` is not a state.
@@ -122,8 +125,8 @@ def check(
 def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
     """Open the run as loaders do; if they refuse the config, open it as it was committed.
 
-    Returns: the run, and why loaders refuse the config; None if they accept it, with or without
-        the state.
+    Returns: the run, and the reason why loaders refuse the config; None if they accept it, with or
+        without the state.
     """
     try:
         return open_run(session.config, "train", storage=session.storage), None
@@ -148,6 +151,7 @@ def _check_older(
 ) -> CheckResult:
     """Add to a result the problems of files that only older snapshots of the run have, and warnings
     of epochs that are not read to their end."""
+    # By the number of each file: the sample from which on the run does not read it
     stops = {
         file.number: file.stop
         for file in list_files(run)
@@ -176,7 +180,7 @@ def check_store(
     withdrawn: Collection[str],
     progress: Callable[[Progress], None] | None = None,
 ) -> CheckResult:
-    """Check the files of an opened index; if a run reads several, those of the last one.
+    """Check the files of an opened index, or of the last one if a run reads several.
 
     Args:
         withdrawn: names of sources whose files are left out.
@@ -199,5 +203,5 @@ def check_store(
 
 
 def _remedy_of(error: DataError) -> str:
-    """What to do about a missing file, to append to the error; others say it themselves."""
+    """Return the remedy to append to the error of a missing file; other errors have their own."""
     return f"; {MISSING_REMEDY}" if isinstance(error, MissingFileError) else ""

@@ -15,10 +15,11 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.source_entry import SourceEntry
-from megablend.operations.check_tokens import FileTokens, check_file, vocab_sizes
+from megablend.operations.check_tokens import FileTokens, check_file
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.unindexed import open_newest
+from megablend.operations.vocabulary import vocab_sizes
 from megablend.run.open_store import open_block_store
 from megablend.storage.base import Storage
 from megablend.system import count_cpus
@@ -39,7 +40,7 @@ class SourceTokens(Record):
     largest: int | None
     """Largest id; None if no token was read."""
     vocab_size: int | None
-    """Number of token ids: all must be less than this. None if the config does not say."""
+    """Number of token ids: all ids must be less. None if the config gives no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -67,9 +68,9 @@ def check_data(
     check their ids.
 
     Args:
-        cache: cache folder, in place of the config's `cache`.
+        cache: cache folder, instead of the config's `cache`.
         progress: called after each file, from one thread at a time.
-        storage: where files are read, in place of the one that the config asks for.
+        storage: where files are read, instead of the one that the config asks for.
 
     Raises: ConfigError if the config is not valid, or a tokenizer cannot be read; CacheError if
         there is no index of the config's files.
@@ -116,6 +117,7 @@ def check_data(
 def _source_tokens(
     entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None
 ) -> SourceTokens:
+    """Join the token ids of a source's files."""
     return SourceTokens(
         name=entry.name,
         files=len(files),

@@ -80,5 +80,6 @@ def make_checksums(
 
 
 def _path_of(config: Config, snapshot: Snapshot, number: int) -> str:
+    """Return the path of a file of the index, in the folder that the config names now."""
     roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
     return snapshot.path(number, roots)

@@ -4,7 +4,6 @@ their stages, and where stages end."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from megablend.config.model import OLD_KEYS
@@ -21,65 +20,68 @@ _TERMS = OLD_KEYS | {"plan": "plan_version"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Record):
-    """One thing in which two runs differ."""
+    """A setting, or another property, in which two runs differ."""
 
     what: str
-    """Name of the setting, or of what else differs."""
+    """The name of the setting or property."""
     a: Any
-    """Its value in the first run; None if the run does not have it."""
+    """The value in the first run; None if the run does not have the setting."""
     b: Any
-    """Its value in the second run; None if the run does not have it."""
+    """The value in the second run; None if the run does not have the setting."""
 
 
 def describe_blend(blend: Blend) -> dict[str, Any]:
-    """A blend as a JSON-serializable dict, with the keys and values of configs."""
+    """Return a blend as a JSON-serializable dict, with the keys and values of configs."""
     described = {_TERMS.get(key, key): value for key, value in blend_record(blend).items()}
     return described | ({"order": blend.order} if "order" in described else {})
 
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
-    """The differences between two ledgers. Of a state, only the indices and the chain of stages are
-    known."""
-    found = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
+    """Return the differences between two ledgers. A state has only the indices and the chain of
+    stages, so that only these are compared."""
+    compared = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, blend_a, blend_b in _pair_blends(a, b):
             from_sample = f" from sample {start:,} on" if start else ""
-            found += [
+            compared += [
                 replace(each, what=each.what + from_sample)
-                for each in list_blend_differences(blend_a, blend_b)
+                for each in compare_blends(blend_a, blend_b)
             ]
-        found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
+        compared.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
     else:
-        ends_a, ends_b = ([[link.stop, link.digest] for link in links_of(each)] for each in (a, b))
-        found.append(Difference(what="stages", a=ends_a, b=ends_b))
-    return [each for each in found if each.a != each.b]
+        ends_a = [[link.stop, link.digest] for link in links_of(a)]
+        ends_b = [[link.stop, link.digest] for link in links_of(b)]
+        compared.append(Difference(what="stages", a=ends_a, b=ends_b))
+    return [each for each in compared if each.a != each.b]
 
 
-def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
-    """All settings of two blends, each with its values in both, whether they differ or not."""
-    settings_a, settings_b = (describe_blend(each) for each in (a, b))
+def compare_blends(a: Blend, b: Blend) -> list[Difference]:
+    """Return all settings of two blends with their values in both, whether they differ or not."""
+    settings_a = describe_blend(a)
+    settings_b = describe_blend(b)
     sources = _compare_sources(settings_a.pop("sources"), settings_b.pop("sources"))
     return [*_compare(settings_a, settings_b), *sources]
 
 
 def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Difference]:
-    """All keys of two dicts, each with its values in both. `of`: is appended to the keys."""
+    """Return all keys of two dicts, each with its values in both. `of` is appended to the keys."""
     return [
         Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())
     ]
 
 
 def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
-    """All settings of the sources of two blends; sources that one of them lacks; and, if none does,
-    the sequence of the sources."""
-    by_name_a, by_name_b = ({source["name"]: source for source in listed} for listed in (a, b))
+    """Return all settings of the sources of two blends; sources that one of them lacks; and, if
+    none does, the sequence of the sources."""
+    by_name_a = {source["name"]: source for source in a}
+    by_name_b = {source["name"]: source for source in b}
     names = list(dict.fromkeys([*by_name_a, *by_name_b]))
-    found = []
+    compared = []
     for name in names:
         source_a = by_name_a.get(name)
         source_b = by_name_b.get(name)
         if source_a is None or source_b is None:
-            found.append(
+            compared.append(
                 Difference(
                     what=f"source {name!r}",
                     a=source_a and "present",
@@ -87,28 +89,29 @@ def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[D
                 )
             )
         else:
-            found += _compare(source_a, source_b, f" of source {name!r}")
+            compared += _compare(source_a, source_b, f" of source {name!r}")
     if len(by_name_a) == len(names) == len(by_name_b):
-        found.append(Difference(what="sequence of sources", a=list(by_name_a), b=list(by_name_b)))
-    return found
+        compared.append(
+            Difference(what="sequence of sources", a=list(by_name_a), b=list(by_name_b))
+        )
+    return compared
 
 
 def links_of(which: Ledger | State) -> tuple[Link, ...]:
-    """The chain of stages of a ledger or a state."""
+    """Return the chain of stages of a ledger or a state."""
     return which.links if isinstance(which, Ledger) else which.stages
 
 
 def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
-    """The samples from which on a blend of either ledger changes, as far as both go, each with the
-    two blends."""
-    last = min(a.num_samples, b.num_samples)
-    pairs = [
-        (start, a.stage_at(start).blend, b.stage_at(start).blend)
-        for start in sorted({*a.starts, *b.starts})
-        if start < last
-    ]
-    return [
-        pair
-        for before, pair in pairwise([None, *pairs])
-        if pair and (before is None or before[1:] != pair[1:])
-    ]
+    """Return the samples from which on a blend of either ledger changes, as far as both go, each
+    with the two blends."""
+    stop = min(a.num_samples, b.num_samples)
+    changes = list[tuple[int, Blend, Blend]]()
+    for start in sorted({*a.starts, *b.starts}):
+        if start >= stop:
+            break
+        blend_a = a.stage_at(start).blend
+        blend_b = b.stage_at(start).blend
+        if not changes or changes[-1][1:] != (blend_a, blend_b):
+            changes.append((start, blend_a, blend_b))
+    return changes

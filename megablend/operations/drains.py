@@ -1,4 +1,5 @@
-"""Describe drains: the samples that a stage reads first, in the settings of the stage before."""
+"""Describe drains: the first samples of a stage, which still have the settings of the previous
+stage."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ class DrainSource(Record):
     share: float
     """Fraction of the drain's samples."""
     share_before: float
-    """The source's share when the stage before stopped."""
+    """The source's share at the end of the previous stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Drain(Record):
-    """The samples at a stage's start that are read in the settings of the stage before: samples
+    """The samples at a stage's start that are read in the settings of the previous stage: samples
     [start, stop)."""
 
     start: int
@@ -32,16 +33,17 @@ class Drain(Record):
 
 
 def describe_drain(run: Run, number: int) -> Drain | None:
-    """The drain at the start of stage `number` of the ledger; None if there is none."""
-    parts = run.plan.stages
+    """Return the drain at the start of stage `number` of the ledger; None if there is none."""
+    # The plan has a stage of its own for each drain
+    planned = run.plan.stages
     start = run.ledger.starts[number]
-    first = next((i for i, part in enumerate(parts) if part.start >= start), 0)
-    drain = parts[first]
-    if drain.number == number:  # the stage begins in its own settings
+    first = next((i for i, stage in enumerate(planned) if stage.start >= start), 0)
+    drain = planned[first]
+    if drain.number == number:  # the stage begins with its own settings
         return None
     blend = run.ledger.stages[drain.number].blend
-    # The shares of a schedule's last step are known by its totals only
-    request = parts[first - 1].request
+    # The shares of the last step of a schedule follow only from its totals
+    request = planned[first - 1].request
     shares = (request.totals / request.num_samples).tolist()
     if blend.schedule is None:
         shares[: len(blend.sources)] = map(float, blend.shares)

@@ -23,7 +23,7 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DryRun(Record):
-    """What indexing a source takes if nothing of it is indexed yet."""
+    """The estimated cost of indexing a source of which nothing is indexed yet."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"tokenising"})
     name: str
@@ -31,23 +31,23 @@ class DryRun(Record):
     bytes: int
     """Total size of the data files."""
     requests: int
-    """Number of requests, at least; 0 for files on a local disk."""
+    """The least number of requests; 0 for files on a local disk."""
     source_bytes: int
-    """Bytes that are requested, at least."""
+    """The least number of bytes that are requested."""
     cost: float | None
-    """Cost of these requests; None if the config gives no prices."""
+    """The least cost of the requests; None if the config gives no prices."""
     most_requests: int
-    """Number of requests, at most; equal to `requests` if all files were tried."""
+    """The greatest number of requests; equal to `requests` if all files were tried."""
     most_source_bytes: int
-    """Bytes that are requested, at most."""
+    """The greatest number of bytes that are requested."""
     most_cost: float | None
-    """Cost, at most."""
+    """The greatest cost of the requests; None if the config gives no prices."""
     tabled: bool
     """Whether `build` reads the lengths of the source's documents afterwards, which is not
     included."""
     tokenising: str | None = None
-    """How much text is to be tokenised, and what that takes, estimated from a sample; None if the
-    source is not text."""
+    """The amount of text that must be tokenised, and the time and space that this takes, estimated
+    from a sample; None if the source is not text."""
 
 
 @translating("build")
@@ -83,10 +83,12 @@ def dry_run(
         listing = list_source(spec, storage)
         listing_requests = np.subtract(count_requests(), before)
         options = checked_config.storage.find(listing.files[0].path)
-        least, most = (
-            RequestCount(*(listing_requests + each)) for each in estimate_indexing(listing, storage)
+        least, most = estimate_indexing(listing, storage)
+        transfer = price_transfer(
+            RequestCount(*(listing_requests + least)),
+            RequestCount(*(listing_requests + most)),
+            options,
         )
-        transfer = price_transfer(least, most, options)
         estimates.append(
             DryRun(
                 name=spec.name,
@@ -110,7 +112,7 @@ def _estimate_text(
     """Estimate what indexing a source of text takes."""
     from megablend.text.estimate import estimate_pending  # imported only if it is needed
 
-    files, expected, number = estimate_pending(config, spec, storage, processes)
+    files, expected, num_processes = estimate_pending(config, spec, storage, processes)
     return DryRun(
         name=spec.name,
         files=len(files),
@@ -122,5 +124,5 @@ def _estimate_text(
         most_source_bytes=0,
         most_cost=None,
         tabled=spec.name in config.sources_needing_lengths,
-        tokenising=expected.describe(number),
+        tokenising=expected.describe(num_processes),
     )

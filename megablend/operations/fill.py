@@ -16,7 +16,7 @@ from megablend.storage.hints import Filled, takes_hints
 from megablend.system.failures import translating
 
 _BATCH = 1 << 16
-"""Blocks whose ranges are requested together, unless a file has more."""
+"""The number of blocks whose ranges are requested together; more only if a single file has more."""
 
 
 @translating("fill")
@@ -27,11 +27,11 @@ def fill_mirror(
     is_dry: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Filled:
-    """Have this machine's node process fetch its part of all files of a run: everything if there is
-    one machine, otherwise its share of the pieces. Call it on each machine.
+    """Let this machine's node process fetch its part of all files of a run: everything if there is
+    one machine, otherwise its share of the pieces. Call this function on each machine.
 
     Args:
-        cache: cache folder, in place of the config's.
+        cache: cache folder, instead of the config's.
         is_dry: fetch nothing, only count.
         progress: called with the number of files that are done.
 
@@ -49,14 +49,16 @@ def fill_mirror(
             "set `mirror` under `storage`, with `prefixes` that cover the files of its sources"
         )
     filled = Filled()
-    file = 0
-    while file < snapshot.num_files:
-        first = int(snapshot.files.first_block[file])
-        stop = int(np.searchsorted(snapshot.files.first_block, first + _BATCH)) - 1
-        file = max(file + 1, stop)
-        blocks = np.arange(first, snapshot.files.first_block[file])
+    num_done = 0
+    first_blocks = snapshot.files.first_block  # of each file, and the end of the last one
+    while num_done < snapshot.num_files:
+        first = int(first_blocks[num_done])
+        # As many files as fit in a batch, but at least one
+        num_fitting = int(np.searchsorted(first_blocks, first + _BATCH)) - 1
+        num_done = max(num_done + 1, num_fitting)
+        blocks = np.arange(first, first_blocks[num_done])
         ranges = list_ranges(run, blocks, np.full(len(blocks), math.inf))
         filled = filled.plus(storage.fill(ranges, is_dry=is_dry))
         if progress is not None:
-            progress(Progress(files=file, num_files=snapshot.num_files, bytes=0, num_bytes=0))
+            progress(Progress(files=num_done, num_files=snapshot.num_files, bytes=0, num_bytes=0))
     return filled

@@ -19,12 +19,12 @@ from megablend.system.failures import translating
 from megablend.system.log import LOG
 
 DEFAULT_DAYS = 7.0
-"""What was used within so many days is kept, by default."""
+"""Default of `older_than_days`: everything that was used within the last week is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GcResult(Record):
-    """What `gc` removed, or with `dry_run` would remove."""
+    """The indexes and files that `gc` removed, or with `dry_run` would remove."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"token_files"})
     OLD_KEYS: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
@@ -57,8 +57,8 @@ def gc(
 
     Args:
         cache: its folder or URL, or a config that names it.
-        older_than_days: keep everything that was used within so many days; set it longer than
-            your longest job that reads an index directly (`open_index`).
+        older_than_days: keep everything that was used within this number of days; set it longer
+            than your longest job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
         tokens: also remove files of tokens that `build` made of a config's text and that none of
             the kept indexes names; a build makes them again if it needs them. Other caches that
@@ -105,8 +105,13 @@ def gc(
 def _collect_tokens(
     session: Session, kept: Sequence[str], min_age_seconds: float, dry_run: bool
 ) -> dict[str, int]:
-    """Remove the token files that no kept index names. Returns the sizes of these files in bytes,
-    by their paths."""
+    """Remove the token files that no kept index names.
+
+    Args:
+        kept: digests of the kept indexes.
+
+    Returns: the sizes of the removed files in bytes, by their paths.
+    """
     from megablend.text.places import parse_path
     from megablend.text.token_folder import TokenFolder
 

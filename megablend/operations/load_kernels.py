@@ -40,15 +40,16 @@ class _Background:
 
     def __init__(self) -> None:
         self._waiting = SimpleQueue[str]()
-        self._known: set[str] = set()
+        self._added: set[str] = set()
+        """The modules that were ever added."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, modules: Iterable[str]) -> None:
-        """Have the kernels of modules loaded, each module once in a process."""
+        """Let the thread load the kernels of modules, each module once in a process."""
         with self._lock:
-            new = [module for module in modules if module not in self._known]
-            self._known.update(new)
+            new = [module for module in modules if module not in self._added]
+            self._added.update(new)
             for module in new:
                 self._waiting.put(module)
             if new and (self._thread is None or not self._thread.is_alive()):
@@ -76,7 +77,7 @@ class _Background:
         self._thread = None
 
     def _load(self) -> None:
-        """Load the kernels of waiting modules: what the thread does."""
+        """Load the kernels of waiting modules, in the thread."""
         while threading.main_thread().is_alive():  # a process that ends need not wait for the rest
             try:
                 module = self._waiting.get_nowait()
@@ -97,7 +98,7 @@ os.register_at_fork(
 
 
 def list_kernels(run: Run) -> list[str]:
-    """The modules of kernels that a run needs in addition to PLANNING."""
+    """Return the modules of kernels that a run needs in addition to PLANNING."""
     modules = list[str]()
     for stage in run.ledger.stages:
         modules += BY_UNIT.get(find_order(stage.blend.order).unit, ())

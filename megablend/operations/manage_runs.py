@@ -21,7 +21,7 @@ from megablend.caches.find import find_existing, is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.index.tables.list_snapshots import list_snapshots
-from megablend.operations.differences import Difference, describe_blend, list_blend_differences
+from megablend.operations.differences import Difference, compare_blends, describe_blend
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.run.ledger import Ledger
@@ -61,15 +61,16 @@ class StageCommitment(Record):
     plan: str
     """Digest of the run's plan at the stage's end."""
     changes: tuple[dict[str, Any], ...]
-    """Dicts of `what`, `before` and `after`: the settings that differ from the stage before; none
+    """Dicts of `what`, `before` and `after`: the settings that differ from the previous stage; none
     for the first stage."""
     drain: int | None = None
-    """Number of the first samples that continue the stage before; None if the ledger gives none."""
+    """Number of the first samples that continue the previous stage; None if the ledger gives
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunCommitment(RunSummary):
-    """What a run is committed to."""
+    """The settings and stages that a run is committed to."""
 
     blend: dict[str, Any]
     """The settings that decide the order of the last stage, in the terms of configs."""
@@ -83,7 +84,7 @@ class DamagedRun(Record):
 
     run: str
     problem: str
-    """What is wrong with the ledger."""
+    """The error with which reading the ledger failed."""
 
 
 def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
@@ -122,30 +123,6 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
     )
 
 
-def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
-    """The stages of a ledger, in order."""
-    before = ledger.stages[0]
-    for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
-        differences = [
-            Difference(what="index", a=before.index, b=stage.index),
-            *list_blend_differences(before.blend, stage.blend),
-        ]
-        yield StageCommitment(
-            start=start,
-            stop=stage.stop,
-            end=stage.end,
-            index=stage.index,
-            plan=digest,
-            changes=tuple(
-                {"what": each.what, "before": each.a, "after": each.b}
-                for each in differences
-                if each.a != each.b
-            ),
-            drain=stage.drain,
-        )
-        before = stage
-
-
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
@@ -179,7 +156,7 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
     States of the run are accepted if the new plan equals the old one, and refused otherwise. Opened
     with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
-    any more.
+    from then on.
 
     Returns: the path or URL of the ledger that was moved aside. Moved back to `runs/<name>.json`,
         it restores the run.
@@ -201,6 +178,15 @@ def remove_run(what: ConfigLike, run: str) -> None:
         forget_skips(store, run)
 
 
+def check_run_name(run: str) -> None:
+    """Check the name of a run. Raises: ConfigError if `run` cannot be one."""
+    if not isinstance(run, str) or len(run) > MAX_RUN_NAME or not re.fullmatch(RUN_NAME, run):
+        raise ConfigError(
+            f"found run {run!r}, expected a name of at most {MAX_RUN_NAME} letters, digits, '.', '_' and '-', that begins with a "
+            "letter or digit"
+        )
+
+
 @contextlib.contextmanager
 def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
     """Hold the cache of a run, so that no build or other command changes it. Raises: CacheError if
@@ -212,8 +198,8 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """The cache that is given by itself or by a config; it has to exist only if it is given by
-    itself. Raises: ConfigError, CacheError."""
+    """Return the cache that is given by itself or by a config; it has to exist only if it is given
+    by itself. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
@@ -233,7 +219,8 @@ def _load(cache: CacheStore, run: str) -> Ledger:
 
 
 def _check_exists(cache: CacheStore, run: str) -> None:
-    """Raises: CacheError if the cache has no such run; ConfigError if that cannot be a name."""
+    """Check that a cache has a run. Raises: CacheError if it has none of this name; ConfigError if
+    `run` cannot be a name."""
     check_run_name(run)
     names = run_names(cache)
     if run not in names:
@@ -242,17 +229,8 @@ def _check_exists(cache: CacheStore, run: str) -> None:
         )
 
 
-def check_run_name(run: str) -> None:
-    """Raises: ConfigError if `run` cannot be the name of a run."""
-    if not isinstance(run, str) or len(run) > MAX_RUN_NAME or not re.fullmatch(RUN_NAME, run):
-        raise ConfigError(
-            f"found run {run!r}, expected a name of at most {MAX_RUN_NAME} letters, digits, '.', '_' and '-', that begins with a "
-            "letter or digit"
-        )
-
-
 def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """A run as `list_runs` lists it; None if it was removed meanwhile.
+    """Return a run as `list_runs` lists it; None if it was removed meanwhile.
 
     Args:
         indices: digests of the indexes that the cache has.
@@ -265,6 +243,7 @@ def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | Da
 
 
 def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
+    """Summarize a ledger. `indices`: digests of the indexes that the cache has."""
     return RunSummary(
         run=ledger.run,
         index=ledger.index,
@@ -272,3 +251,27 @@ def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
         plan=ledger.digest,
         stages=tuple(ledger.ends),
     )
+
+
+def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
+    """Return the stages of a ledger, in order."""
+    before = ledger.stages[0]
+    for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
+        differences = [
+            Difference(what="index", a=before.index, b=stage.index),
+            *compare_blends(before.blend, stage.blend),
+        ]
+        yield StageCommitment(
+            start=start,
+            stop=stage.stop,
+            end=stage.end,
+            index=stage.index,
+            plan=digest,
+            changes=tuple(
+                {"what": each.what, "before": each.a, "after": each.b}
+                for each in differences
+                if each.a != each.b
+            ),
+            drain=stage.drain,
+        )
+        before = stage

@@ -46,13 +46,13 @@ def open_dataset(
             have; by default, they have those of the top level.
         state: a state from `state_dict()`: the index snapshots and the stages that it names are
             opened, and the dataset resumes at its position.
-        consumed_samples: the position at which to resume, in place of a state, in the run as the
+        consumed_samples: the position at which to resume, instead of a state, in the run as the
             cache has it now. Only for train: the order of valid and test is not committed.
-        cache: cache folder, in place of the config's `cache`, or its URL.
+        cache: cache folder, instead of the config's `cache`, or its URL.
         transform: applied to each sample's dict as the final step; its return value replaces the
             sample, and is collated as torch does. It must be picklable if a loader's workers are
             spawned.
-        storage: where files are read, in place of the one that the config asks for, such as a
+        storage: where files are read, instead of the one that the config asks for, such as a
             WrapperStorage around it.
 
     Raises: ConfigError, PlanError if config and run disagree; CacheError if the run was not
@@ -143,7 +143,7 @@ def open_index(
     Args:
         cache: a cache that `build` filled: its folder, or its URL in an object store.
         digest: digest of the index snapshot; by default the newest one.
-        storage: where files are read, in place of the default one.
+        storage: where files are read, instead of the default one.
 
     Raises: CacheError if there is no such index, or it is damaged.
     """

@@ -29,8 +29,8 @@ def repair_kept_index(
     Called by all ranks.
 
     Returns: whether the index was repaired; it then counts as the newest one.
-    Raises: CacheError if the files no longer make that index, or it is not known which files they
-        were.
+    Raises: CacheError if the files no longer make that index, or the index no longer lists its
+        files.
     """
     if ledger.index == newest:
         return False
@@ -67,7 +67,7 @@ def repair_kept_index(
 
 
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
-    """The error for an index that a run keeps and that cannot be rebuilt."""
+    """Return the error for an index that a run keeps and that cannot be rebuilt."""
     return CacheError(
         f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config now make {newest}: "
         "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "

@@ -23,26 +23,27 @@ _LISTED = 20
 
 
 class Record:
-    """Base of the frozen dataclasses that functions of megablend return. It makes what `--json`
-    prints of them, and what notebooks show."""
+    """Base of the frozen dataclasses that functions of megablend return. It makes the dict that
+    `--json` prints, and the HTML that notebooks show."""
 
     __slots__ = ()
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
-    """Keys that are absent from the dict if the attribute is None, or an empty tuple."""
+    """Keys that the dict lacks if the attribute is None or an empty tuple."""
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Further keys of the dict, which release 0.1.0 had, and the attributes that they give."""
+    """Further keys of the dict, which release 0.1.0 had, each with the attribute whose value it
+    has."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as `--json` prints it: dicts, lists, strings and numbers."""
+        """Return the result as `--json` prints it: dicts, lists, strings and numbers."""
         values = {name: _to_json(value) for name, value in self._shown().items()}
         return values | {old: values[new] for old, new in self.OLD_KEYS.items() if new in values}
 
     def _has(self, name: str) -> bool:
-        """Whether a field is a key of the dict."""
+        """Return whether a field is a key of the dict."""
         return name not in self.OPTIONAL or getattr(self, name) not in (None, ())
 
     def _shown(self) -> dict[str, Any]:
-        """The attributes that the dict has, by their names."""
+        """Return the attributes that the dict has, by their names."""
         # Subclasses are dataclasses
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names if self._has(name)}
@@ -64,12 +65,12 @@ class Record:
         return "\n".join(lines).replace(_JOINED, " ")
 
     def _repr_html_(self) -> str:
-        """The result as notebooks show it."""
+        """Return the result as notebooks show it."""
         return f"<b>{type(self).__name__}</b>{_to_html(self)}"
 
 
 def _to_json(value: Any) -> Any:
-    """A value of an attribute as JSON has it."""
+    """Return a value of an attribute as JSON has it."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Record):
@@ -84,7 +85,8 @@ def _to_json(value: Any) -> Any:
 
 
 def _shorten(value: Any) -> str:
-    """A value as a `repr` shows it: records by their type, tuples of them by their length."""
+    """Return a value as a `repr` shows it: records by their type, tuples of them by their
+    length."""
     if isinstance(value, Mapping) and not isinstance(value, Record):
         text = "{" + ", ".join(map(str, value)) + "}"
     elif isinstance(value, tuple) and value and is_dataclass(value[0]):
@@ -95,8 +97,8 @@ def _shorten(value: Any) -> str:
 
 
 def _to_html(value: Any) -> str:
-    """A value as HTML: a record as a table of its attributes, a tuple of records as a table with a
-    row for each."""
+    """Return a value as HTML: a record as a table of its attributes, a tuple of records as a table
+    with a row for each."""
     if isinstance(value, Record):
         value = value._shown()
     if isinstance(value, Mapping):
@@ -113,7 +115,7 @@ def _to_html(value: Any) -> str:
 
 
 def _records_to_html(records: Sequence[Record]) -> str:
-    """A table with a row for each record."""
+    """Return a table with a row for each record."""
     shown = [each._shown() for each in records[:_LISTED]]
     keys = list(dict.fromkeys(key for each in shown for key in each))
     head = "".join(f"<th>{escape(key)}</th>" for key in keys)

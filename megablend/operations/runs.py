@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from megablend.caches.base import SNAPSHOTS, CacheStore
+from megablend.caches.base import SNAPSHOTS
 from megablend.caches.find import CacheLike
 from megablend.config import SPLITS, Config
 from megablend.config.runtime import Runtime
@@ -46,7 +46,7 @@ def open_run(
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
-        storage: where files are read, in place of the one that the config asks for.
+        storage: where files are read, instead of the one that the config asks for.
         ledger: the run's ledger, if it was read already: another process may replace it meanwhile.
     """
     check_split(split)
@@ -58,23 +58,25 @@ def open_run(
     )
     ledger = ledger or load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
-        raise _missing_run(config.cache_store, config.run)
+        raise CacheError(
+            f"{config.cache_store}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
+        )
     # Whether the ledger decides the order; otherwise, the state does
-    is_followed = state is None or (
+    by_ledger = state is None or (
         split == "train" and ledger is not None and is_on_ledger(ledger, state)
     )
     if state is not None:
         needed: Sequence[str] = state.indices
-        if is_followed and ledger is not None:
+        if by_ledger and ledger is not None:
             needed = [index for index in needed if index in ledger.indices]
         _check_indices(config, needed)
     if stage is not None:
         config = config.stage_configs[stage]
-    elif ledger is not None and (is_followed or split != "train"):
+    elif ledger is not None and (by_ledger or split != "train"):
         run = _open_companion(config, split, ledger, storage)
-        if run is not None and (is_followed or state is None or _begins_with(run.ledger, state)):
+        if run is not None and (by_ledger or state is None or _begins_with(run.ledger, state)):
             return run
-    if state is not None and not is_followed:
+    if state is not None and not by_ledger:
         return _compile_for_state(config, split, state, ledger, storage)
     assert ledger is not None
     if split == "train":
@@ -125,33 +127,28 @@ def _compile_for_state(
 
 
 def check_split(split: str) -> None:
-    """Raises: ConfigError if `split` is not the name of one."""
+    """Check the name of a split. Raises: ConfigError if `split` is none."""
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
 
 
-def _missing_run(cache: CacheStore, run: str) -> CacheError:
-    return CacheError(
-        f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first"
-    )
-
-
 def _check_indices(config: Config, needed: Sequence[str]) -> None:
-    """Raises: StateError if the cache lacks a snapshot that a state needs."""
+    """Check that the cache has the snapshots that a state needs. Raises: StateError if it lacks
+    one."""
     store = config.cache_store
     missing = [index for index in needed if not store.has_folder(SNAPSHOTS, index)]
     if missing:
-        known = list_snapshots(store)
+        present = list_snapshots(store)
         raise StateError(
             f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
-            f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
+            f"{', '.join(present) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
 
 
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
-    """Whether a state continues on the ledger's plan; otherwise it has a plan of its own, which the
-    config gives.
+    """Return whether a state continues on the ledger's plan; otherwise it has a plan of its own,
+    which the config gives.
 
     Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
@@ -214,8 +211,8 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The snapshots that a run reads, in order: those of its ledger, and those of further stages of
-    the config with `new_data`, of which the last one reads `newest`.
+    """Return the snapshots that a run reads, in order: those of its ledger, and those of further
+    stages of the config with `new_data`, of which the last one reads `newest`.
 
     Args:
         replaced: snapshots of committed stages that are not in `ledger`; further stages but the
@@ -226,13 +223,10 @@ def list_indices(
     added = config.num_snapshots - len(ledger.indices)
     if newest is None or not 0 < added <= len(replaced) + 1:
         return ledger.indices
-    known = (*ledger.indices, *replaced[: added - 1])
-    if newest == known[-1]:
-        number = next(
-            i
-            for i, each in enumerate(config.stage_configs_ignoring_sources)
-            if each.snapshot == len(known)
-        )
+    earlier = (*ledger.indices, *replaced[: added - 1])
+    if newest == earlier[-1]:
+        snapshots = [stage.snapshot for stage in config.stage_configs_ignoring_sources]
+        number = snapshots.index(len(earlier))  # the stage that would read the newest index
         names = config.stages[number].withdraw
         if names:
             raise PlanError(
@@ -244,7 +238,7 @@ def list_indices(
             f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
             "(`megablend index CONFIG`), or leave out new_data"
         )
-    return (*known, newest)
+    return (*earlier, newest)
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
@@ -257,7 +251,8 @@ def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:
-    """Whether the ledger's samples before the state's position are those of the state's plan."""
+    """Return whether the ledger's samples before the state's position are those of the state's
+    plan."""
     return agree_until(ledger.links, state.stages, state.consumed_samples) and (
         state.consumed_samples <= ledger.num_samples
     )

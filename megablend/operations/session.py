@@ -30,10 +30,10 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 class Session:
-    """A config, or a cache with the name of a run. What belongs to them is made when it is first
+    """A config, or a cache with the name of a run. Each attribute is computed when it is first
     needed, and kept.
 
-    An attribute raises the errors of what makes it: ConfigError if a config cannot be read,
+    An attribute raises the errors of its computation: ConfigError if a config cannot be read,
     CacheError if a ledger is damaged.
     """
 
@@ -45,12 +45,13 @@ class Session:
         run: str | None = None,
         storage: Storage | None = None,
     ) -> None:
-        """
+        """Begin a session. Nothing is read yet.
+
         Args:
-            what: a config, as a path or a dict, or the folder or URL of a cache.
-            cache: cache folder, in place of the config's.
-            run: name of a run, in place of the config's.
-            storage: where files are read, in place of the one that the config asks for.
+            what: a config (its path, or the same as a dict), or a cache (its folder or URL).
+            cache: cache folder, instead of the config's.
+            run: name of a run, instead of the config's.
+            storage: where files are read, instead of the one that the config asks for.
         """
         path = Path(what) if isinstance(what, str | Path) else None
         self.what = what
@@ -77,18 +78,18 @@ class Session:
 
     @cached_property
     def objects(self) -> ObjectOptions:
-        """How object stores are accessed; other nodes are not asked."""
+        """The options for access to object stores, without the other nodes of a cluster."""
         return (self.config.storage if self.is_config else load_storage_settings()).alone()
 
     @cached_property
     def storage(self) -> Storage:
-        """Where files are indexed and checked. They are read through the page cache, since they are
-        often read again soon."""
+        """The storage in which files are indexed and checked. It reads through the page cache,
+        since the files are often read again soon."""
         return self._storage or make_storage(objects=self.objects)
 
     @cached_property
     def run_storage(self) -> Storage:
-        """Where the run's files are read, as its config says."""
+        """The storage in which the run's files are read, with the config's `direct_io`."""
         return self._storage or make_storage(
             direct=self.is_config and self.config.direct_io, objects=self.objects
         )
@@ -113,7 +114,7 @@ class Session:
         return list_snapshots(self.cache)
 
     def require_ledger(self) -> Ledger:
-        """The ledger. Raises: CacheError if the run was not built."""
+        """Return the ledger. Raises: CacheError if the run was not built."""
         if self.ledger is None:
             raise CacheError(
                 f"{self.cache}: run {self.run!r} was not built there; run `megablend build CONFIG` first, or choose one of the "
@@ -124,6 +125,11 @@ class Session:
     def open(self, split: str = "train") -> Run:
         """Open a split of the run as it was committed, to inspect it, even if the config was edited
         since.
+
+        A run of a cache, or of another name than the config's, has no config and is opened by its
+        ledger. Valid and test are opened as loaders open them, since only the config decides their
+        order. Train is opened by its ledger with the config's masks and extra columns, as far as
+        they still apply.
 
         Raises: ConfigError, PlanError if the run does not have the split; CacheError if the run
             was not built, or its index is gone.
@@ -136,7 +142,7 @@ class Session:
         ledger = self.require_ledger()
         runtime = Runtime.of(self.config)
         companion = find_companion(runtime, ledger, self.config.request_digest)
-        if companion is None:  # the config was edited, so it is not known where its masks apply
+        if companion is None:  # the config was edited: its stages, which set the masks, may differ
             runtime = dataclasses.replace(runtime, stage_masks=())
             companion = find_companion(runtime, ledger, ledger.request)
         try:
@@ -161,5 +167,6 @@ class Session:
 
 
 def skips_of(run: Run) -> Skips:
-    """The samples that loaders of a run skip. Raises: CacheError if the record is damaged."""
+    """Return the samples that loaders of a run skip. Raises: CacheError if the record is
+    damaged."""
     return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()

@@ -25,7 +25,8 @@ class SkippedSamples(Record):
     tokens: int
     """Number of tokens that are not read."""
     by_source: dict[str, int]
-    """`tokens` of each source that has some, by its name."""
+    """Number of tokens that are not read of each source, by its name; without sources that lose
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -47,7 +48,7 @@ def skip(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> SkipsResult:
-    """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
+    """Make Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
     sample `stop` of train.
 
     Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
@@ -94,15 +95,15 @@ def skip(
 def list_skips(
     what: ConfigLike, *, run: str | None = None, cache: str | None = None
 ) -> SkipsResult:
-    """List the ranges that a run skips. Args and errors are those of `skip`."""
+    """List the ranges that a run skips. Arguments and errors are as for `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 
 
 @translating("unskip")
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
-    """Let loaders that are opened from now on skip nothing of a run. Args and errors are those of
-    `skip`."""
+    """Make loaders that are opened from now on skip nothing of a run. Arguments and errors are as
+    for `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     with opened.runtime.cache.hold():
         remove_skips(opened.runtime.cache, opened.ledger)

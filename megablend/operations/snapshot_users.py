@@ -1,4 +1,4 @@
-"""Find out what the snapshots of a cache are used for, on which the advice of `verify` depends."""
+"""Find the uses of a cache's snapshots, on which the advice of `verify` depends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from megablend.system.safe_open import read_regular
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """The snapshots that are used by others than runs, which are Megatron's datasets: by their
-    digests, the paths of the files that say so.
+    """Return the snapshots that Megatron's datasets use: for each digest, the path of the file that
+    records the use.
 
     Raises: CacheError if one of these files cannot be read.
     """
@@ -39,8 +39,8 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
 
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
-    """The names of the runs that use each snapshot, by its digest; and whether that is complete,
-    which it is not if a ledger is damaged."""
+    """Return the names of the runs that use each snapshot, by its digest; and whether all runs are
+    considered, which is not the case if a ledger is damaged."""
     names_by_index = dict[str, list[str]]()
     is_complete = True
     for name in run_names(cache):
@@ -55,7 +55,7 @@ def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
 
 
 def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse]:
-    """Find out what each snapshot of a cache is used for, by its digest.
+    """Find the use of each snapshot of a cache, by its digest.
 
     Args:
         config: the user's config, if one was given. Its paths apply to the snapshots that its run
@@ -65,7 +65,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     """
     entries = {entry.name: entry for entry in cache.list_entries(SNAPSHOTS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))
-    (runs, is_complete) = list_runs_by_index(cache)
+    runs, is_complete = list_runs_by_index(cache)
     references = list_references(cache)
     uses = dict[str, SnapshotUse]()
     for digest in entries:

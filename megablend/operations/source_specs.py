@@ -8,8 +8,8 @@ from megablend.storage.base import Storage
 
 
 def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpec]:
-    """The sources that a config requests to be indexed, with their extra columns: all that are not
-    withdrawn.
+    """Return the sources that a config requests to be indexed, with their extra columns: all that
+    are not withdrawn.
 
     Args:
         storage: where the token files of text sources are looked for. Without it, text sources have
@@ -37,5 +37,5 @@ def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpe
 
 
 def has_text(config: Config) -> bool:
-    """Whether one of the config's sources is text."""
+    """Return whether one of the config's sources is text."""
     return any(source.text is not None for source in config.all_sources.values())

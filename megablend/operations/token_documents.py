@@ -36,8 +36,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
 
 def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """A warning about the sources of a run in which each token counts as a document; an empty list
-    if there are none."""
+    """Return a warning about the sources of a run in which each token counts as a document; an
+    empty list if there are none."""
     names = [repr(entry.name) for entry in _list_entries(config, snapshot)]
     if not names:
         return []
@@ -49,8 +49,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
 
 
 def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
-    """The sources in which each token counts as a document although some setting depends on where
-    documents end."""
+    """Return the sources in which each token counts as a document although some setting depends on
+    where documents end."""
     splits = config.split is not None and max(config.split) != 1
     is_masked = any(
         settings.inter_document_masking
@@ -71,8 +71,8 @@ def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
 
 
 def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
-    """Whether an index of the run has counts of a source's documents, as it does if any setting
-    but its masks depends on them."""
+    """Return whether an index of the run has document counts for a source. It does if any setting
+    other than the masks depends on them."""
     for digest in ledger.indices:
         committed = open_snapshot(config.cache_store, digest)
         number = committed.sources.numbers.get(name)
@@ -82,7 +82,7 @@ def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
 
 
 def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
-    """The error for a source in which each token would be a document."""
+    """Return the error for a source in which each token would be a document."""
     source = config.all_sources[entry.name]
     files = len(entry.files)
     groups = len(entry.blocks)
@@ -98,7 +98,7 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
 
 
 def _count(config: Config, documents: int) -> str:
-    """The number of documents, and how many each split would have, as text."""
+    """Return the number of documents, and how many each split would have, as text."""
     if config.split is None or max(config.split) == 1:
         return f"{documents:,}"
     bounds = [round(share * documents) for share in accumulate(config.split, initial=Fraction(0))]

@@ -1,5 +1,5 @@
-"""Check whether the newest index of a cache has what a config requests now: its sources, their
-options, and their files.
+"""Check whether the newest index of a cache has the sources that a config requests now, with their
+options and files.
 
 A run that is not committed would be built on an index of the files as they are now. Until they are
 indexed, the newest index may be that of another config with sources of the same names, or have
@@ -26,16 +26,16 @@ from megablend.storage.base import Storage
 from megablend.storage.location import join
 
 _MAX_LOOKED_UP = 100
-"""The most indexed files of a source that are looked up to find one that exists, but is not
-matched."""
+"""The most indexed files of a source that are looked up, to find one that exists, but that the
+source's path does not match."""
 _MAX_COMPARED = 8
-"""The most files of a source that are compared with the index if the source's folder is another one
+"""The most files of a source that are compared with the index if the source is in another folder
 than when it was indexed."""
 INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 
 
 class Unindexed(NamedTuple):
-    """How the newest index differs from what a config requests."""
+    """A difference between the newest index and what a config requests."""
 
     text: str
     """The difference, in words."""
@@ -56,11 +56,12 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """How the newest index differs from what the config requests; None if it does not.
+    """Return the difference between the newest index and what the config requests; None if there is
+    none.
 
-    Files are compared by name. If all files of a source are in another folder now, they are the
-    same if the content of some is what was indexed. Whether a file is missing, or was replaced in
-    its folder, is left to checks of files.
+    Files are compared by name. If all files of a source are in another folder now, the content of
+    some of them is compared as well. Files that are missing, or were replaced within their folder,
+    are found by checks of files, not here.
 
     Args:
         is_kept: the config's run keeps this index. Options are then not compared here, but when the
@@ -82,8 +83,8 @@ def find_unindexed(
 
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
-    """The first source whose path matches other files than the index has, with the first such file;
-    None if there is none."""
+    """Return the first source whose path matches other files than the index has, with the first
+    such file; None if there is none."""
     known = newest.sources.numbers
     names = newest.file_names()
     try:
@@ -111,22 +112,22 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
 def _find_changed(
     newest: Snapshot, entry: SourceEntry, listing: SourceSpec, storage: Storage
 ) -> str | None:
-    """If the source's folder is another one than when it was indexed, the path of the first file
-    whose content is not what was indexed under its name; None if there is none."""
+    """Return the first file of a source that moved to another folder whose content is not what was
+    indexed under its name; None if there is none, or the source has not moved."""
     if listing.root == entry.root:
         return None
     checker = FileChecker(newest, {entry.name: listing.root}, storage)
-    problems = check_files(checker, entry.files[:_MAX_COMPARED])
-    return next(
-        (problem.path for problem in problems if isinstance(problem, ChangedFileError)), None
-    )
+    for problem in check_files(checker, entry.files[:_MAX_COMPARED]):
+        if isinstance(problem, ChangedFileError):
+            return problem.path
+    return None
 
 
 def _compare_names(
     entry: SourceEntry, names: Sequence[str], listing: SourceSpec, storage: Storage
 ) -> Unindexed | None:
-    """How the names of the files that a source's path matches differ from those indexed, apart from
-    missing ones; None if they do not."""
+    """Return how the names of the files that a source's path matches differ from those indexed,
+    apart from missing ones; None if they do not."""
     if set(names) == {file.name for file in listing.files}:
         return None
     matched = {file.path for file in listing.files}

@@ -32,12 +32,13 @@ class VerifyResult(Record):
     problems: tuple[str, ...]
     """A line for each problem, which names file and place."""
     notes: tuple[str, ...] = ()
-    """A line for each thing that is valid, but that this release would write in another way."""
+    """A line for each record that is valid, but that this release would write in another way."""
 
     def __bool__(self) -> bool:
-        """Up to release 0.1 this was a list of problems, false if there were none.
+        """Refuse to be a condition. Up to release 0.1 the result was a list of problems, false if
+        there were none.
 
-        Raises: TypeError, since `if verify(cache):` would mean something else now, in silence.
+        Raises: TypeError, since `if verify(cache):` would now mean something else, in silence.
         """
         raise TypeError("a result of verify cannot be used as a condition; check its `problems`")
 
@@ -58,7 +59,7 @@ def verify(
             of its run are.
         data: also read every block of every data file, and compare counts and checksums.
         progress: called as files are read, with `data`.
-        storage: where data files are read, in place of the one that the config asks for.
+        storage: where data files are read, instead of the one that the config asks for.
         text: number of documents of each text source that are tokenised again, by Hugging Face's
             tokenizers library.
 

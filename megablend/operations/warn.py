@@ -1,5 +1,5 @@
-"""Warnings about a plan: what is valid, but deserves a second look; thresholds are those of the
-config's `warnings`."""
+"""Warnings about properties of a plan that are valid, but deserve a second look. The thresholds are
+those of the config's `warnings`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ second."""
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
-    """Warnings about the sources of a blended split: a line for each kind of problem, which names
-    the worst source. None for an unblended split."""
+    """Return warnings about the sources of a blended split: a line for each kind of problem, which
+    names the worst source. An unblended split has none."""
     run = compiled.run
     if not run.is_blended:
         return []
@@ -64,8 +64,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
-    """A line if several sources of the config, in any splits, read the same file. Not checked if
-    there are more than _MAX_FILES files."""
+    """Return a line if several sources of the config, in any splits, read the same file. This is
+    not checked if there are more than _MAX_FILES files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
     requested = {i for i, entry in enumerate(snapshot.sources) if entry.name in configured}
@@ -95,8 +95,8 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def warn_of_last_share(compiled: Compiled) -> list[str]:
-    """A line if the last stage ends before the length that the config gives, as it does if shares
-    are mistaken for lengths of stages."""
+    """Return a line if the last stage ends before the length that the config gives, which happens
+    if the user takes the shares of stages for their lengths."""
     stages = compiled.config.stages
     share = stages[-1].share if stages else None
     if share is None or share == 1:
@@ -110,7 +110,7 @@ def warn_of_last_share(compiled: Compiled) -> list[str]:
 
 
 def warn_of_ends(compiled: Compiled) -> list[str]:
-    """A line for each stage but the last one, and for each drain, whose lanes do not all end
+    """Return a line for each stage but the last one, and for each drain, whose lanes do not all end
     together."""
     lines = []
     for number, (stage, after) in enumerate(pairwise(compiled.stages)):
@@ -139,8 +139,8 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
 
 
 def warn_of_epochs(run: Run) -> list[str]:
-    """A line for each epoch whose rest is not read, and for each that is read from files that are
-    gone. Only runs that were planned before `Stage.whole_epochs` have such epochs."""
+    """Return a line for each epoch whose rest is not read, and for each that is read from files
+    that are gone. Only runs that were planned before `Stage.whole_epochs` have such epochs."""
     lines = [
         f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another "
         f"epoch, after its first sample {run.ledger.starts[stage]:,}: an earlier release planned "
@@ -162,7 +162,7 @@ def warn_of_epochs(run: Run) -> list[str]:
 
 
 def _find_first_stage(run: Run, source: int, segment: Segment) -> int:
-    """Number of the ledger's stage with which a segment of a source begins."""
+    """Return the number of the ledger's stage with which a segment of a source begins."""
     settings = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
     return max(
         number
@@ -174,7 +174,7 @@ def _find_first_stage(run: Run, source: int, segment: Segment) -> int:
 
 
 def warn_of_steps(run: Run, step_samples: int) -> list[str]:
-    """A line if a split has fewer samples than a step."""
+    """Return a line if a split has fewer samples than a step."""
     if run.num_samples >= step_samples:
         return []
     return [
@@ -184,7 +184,7 @@ def warn_of_steps(run: Run, step_samples: int) -> list[str]:
 
 
 def warn_of_amplification(config: Config, amplification: float) -> list[str]:
-    """A line if read amplification is above its threshold."""
+    """Return a line if read amplification is above its threshold."""
     limit = config.warnings.max_read_amplification
     if limit is None or amplification <= limit:
         return []

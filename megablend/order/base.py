@@ -21,13 +21,13 @@ class Blocks(Protocol):
     """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Number of tokens before each of `blocks`, int64 [n], which are 0 to num_blocks inclusive:
-        int64 [n]."""
+        """Return the number of tokens before each of `blocks`, int64 [n], which are 0 to num_blocks
+        inclusive: int64 [n]."""
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Number of tokens of each group, int64 [num_groups]; block b belongs to group
-        b // run % num_groups."""
+        """Return the number of tokens of each group, int64 [num_groups]; block b belongs to group b
+        // run % num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
@@ -103,8 +103,8 @@ class Order(Protocol):
         ...
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each, none empty: the
-        inverse of `spans`."""
+        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n], none
+        empty: the inverse of `spans`."""
         ...
 
 

@@ -65,7 +65,7 @@ class BlockOrder(ListedOrder):
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
         Order.find_tokens."""
         spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
         first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
@@ -81,8 +81,8 @@ class BlockOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """The groups that contain positions `starts`, int64 [n], or the whole epoch if there is one
-        group; see ListedOrder.stretches."""
+        """Return the groups that contain positions `starts`, int64 [n], or the whole epoch if there
+        is one group; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
@@ -96,14 +96,14 @@ class BlockOrder(ListedOrder):
                 yield np.arange(len(starts))[inside][in_group], (epoch, begin, members)
 
     def _shuffled_groups(self, epoch: int) -> Listing:
-        """The groups in the order in which an epoch reads them."""
+        """Return the groups in the order in which an epoch reads them."""
         return self._group_cache.get(
             epoch,
             lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0),
         )
 
     def _shuffled_members(self, epoch: int, group: int) -> Listing:
-        """The blocks of a group in the order in which an epoch reads them."""
+        """Return the blocks of a group in the order in which an epoch reads them."""
 
         def shuffle_members() -> Listing:
             if self._num_groups == 1:
@@ -117,7 +117,7 @@ class BlockOrder(ListedOrder):
         return self._member_cache.get((epoch, group), shuffle_members)
 
     def _list_members(self, group: int) -> Int64s:
-        """The blocks of a group, ascending: int64 [n]."""
+        """Return the blocks of a group, ascending: int64 [n]."""
         num_blocks = self._blocks.num_blocks
         run = self._run
         starts = np.arange(group * run, num_blocks, self._num_groups * run)
@@ -125,7 +125,7 @@ class BlockOrder(ListedOrder):
         return members[members < num_blocks]
 
     def _totals(self) -> Int64s:
-        """Tokens of each group: int64 [num_groups]."""
+        """Return the tokens of each group: int64 [num_groups]."""
         if self._num_groups == 1:
             return np.array([self._blocks.num_tokens], np.int64)
         if self._group_totals is None:
@@ -134,7 +134,8 @@ class BlockOrder(ListedOrder):
 
 
 def _starts_of(shuffled: Listing) -> Int64s:
-    """Number of tokens before each item in the shuffled order, sorted by item: int64 [n]."""
+    """Return the number of tokens before each item in the shuffled order, sorted by item: int64
+    [n]."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 

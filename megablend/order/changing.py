@@ -48,7 +48,7 @@ class ChangingOrder:
         return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
         Order.find_tokens."""
         order = next(order for first, order in reversed(self._orders) if epoch >= first)
         return order.find_tokens(epoch, starts, stops)

@@ -54,6 +54,6 @@ class DocumentOrder:
         )
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
         Order.find_tokens."""
         return self._shuffled.find_tokens(epoch, starts, stops)

@@ -28,7 +28,7 @@ class Listing(NamedTuple):
 
     @staticmethod
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
-        """The listing of these items."""
+        """Return the listing of these items."""
         columns = (
             int(offsets[-1]),
             len(entries),
@@ -133,7 +133,7 @@ def locate_ranges(
 def _find_stretches(
     sources: Sequence[ListedSource], numbers: Int64s, starts: Int64s
 ) -> tuple[npt.NDArray[np.void], Int64s, list[Listing]]:
-    """The stretches that contain positions `starts`, int64 [n], of the sources `numbers`.
+    """Return the stretches that contain positions `starts`, int64 [n], of the sources `numbers`.
 
     Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in it,
         int64 [n]; and their listings, which own the memory that the table points to.

@@ -55,7 +55,7 @@ OLD_NAMES = {"page": "block", "row": "document"}
 
 
 def current_name(name: str) -> str:
-    """The name of an order in `ORDERS`, given this name or that of release 0.1.0."""
+    """Return the name of an order in `ORDERS`, given this name or that of release 0.1.0."""
     return OLD_NAMES.get(name, name)
 
 

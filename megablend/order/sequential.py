@@ -51,7 +51,7 @@ class SequentialOrder(ListedOrder):
                 )
 
     def _list_run(self, run: int) -> Listing:
-        """The listing of a run of neighbouring blocks, given by its number."""
+        """Return the listing of a run of neighbouring blocks, given by its number."""
         if self._listing is not None:
             return self._listing
         blocks = np.arange(run * self._run, min((run + 1) * self._run, self._blocks.num_blocks) + 1)
@@ -62,18 +62,18 @@ class SequentialOrder(ListedOrder):
         return listing
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
         Order.find_tokens."""
         first = epoch * self._blocks.num_tokens
         return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
-        """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block
+        """Split tokens [starts, stops) of epoch 0, arrays of int64 [n], none empty, at block
         boundaries."""
         return self.spans(starts, stops - starts)
 
     def _block_of(self, tokens: Int64s) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0, int64 [n]: int64 [n]."""
+        """Return the blocks that contain `tokens` of epoch 0, int64 [n]: int64 [n]."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
         # Binary search; entries that are found do not change, since their middle is `low`

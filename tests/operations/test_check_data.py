@@ -18,7 +18,7 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
 from megablend.operations.build import build
 from megablend.operations.check_data import check_data
-from megablend.operations.check_tokens import read_vocab_size
+from megablend.operations.vocabulary import read_vocab_size
 from megablend.storage.local import data_error
 from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron

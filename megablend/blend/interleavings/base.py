@@ -65,16 +65,17 @@ class Plan(Protocol):
         ...
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
+        IndexError."""
         ...
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        """Return how many of the first n samples come from each source: int64 [num_sources]. Raises
         IndexError."""
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
         `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
@@ -84,13 +85,13 @@ class Plan(Protocol):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan has
-        none or, if `before` is given, none below the sample `before`."""
+        """Return the first sample with one of a source's ordinals from `ordinal` on; None if the
+        plan has none or, if `before` is given, none below the sample `before`."""
         ...
 
     def nth_sample(self, source: int, n: int) -> int:
-        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the
-        source's samples."""
+        """Return the sample with which a source has given n samples, of whatever ordinals; n from 1
+        to the source's samples."""
         ...
 
 

@@ -45,7 +45,7 @@ class LaneSchedule(NamedTuple):
     """b, the number of slots."""
 
     def samples(self, positions: Int64s, shift: int) -> Int64s:
-        """The samples of the cycle at `positions`, int64 [n]: int64 [n]; the inverse of the
+        """Return the samples of the cycle at `positions`, int64 [n]: int64 [n]; the inverse of the
         formula above."""
         lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
         turns = (positions - self.firsts[lanes]) // len(self.firsts)
@@ -64,8 +64,8 @@ def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
 
 
 def bit_reversal_permutation(size: int) -> Int64s:
-    """A permutation of [0, size), int64 [size], that moves neighbours far apart: bit reversal if
-    `size` is a power of two.
+    """Return a permutation of [0, size), int64 [size], that moves neighbours far apart: bit
+    reversal if `size` is a power of two.
 
     With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a
     * (rank of low among all reversed low's): of every 2 (4) neighbours, one belongs to

@@ -53,8 +53,8 @@ class Tree(NamedTuple):
     """int64 [num_leaves], by rank: the totals."""
 
     def counts(self, n: int) -> npt.NDArray[np.int64]:
-        """How many of the first n samples each leaf has: int64 [num_leaves], by rank;
-        0 <= n <= sum of the totals."""
+        """Return how many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n
+        <= sum of the totals."""
         counts = np.empty(len(self.sources), np.int64)
         all_counts(self.left_leaves, self.left_samples, int(self.samples.sum()), n, counts)
         return counts
@@ -145,11 +145,12 @@ class LanePlan(LocatesMany):
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
+        IndexError."""
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        """Return how many of the first n samples come from each source: int64 [num_sources]. Raises
         IndexError."""
         n = prefix_length(n, self.num_samples)
         # The tree counts up to the end of the last full cycle, and within the tail
@@ -215,14 +216,14 @@ class LanePlan(LocatesMany):
         return ks
 
     def round_up(self, n: int) -> int:
-        """The first sample from n on at which a cycle begins; the stage's end beyond the last full
-        cycle."""
+        """Return the first sample from n on at which a cycle begins; the stage's end beyond the
+        last full cycle."""
         full = self.num_samples - self.num_samples % self._cycle_samples
         rounded = -(-n // self._cycle_samples) * self._cycle_samples
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """What is left of each source's period after the first n samples, which must be full
+        """Return what is left of each source's period after the first n samples, which must be full
         cycles."""
         tree = self._tree
         size = len(self._tree.sources)
@@ -300,7 +301,7 @@ class LanePlan(LocatesMany):
         yield np.arange(self._dealt, min(stop, total))
 
     def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
-        """Samples of a leaf in a cycle: int64 [n], ascending."""
+        """Return the samples of a leaf in a cycle: int64 [n], ascending."""
         low = cycle * self._cycle_samples
         high = min((cycle + 1) * self._cycle_samples, self._dealt)
         others_low, leaf_low = self._counts_of(rank, low)
@@ -313,22 +314,22 @@ class LanePlan(LocatesMany):
         return low + np.sort(schedule.samples(positions, shift))
 
     def _cycle_of(self, rank: int, count: int) -> int:
-        """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are
-        of the short cycle, too."""
+        """Return the cycle in which a leaf has given `count` samples; its samples in the stage's
+        tail are of the short cycle, too."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
         samples = int(tree.samples[rank])
         return int(call_least_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """How many of the first n samples are of leaves of lower ranks; and how many of the leaf
-        with this rank."""
+        """Return how many of the first n samples are of leaves of lower ranks; and how many of the
+        leaf with this rank."""
         return call_leaf_counts(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
         )
 
     def _sources(self, start: int, stop: int) -> Int32s:
-        """Sources of samples [start, stop): int32 [stop - start]."""
+        """Return the sources of samples [start, stop): int32 [stop - start]."""
         # They do not depend on how many cycles share a run: one does
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
@@ -358,7 +359,7 @@ class LanePlan(LocatesMany):
 
 
 def plan_lanes(stage: StageRequest) -> LanePlan:
-    """The plan of a stage in lanes. Raises PlanError."""
+    """Return the plan of a stage in lanes. Raises PlanError."""
     return LanePlan(
         stage.totals,
         lanes=stage.lanes,

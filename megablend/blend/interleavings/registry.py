@@ -42,7 +42,7 @@ INTERLEAVINGS: dict[str, InterleavingKind] = {
 
 
 def find_interleaving(name: str) -> InterleavingKind:
-    """An interleaving by name. Raises: ValueError for an unknown name."""
+    """Return an interleaving by name. Raises: ValueError for an unknown name."""
     if name not in INTERLEAVINGS:
         raise ValueError(f"found {name!r}, expected one of {', '.join(INTERLEAVINGS)}")
     return INTERLEAVINGS[name]

@@ -38,20 +38,21 @@ class SequentialPlan(LocatesMany):
         self.num_samples = int(self._offsets[-1])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
+        IndexError."""
         numbers = sample_numbers(ks, self.num_samples)
         sources = np.searchsorted(self._offsets, numbers, side="right") - 1
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        """Return how many of the first n samples come from each source: int64 [num_sources]. Raises
         IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError
-        if there are none."""
+        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises
+        IndexError if there are none."""
         sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
@@ -65,7 +66,8 @@ class SequentialPlan(LocatesMany):
         return sample if sample < stop and (before is None or sample < before) else None
 
     def nth_sample(self, source: int, n: int) -> int:
-        """The sample with which a source has given n samples; n from 1 to the source's samples."""
+        """Return the sample with which a source has given n samples; n from 1 to the source's
+        samples."""
         return int(self._offsets[source]) + n - 1
 
 

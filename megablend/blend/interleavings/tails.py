@@ -45,7 +45,7 @@ class Tails:
         return left
 
     def resolve(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The ordinals that next ordinals, int64 [n], stand for: int64 [n]."""
+        """Return the ordinals that next ordinals, int64 [n], stand for: int64 [n]."""
         rows = np.flatnonzero((ordinals >= self.read[sources]) & (ordinals < self.stop[sources]))
         resolved: Int64s = ordinals.copy()
         if not len(rows):
@@ -60,9 +60,9 @@ class Tails:
         return resolved
 
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """The next ordinals that stand for `ordinals`, int64 [n], or, if an ordinal was read, for
-        the first one after it that was not: int64 [n]; and whether each ordinal was not read: bool
-        [n]."""
+        """Return the next ordinals that stand for `ordinals`, int64 [n], or, if an ordinal was
+        read, for the first one after it that was not: int64 [n]; and whether each ordinal was not
+        read: bool [n]."""
         next_ordinals = np.maximum(ordinals, self.read[sources])
         left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)

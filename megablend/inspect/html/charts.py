@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError
 from megablend.inspect.description import SourceDescription, SplitDescription
@@ -37,7 +37,16 @@ _STYLE: dict[str, Any] = {
     "grid.color": "#dddddd",
 }
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
-"""What comes before an id in SVG."""
+"""Matches the text before an id in SVG."""
+
+
+class _Margins(NamedTuple):
+    """The margins around the axes of a drawing, in inches."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +55,15 @@ class Chart:
 
     title: str
     text: str
-    """What the chart shows, in words."""
+    """A description of what the chart shows."""
     draw: Callable[[Any, bool], None]
-    """Draws on matplotlib's axes; the second argument says whether they are narrow."""
+    """A function that draws on matplotlib's axes; its second argument is whether they are
+    narrow."""
     rows: int | None
     """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
     def to_svg(self, *, key: str, narrow: bool) -> str:
-        """The drawing as an `<svg>` element, with names for screen readers.
+        """Return the drawing as an `<svg>` element, with names for screen readers.
 
         Args:
             key: the beginning of the element's ids; unique in the page.
@@ -63,24 +73,17 @@ class Chart:
 
         style: Any = _STYLE
         width = _NARROW if narrow else _WIDE
-        top = 0.1
-        bottom = 0.55
-        if self.rows is None:
-            height = _HEIGHT
-            left = 0.7
-            right = 0.25 if narrow else 2.2
-            bottom += 1.3 if narrow else 0.0  # for the legend
-        else:
-            height = _ROW * self.rows
-            left = 1.2 if narrow else 1.7
-            right = 0.25
-            if self.rows > drawings.TALL:
-                top, bottom = bottom, top
-        full = top + height + bottom
+        margins, height = self._measure(narrow=narrow)
+        full = margins.top + height + margins.bottom
         with mpl.rc_context(style):
             figure = Figure(figsize=(width, full), dpi=96)
             axes = figure.add_axes(
-                (left / width, bottom / full, 1 - (left + right) / width, height / full)
+                (
+                    margins.left / width,
+                    margins.bottom / full,
+                    1 - (margins.left + margins.right) / width,
+                    height / full,
+                )
             )
             self.draw(axes, narrow)
             svg = io.StringIO()
@@ -89,16 +92,36 @@ class Chart:
                 format="svg",
                 metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
             )
-        text = svg.getvalue()
-        text = _ID.sub(rf"\g<1>{key}-", text[text.index("<svg") :])
-        head, _, body = text.partition(">")
+        return self._name(svg.getvalue(), key)
+
+    def _measure(self, *, narrow: bool) -> tuple[_Margins, float]:
+        """Return the margins and the height of the axes, in inches."""
+        right = 0.25
+        top = 0.1
+        bottom = 0.55  # numbers and name of the x axis
+        if self.rows is None:
+            if narrow:
+                bottom += 1.3  # the legend is below
+            else:
+                right = 2.2  # the legend is at the right
+            return _Margins(left=0.7, right=right, top=top, bottom=bottom), _HEIGHT
+        if self.rows > drawings.TALL:
+            top, bottom = bottom, top  # the x axis is at the top
+        left = 1.2 if narrow else 1.7  # names of sources
+        return _Margins(left=left, right=right, top=top, bottom=bottom), _ROW * self.rows
+
+    def _name(self, svg: str, key: str) -> str:
+        """Return the `<svg>` element of matplotlib's file with the chart's title and text, and with
+        ids that begin with `key`."""
+        element = _ID.sub(rf"\g<1>{key}-", svg[svg.index("<svg") :])
+        head, _, body = element.partition(">")
         names = f'role="img" aria-labelledby="{key}-title {key}-desc"'
         labels = f'<title id="{key}-title">{escape(self.title)}</title><desc id="{key}-desc">{escape(self.text)}</desc>'
         return f"{head} {names}>{labels}{body}"
 
 
 def require_matplotlib() -> None:
-    """Raises: ConfigError, which tells what to install, if matplotlib is missing."""
+    """Check that matplotlib is installed. Raises: ConfigError with the command that installs it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -106,7 +129,7 @@ def require_matplotlib() -> None:
 
 
 def list_charts(split: SplitDescription) -> list[Chart]:
-    """The charts of a split; none if it has no samples."""
+    """Return the charts of a split; none if it has no samples."""
     sources = sorted(
         (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
     )[:DRAWN]
@@ -114,8 +137,8 @@ def list_charts(split: SplitDescription) -> list[Chart]:
 
 
 def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
-    """Yields the charts of a split. `sources`: those that charts show, the most read first."""
-    first = sources[0]
+    """Yields the charts of a split. `sources`: the sources to show, the most read first."""
+    most_read = sources[0]
     most_repeated = max(sources, key=lambda each: each.epochs)
     rows = len(sources)
     shown = f"all {rows} sources"
@@ -125,7 +148,7 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
     yield Chart(
         title="Shares over the run",
         text=f"Shares of the samples from the first to sample {split.samples:,}, in {stages}. The largest over the run is that "
-        f"of {first.name}, {first.actual_share:.1%}.",
+        f"of {most_read.name}, {most_read.actual_share:.1%}.",
         draw=lambda axes, narrow: drawings.draw_shares(axes, split, sources, narrow=narrow),
         rows=None,
     )
@@ -137,7 +160,7 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
     )
     yield Chart(
         title="Tokens read",
-        text=f"Tokens that the run reads from {shown}; {first.name} has the most, {first.tokens_read:,}.",
+        text=f"Tokens that the run reads from {shown}; {most_read.name} has the most, {most_read.tokens_read:,}.",
         draw=lambda axes, narrow: drawings.draw_tokens(axes, sources, narrow=narrow),
         rows=rows,
     )

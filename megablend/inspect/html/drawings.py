@@ -14,8 +14,8 @@ _COLOURS = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"),
     *("#8c6d31", "#7b4173", "#637939", "#393b79", "#999999"),
 )
-"""Colours of sources, which the colour-blind can tell apart as far as that is possible for so
-many."""
+"""The colours of sources. The first six are those of Okabe and Ito, which the colour-blind can tell
+apart; the others differ from them as far as that is possible for eleven."""
 _BLUE = "#0072b2"
 _ORANGE = "#d55e00"
 _GREY = "#bbbbbb"
@@ -85,9 +85,8 @@ def draw_exhaustion(
     axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool
 ) -> None:
     """Draw a line from each source's first sample to its last one, with marks where epochs end."""
-    firsts, lasts = (
-        [getattr(each, name) or 0 for each in sources] for name in ("first_sample", "last_sample")
-    )
+    firsts = [each.first_sample or 0 for each in sources]
+    lasts = [each.last_sample or 0 for each in sources]
     axes.hlines(range(len(sources)), firsts, lasts, color=_GREY, linewidth=5)
     _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
     _name_rows(axes, sources, narrow=narrow)
@@ -163,7 +162,7 @@ def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool)
 
 
 def _add_legend(axes: Any, *, narrow: bool) -> None:
-    """Add a legend beside the axes, or below narrow ones."""
+    """Add a legend to the right of wide axes, or below narrow ones."""
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     if narrow:
         place = {
@@ -176,18 +175,18 @@ def _add_legend(axes: Any, *, narrow: bool) -> None:
 
 
 def _shorten_counts(axes: Any) -> None:
-    """Have the numbers of the x axis written short."""
+    """Write the numbers of the x axis with suffixes; see `_shorten_number`."""
     axes.xaxis.set_major_formatter(lambda value, _: _shorten_number(value))
 
 
 def _shorten(name: str, narrow: bool) -> str:
-    """The name of a source, cut if it is long."""
+    """Return the name of a source, cut if it is long."""
     length = 13 if narrow else 20
     return name if len(name) <= length else f"{name[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _shorten_number(value: float) -> str:
-    """A number with a suffix: 1.5k, 20M, 3B, 1.2T."""
+    """Return a number with a suffix: 1.5k, 20M, 3B, 1.2T."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"

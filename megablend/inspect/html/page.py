@@ -29,8 +29,8 @@ def write_html(described: RunDescription, path: str | Path) -> None:
         described: the result of `megablend.describe`; with its `document_lengths=True`, the
             distribution of lengths is drawn.
 
-    Raises: ConfigError if matplotlib is not installed, or the path is not that of a file;
-        CacheError if the file cannot be written.
+    Raises: ConfigError if matplotlib is not installed, or the path is a folder; CacheError if the
+        file cannot be written.
     """
     require_matplotlib()
     target = Path(path).absolute()
@@ -40,16 +40,15 @@ def write_html(described: RunDescription, path: str | Path) -> None:
 
 
 def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) -> str:
-    """The page's HTML.
+    """Return the page's HTML.
 
     Args:
         charts: the charts of each split, by its name.
     """
     title = f"Run {described.run}"
-    style, script = (
-        files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.css", "page.js")
-    )
+    folder = files(__package__)
+    style = folder.joinpath("page.css").read_text(encoding="utf-8")
+    script = folder.joinpath("page.js").read_text(encoding="utf-8")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash_of(script)}'"
     body = [
         '<a class="skip" href="#sources-train">Skip to the table of sources</a>',
@@ -88,7 +87,7 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
 
 
 def _hash_of(script: str) -> str:
-    """The hash by which the page's policy allows a script."""
+    """Return the hash by which the page's policy allows a script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
@@ -153,10 +152,8 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
         explanation = "is the first source to begin epoch 1, which reads its tokens again"
         yield f"<p>{escape(repeat.source)} {explanation}, at sample {repeat.sample:,}.</p>"
     for number, chart in enumerate(charts):
-        wide, narrow = (
-            chart.to_svg(key=f"{name}-{number}-{size}", narrow=size == "narrow")
-            for size in ("wide", "narrow")
-        )
+        wide = chart.to_svg(key=f"{name}-{number}-wide", narrow=False)
+        narrow = chart.to_svg(key=f"{name}-{number}-narrow", narrow=True)
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
         yield f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div></div></figure>'
@@ -186,5 +183,5 @@ def _table(name: str, split: SplitDescription) -> Iterator[str]:
 
 
 def _cell(number: float | None, text: str) -> str:
-    """A cell of the table; `number` is what the column is sorted by."""
+    """Return a cell of the table; `number` is what the column is sorted by."""
     return "<td></td>" if number is None else f'<td data-value="{number:.12g}">{text}</td>'

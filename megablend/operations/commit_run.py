@@ -1,0 +1,113 @@
+"""Commit a run: plan it on the index that was just built, and start its ledger or extend it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from megablend.caches.base import OvertakenError
+from megablend.config import Config
+from megablend.errors import PlanError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.build_document_tables import TablesReport
+from megablend.index.build.build import BuildReport
+from megablend.index.read.document_table import table_key
+from megablend.operations.build_results import BuildResult
+from megablend.operations.check import check_store
+from megablend.operations.runs import list_indices
+from megablend.operations.session import Session
+from megablend.operations.token_documents import warn_of_token_documents
+from megablend.operations.warn import (
+    find_warnings,
+    warn_of_ends,
+    warn_of_epochs,
+    warn_of_last_share,
+    warn_of_shared_files,
+)
+from megablend.run.check_totals import check_limits
+from megablend.run.commit import compile_others, keep_companion, precompute_orders
+from megablend.run.compile import Compiled, compile_split
+from megablend.run.ledger_file import load_ledger, save_ledger
+from megablend.run.open_store import open_stores
+
+_MAX_RETRIES = 5
+"""The number of times that a commit is repeated if another build was faster each time."""
+
+
+def commit_run(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
+    """Commit the run. In a cache that cannot be locked, this is repeated if another build was
+    faster."""
+    for _ in range(_MAX_RETRIES):
+        with contextlib.suppress(OvertakenError):
+            return _commit_once(session, report, documents)
+    return _commit_once(session, report, documents)
+
+
+def _commit_once(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
+    """Commit the run: start its ledger, or append a stage to it if more samples are requested."""
+    config = session.config
+    ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
+    digests: tuple[str, ...] = (report.digest,)
+    if ledger is not None:
+        digests = list_indices(config, ledger, report.digest)
+    store = open_stores(config, digests, session.run_storage)
+    compiled = compile_split(config, "train", store, committed=ledger, keep=True)
+    if ledger is not None:
+        compiled = compiled.continue_ledger(ledger)
+    check_limits(compiled)
+    precompute_orders(compiled)
+    keep_companion(compiled)
+    publish_splits(config, store)
+    committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
+    if ledger is None or (committed, committed.request) != (ledger, ledger.request):
+        save_ledger(config.cache_store, committed, replaces=ledger)
+    stages_before = len(ledger.stages) if ledger else 0
+    problems: tuple[str, ...] = ()
+    if store.snapshot.digest != report.digest:  # the files of the index just built need no check
+        problems = check_store(config, store, withdrawn=config.withdrawn).problems
+    return BuildResult(
+        index=report,
+        documents=documents,
+        ledger=committed,
+        stages_before=stages_before,
+        problems=problems,
+        warnings=(
+            *warn_of_token_documents(config, store.snapshot),
+            *find_warnings(compiled),
+            *warn_of_last_share(compiled),
+            *warn_of_ends(compiled),
+            *warn_of_epochs(compiled.run),
+            *warn_of_shared_files(compiled),
+            *_warn_of_other_splits(compiled),
+        ),
+    )
+
+
+def _warn_of_other_splits(compiled: Compiled) -> list[str]:
+    """Return a line for valid and for test if the split cannot be opened. A run can be trained
+    without it, but the user should know before evaluating."""
+    return [
+        f"{split}: cannot be opened: {other}"
+        for split, other in compile_others(compiled)
+        if isinstance(other, PlanError)
+    ]
+
+
+def publish_splits(config: Config, store: BlockStore) -> None:
+    """Make the stored splits of a run available to other nodes: those of its snapshots, and those
+    of the document tables by which sources are split."""
+    owners = set[str]()
+    for of_snapshot in store.stores:
+        snapshot = of_snapshot.snapshot
+        numbers = {entry.name: number for number, entry in enumerate(snapshot.sources)}
+        owners.add(snapshot.digest)
+        owners |= {
+            table_key(snapshot, numbers[name])
+            for name in config.sources_needing_lengths
+            if name in numbers
+        }
+    config.cache_store.publish_files("splits", owners)
