@@ -131,7 +131,7 @@ def _print_tokens(found: CheckDataResult) -> None:
 def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
     """Check a cache: checksums, counts, runs.
 
-    With --data all data files, too. Exits with 3 if anything is wrong.
+    With --data, also check all data files. Exits with 3 if anything is wrong.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.session import Session

@@ -49,7 +49,9 @@ def datasets() -> None:
 @datasets.command("add", cls=Command)
 @click.argument("name")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option("--every", metavar="TIME", help="List it again: 30m, 6h (first: 1h); or never.")
+@click.option(
+    "--every", metavar="TIME", help="How often to list it again: 30m, 6h, or never (first: 1h)."
+)
 @of_mirror
 @as_json
 def add_command(
@@ -99,11 +101,15 @@ def _name_place(located: dict[str, list[str]], message: str) -> str:
     metavar="share|all|N",
     default="share",
     show_default=True,
-    help="Hold each byte on as many nodes as the mirror has copies, on all, or on N.",
+    help="How many nodes hold each byte: as many as the mirror's `copies` (share), all, or N.",
 )
-@click.option("--nodes", metavar="all|A,B", default="all", help="Where, in a cluster with etcd.")
+@click.option(
+    "--nodes", metavar="all|A,B", default="all", help="Nodes that hold it, in a cluster with etcd."
+)
 @click.option("--pin", is_flag=True, help="Never evict it.")
-@click.option("--until", metavar="TIME", help="Want it until then, such as 2027-01-31T18:00.")
+@click.option(
+    "--until", metavar="TIME", help="Time until which it is wanted, such as 2027-01-31T18:00."
+)
 @click.option("--wait", is_flag=True, help="Return when it is held.")
 @of_mirror
 @as_json
@@ -162,7 +168,7 @@ def list_command(mirror: str | None, as_json: bool) -> None:
 
 
 @datasets.command("status", cls=Command)
-@click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
 @of_mirror
 @as_json
 def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
@@ -180,10 +186,10 @@ def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def path_command(target: str, mirror: str | None, as_json: bool) -> None:
-    """Print a folder with all files of a revision, for any program.
+    """Print the path of a folder with all files of a revision, for any program.
 
-    It is made of hard links where files are not small, and stays until the revision is not wanted
-    any more. Exits with 3 if something is missing.
+    The files are hard links, except for small ones. The folder stays until the revision is no
+    longer wanted. Exits with 3 if a file is missing.
     """
     finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
 
@@ -372,7 +378,8 @@ def _print_status(found: dict[str, Any]) -> None:
         )
         if each["short"]:
             print_line(
-                f"  does not fit: {format_gb(each['short'])} too much beside what is pinned, was wanted before, or jobs read"
+                f"  does not fit: {format_gb(each['short'])} more than is left after pinned datasets, earlier wants "
+                "and the data of jobs"
             )
         if each["trouble"]:
             print_line(f"  {each['trouble']}")
@@ -388,7 +395,7 @@ def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
         trouble = f": {owed['trouble']}" if owed["trouble"] else ""
         print_line(f"  {node}: {format_gb(owed['missing'])} missing{short}{trouble}")
     for node in want["silent"][:_SHOWN_NODES]:
-        print_line(f"  {node}: {'is away' if node in away else 'has not told yet'}")
+        print_line(f"  {node}: {'is unreachable' if node in away else 'has not reported yet'}")
 
 
 def _print_verified(found: dict[str, Any]) -> None:

@@ -35,7 +35,10 @@ STAGES = 12
 @command()
 @of_what
 @click.option(
-    "--all", "whole", is_flag=True, help="Print all figures, of all splits, stages and the index."
+    "--all",
+    "whole",
+    is_flag=True,
+    help="Print all figures, for every split and stage and for the index.",
 )
 @click.option(
     "--micro-batch",
@@ -246,7 +249,7 @@ def print_summary(found: RunDescription) -> None:
     if len(found.stages) > 1:
         print_line(f"{len(found.stages):,} stages, which end at sample {_list_ends(found)}")
     _print_estimates(found)
-    print_line("`--all` prints all figures, of all splits, stages and the index")
+    print_line("`--all` prints all figures, for every split and stage and for the index")
 
 
 def _print_doubts(found: RunDescription) -> None:
@@ -350,9 +353,7 @@ def _print_estimates(found: RunDescription) -> None:
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)
     if found.full_share_stages is not None:
-        print_line(
-            "to read sources at their full shares until they run out instead, without on_exhausted:"
-        )
+        print_line("to read each source at its full share until it runs out, without on_exhausted:")
         print_text(found.full_share_stages)
 
 
@@ -361,7 +362,7 @@ def _print_mirror(found: MirrorEstimate) -> None:
     from megablend.prefetch.memory_budget import format_bytes
 
     if not found.epochs:
-        print_line("mirror: nothing of what train reads is remote")
+        print_line("mirror: train reads no remote data")
         return
     held = "without limit" if found.size is None else f"{format_bytes(found.size)} each"
     needed = format_bytes(found.needed_bytes, up=True)

@@ -156,7 +156,9 @@ def _load_tokenizer(path: str) -> Any:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path}: cannot be loaded as a tokenizer.json: {error}") from None
+        raise ConfigError(
+            f"{path}: cannot be loaded as a tokenizer.json: {error}; write it with `tokenizer.save`; write it with `tokenizer.save`; write it with `tokenizer.save`"
+        ) from None
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:
@@ -258,10 +260,14 @@ def _shorten(text: str, length: int) -> str:
 @click.option(
     "--line",
     type=click.IntRange(0),
-    help="Of a file of text: the document's line, from 1 (row, from 0).",
+    help="For a text file: the document's line, from 1 (in a table: its row, from 0).",
 )
-@click.option("--byte", type=click.IntRange(0), help="The same: a byte of the document's line.")
-@click.option("--key", help="The same: what the source's `key` holds.")
+@click.option(
+    "--byte",
+    type=click.IntRange(0),
+    help="For a text file: a byte offset within the document's line.",
+)
+@click.option("--key", help="For a text file: the value of the source's `key`.")
 @click.option("--all", "whole", is_flag=True, help="List all samples.")
 @in_cache
 @as_json

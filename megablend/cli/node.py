@@ -69,9 +69,10 @@ def status_command(what: str, as_json: bool) -> None:
 @of_mirror
 @as_json
 def check_command(what: str, as_json: bool) -> None:
-    """Have all nodes ask one another whether they answer.
+    """Check that all nodes can reach one another.
 
-    Prints a line for each pair of which one does not reach the other; exits with 3 if there is one.
+    Prints a line for each pair of nodes of which one cannot reach the other; exits with 3 if there
+    is such a pair.
     """
     from megablend.mirror.node.frames import Kind
 
@@ -83,7 +84,7 @@ def check_command(what: str, as_json: bool) -> None:
 
 @node.command("fill", cls=Command)
 @click.argument("config")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would be fetched.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only print what would be fetched.")
 @in_cache
 @as_json
 def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) -> None:
@@ -239,7 +240,7 @@ def _print_status(status: dict[str, Any]) -> None:
         print_line(f"etcd: {trouble.removeprefix('etcd: ')}")
     if not cluster["formed"]:
         print_line(
-            f"the nodes do not work together yet: {cluster['trouble'] or 'some are missing'}"
+            f"the nodes have not formed a cluster yet: {cluster['trouble'] or 'some are missing'}"
         )
     elif cluster["bytes_to_copy"]:
         print_line(f"copies to get from other nodes: {format_gb(cluster['bytes_to_copy'])}")
@@ -265,7 +266,7 @@ def _print_filled(filled: dict[str, int]) -> None:
         f"fetched from the source: {format_gb(filled['source'])}, from other nodes: {format_gb(filled['peers'])}"
     )
     if filled["refused"]:
-        print_line("there is no room for the rest: raise `size` of `mirror`, or free space")
+        print_line("there is no room for the rest: raise `mirror.size`, or free space")
 
 
 def _print_scrubbed(found: dict[str, Any]) -> None:

@@ -17,10 +17,10 @@ from megablend.operations.results import Record
 _LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 in_cache = click.option(
-    "--cache", metavar="CACHE", help="Folder or URL of the cache, in place of the config's."
+    "--cache", metavar="CACHE", help="Folder or URL of the cache, instead of the config's."
 )
 of_run = click.option(
-    "--run", metavar="NAME", help="Name of a run in the cache, in place of the config's."
+    "--run", metavar="NAME", help="Name of a run in the cache, instead of the config's."
 )
 of_what = click.argument("what", metavar="CONFIG|CACHE")
 of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")

@@ -96,7 +96,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
     """Make the next build plan a run again.
 
-    It is planned from its config as it is then. Its current ledger is moved aside.
+    The build plans it from the config as it is at that time. Its current ledger is moved aside.
     By default RUN is the config's.
     """
     from megablend.operations.manage_runs import reset_run
@@ -208,7 +208,7 @@ def amend(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Change a run from a sample on, by its config's next stage.
+    """Change a run from a sample on, as the next stage of its config says.
 
     The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
     before it changes, and no token is lost or repeated. Checkpoints of that sample and earlier are
@@ -275,8 +275,8 @@ def print_drain(drain: Drain) -> None:
     before."""
     samples = drain.stop - drain.start
     print_line(
-        f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: they "
-        "continue the stage before, with the rest of what its lanes have begun to read"
+        f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: "
+        "they continue the previous stage with the rest of what its lanes have begun to read"
     )
     by_difference = sorted(
         drain.sources, key=lambda source: -abs(source.share - source.share_before)
@@ -299,7 +299,9 @@ def print_drain(drain: Drain) -> None:
 
 def print_fitting(unit: int) -> None:
     """Print which steps fit a run whose samples change."""
-    print_line(f"steps (micro batch x ranks, counted from sample 0) fit if they divide {unit:,}")
+    print_line(
+        f"a step size (micro batch x ranks, counted from sample 0) fits if it divides {unit:,}"
+    )
 
 
 @command()

@@ -86,7 +86,7 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
         return hint
     if len(known) > _MAX_LISTED:
         return "docs/configuration.md lists the keys"
-    return f"known ones are {', '.join(known)}"
+    return f"known keys: {', '.join(known)}"
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:

@@ -193,19 +193,18 @@ def check_listed(
         unknown = sorted(set(stage.withdraw) - set(names))
         if unknown:
             raise ValueError(
-                f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since the stages before "
-                "read it"
+                f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since earlier stages read it"
             )
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                f"stages[0]: found `{key}`, but the first stage begins with the run; list the stage that it cuts "
-                "before it, or remove it"
+                f"stages[0]: found `{key}`, but the first stage begins with the run; list the earlier stage that it "
+                "cuts short first, or remove it"
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
             raise ValueError(
-                f"stages[0]: found `{key}`, but no stage before it reads other data; remove it"
+                f"stages[0]: found `{key}`, but there is no earlier stage whose data it could change; remove it"
             )
         if stage.share is not None and not lengths:
             raise ValueError(
@@ -236,7 +235,7 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
             )
         if stage.withdraw and stage.schedule is not None:
             raise ValueError(
-                f"stages[{i}]: a schedule starts from the shares of the stage before, which still has source "
+                f"stages[{i}]: a schedule starts from the shares of the previous stage, which still has source "
                 f"{stage.withdraw[0]!r}; withdraw it in a stage before the schedule"
             )
         withdrawn_in |= dict.fromkeys(stage.withdraw, i)

@@ -79,7 +79,7 @@ def find_token(tokenizer: Path, text: str) -> int:
     if not isinstance(found, int):
         known = ", ".join(map(repr, list(added)[:5])) or "none"
         raise ConfigError(
-            f"{tokenizer}: has no token {text!r}; expected one of its vocabulary (added tokens: {known})"
+            f"{tokenizer}: has no token {text!r}; expected a token in its vocabulary (added tokens: {known})"
         )
     return found
 

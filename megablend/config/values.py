@@ -153,7 +153,7 @@ def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
     try:
         numbers = [_parse_number(part) for part in parts]
     except ValueError as error:
-        raise ValueError(f"{error} in train,valid,test such as 95,5,0") from None
+        raise ValueError(f"{error} for each of train,valid,test, as in 95,5,0") from None
     if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
         raise ValueError(
             f"found {value!r}, expected up to three numbers train,valid,test, not all 0, such as 95,5,0"

@@ -65,7 +65,7 @@ def choose_column(
             if found:
                 hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source"
             raise ConfigError(
-                f"{path}: column {unfit!r}, whose name suggests that it contains the tokens, {problems[unfit]}{hint}"
+                f"{path}: column {unfit!r}, which by its name should contain the tokens, {problems[unfit]}{hint}"
             )
         if found is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")
@@ -136,7 +136,7 @@ def _why_none(fit: list[str], lists: Collection[str], problems: Mapping[str, str
     nearly = _describe_nearly_fit(lists, problems)
     if not fit:
         if nearly:
-            return f"no column contains the tokens as megablend reads them; {nearly}"
+            return f"no column contains tokens in a form that megablend can read; {nearly}"
         return "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first"
     fit_lists = [name for name in fit if name in lists]
     single = [name for name in fit if name not in lists]

@@ -100,7 +100,7 @@ class ColumnFormat(BaseFormat):
         order: int64 [m]."""
         if token > np.iinfo(found.token_dtype).max:
             raise ConfigError(
-                f"{path}: eod_token {token} does not fit tokens of {found.token_dtype}; correct `documents`"
+                f"{path}: eod_token {token} does not fit the token dtype {found.token_dtype}; correct `documents`"
             )
         size = storage.stat(path).size
         opened = OpenedFile(

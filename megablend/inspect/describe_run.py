@@ -210,7 +210,7 @@ def _with_estimates(
     rest = skips.count_trained(run.num_samples) % loaders.step_samples
     if rest:
         warnings.append(
-            f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
+            f"train: its last {rest:,} samples do not fill a step of {loaders.step_samples:,}: loaders drop them, except "
             "with drop_last=False"
         )
     return dataclasses.replace(

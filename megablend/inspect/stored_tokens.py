@@ -90,9 +90,8 @@ def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
     source = snapshot.sources[entry.column]
     if not source.documents:
         raise ConfigError(
-            f"{entry.name}: the index has not counted the rows of source {source.name!r} (it does "
-            "so for append_eod, split, extra_columns and document orders); leave out the row to "
-            "find the whole file"
+            f"{entry.name}: the index has no row counts for source {source.name!r} (rows are counted only if the "
+            "config uses append_eod, split, extra_columns or a document order); omit the row to search the whole file"
         )
     if not 0 <= row < entry.rows:
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")

@@ -233,8 +233,8 @@ def _check_stages(config: Config, cut: Ledger) -> None:
             )
         listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
         raise ConfigError(
-            f"the config has no `stages`: add `stages: [{listed}, {{from: {stop}, ...}}]`, with what changes from "
-            f"sample {stop:,} on in place of `...`"
+            f"the config has no `stages`: add `stages: [{listed}, {{from: {stop}, ...}}]`, replacing `...` with the "
+            f"settings that change from sample {stop:,} on"
         )
 
 

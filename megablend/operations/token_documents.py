@@ -43,8 +43,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
         return []
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return [
-        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is flat; this run "
-        "continues like that; in a new run, set `documents` of the source"
+        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is flat; this run keeps "
+        "doing so; in a new run, set `documents` of the source"
     ]
 
 

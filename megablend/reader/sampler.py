@@ -73,7 +73,7 @@ class PretrainingSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         if drop_last and 0 < len(dataset) < self.step_samples:
             warnings.warn(
-                f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step "
+                f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} in one step "
                 f"(micro batch {micro_batch_size} x {size} ranks): the sampler yields no batches; use a smaller "
                 "micro batch, or drop_last=False",
                 RuntimeWarning,

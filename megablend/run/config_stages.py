@@ -345,6 +345,6 @@ def _find_cut(
         return None
     if not first < cut < end:
         raise PlanError(
-            f"from: found {cut:,}, expected a sample of the stage before it, {first + 1:,} to {end:,}"
+            f"from: found {cut:,}, expected a sample within the previous stage, {first + 1:,} to {end:,}"
         )
     return cut

@@ -193,7 +193,7 @@ class Ledger:
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
                     f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
-                    f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
+                    f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the next stage begin earlier"
                 )
 
     @property
@@ -217,7 +217,10 @@ class Ledger:
         stages = "the change as a further stage"
         if len(self.stages) == 1:
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
-        return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
+        return (
+            f"; to change the run from the position of training on, restore the config, add {stages} and run "
+            "`megablend amend CONFIG --at SAMPLE`"
+        )
 
 
 def _follow(stage: Stage, link: Link) -> Stage:

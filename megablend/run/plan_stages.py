@@ -154,8 +154,8 @@ class _Planner:
         """Refuse a stage that ends before the drain that precedes it does. Raises: PlanError."""
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but the settings of the stage before it are kept "
-                f"until sample {self.start:,}"
+                f"stage {number} ends at sample {stage.end:,}, but the settings of the previous stage are kept until "
+                f"sample {self.start:,}"
             )
 
     def enter(self, stage: Stage) -> None:

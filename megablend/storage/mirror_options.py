@@ -118,7 +118,7 @@ class MirrorOptions:
         if not find_scheme(location):
             real = os.path.realpath(location)
             if not any(has_prefix(real, os.path.realpath(prefix)) for prefix in prefixes):
-                return "is a link out of the prefixes that this node's mirror may fetch"
+                return "is a symbolic link that leads outside the prefixes that this node's mirror may fetch"
         is_near = find_scheme(location) in ("http", "https") and _is_near(location)
         if is_near and all(prefix in REMOTE_PREFIXES for prefix in prefixes):
             return "is on this machine or its links, and no prefix has its host"

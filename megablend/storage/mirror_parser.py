@@ -64,7 +64,7 @@ def _check_cluster(options: MirrorOptions) -> None:
             )
     if (nodes == "etcd") != (options.etcd is not None):
         raise ValueError(
-            "etcd: found without `nodes: etcd`; write both, or none of them"
+            "etcd: found without `nodes: etcd`; set both or neither"
             if options.etcd is not None
             else "nodes: found etcd, but no `etcd` with `endpoints` and `nodes_expected`; set them"
         )
@@ -75,7 +75,7 @@ def _check_cluster(options: MirrorOptions) -> None:
     if options.secret_file is not None and options.tls is not None:
         raise ValueError("secret_file: found together with `tls`; keep one of them")
     if (options.data_port is None) != (options.token_file is None):
-        raise ValueError("data_port and token_file: found one of them; set both, or none")
+        raise ValueError("data_port and token_file: only one of them is set; set both or neither")
     if options.data_port == options.port and nodes is not None:
         raise ValueError(f"data_port: found {options.port}, which is `port`; choose another")
 

@@ -501,7 +501,7 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"stages": [FIRST, LONGER]}))
     lines = [
         "samples 112 to 528, 416 of 8 tokens, are a drain",
-        "steps (micro batch x ranks, counted from sample 0) fit if they divide 528",
+        "a step size (micro batch x ranks, counted from sample 0) fits if it divides 528",
     ]
     for command in (
         ["amend", "--at", "100", "--batch", "24", "--dry-run"],

@@ -27,7 +27,7 @@ def test_a_split_shorter_than_a_step_is_told(
     valid = megablend.open(config, split="valid")
     assert 0 < len(valid) < 64
     expected = (
-        rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): the sampler "
+        rf"valid has {len(valid)} samples, fewer than the 64 in one step \(micro batch 8 x 8 ranks\): the sampler "
         r"yields no batches"
     )
     with pytest.warns(RuntimeWarning, match=expected):

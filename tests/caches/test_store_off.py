@@ -18,7 +18,7 @@ from tests.caches.test_remote_cache import configs, samples
 from tests.mirror.nodes import kill_node, mirror
 from tests.storage.objects.servers.switch import Switch
 
-SAYS = "the store does not answer; using the cache as this node last saw it"
+SAYS = "the store is not responding; using the cache as this node last saw it"
 
 
 @pytest.fixture

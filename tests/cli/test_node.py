@@ -46,7 +46,10 @@ def test_a_folder_that_is_no_mirror(command: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     done = run("node", command, tmp_path)
     assert done.returncode == 2
-    assert f"{tmp_path}: is not a mirror of this version (it has no mirror.json" in done.stderr
+    assert (
+        f"{tmp_path}: is not a mirror that this version can use (it has no mirror.json"
+        in done.stderr
+    )
     assert "\ngive a mirror's folder, or a config" in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 

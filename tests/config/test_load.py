@@ -596,7 +596,7 @@ def test_what_keys_are_expected_is_said(
         (
             ("warnings", "x"),
             3,
-            "warnings.x: unknown key; known ones are max_epochs, min_source_samples, max_read_amplification",
+            "warnings.x: unknown key; known keys: max_epochs, min_source_samples, max_read_amplification",
         ),
         (
             ("sources", 0, "format_options", "dtype"),

@@ -74,7 +74,7 @@ def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
     for keys, says in (
         (
             {"append_eod": "<x>"},
-            r"has no token '<x>'; expected one of its vocabulary \(added tokens: '</s>'\)",
+            r"has no token '<x>'; expected a token in its vocabulary \(added tokens: '</s>'\)",
         ),
         ({"eos": True}, r"no eos_token is set in tokenizer_config.json or .*append_eod"),
         ({"eos": True, "append_eod": 3}, r"eos and append_eod both set the token"),

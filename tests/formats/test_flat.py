@@ -232,7 +232,7 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
     ):
         megablend.build(make_config(tmp_path, [source | {"format": "raw"}], samples=1))
     pq.write_table(pa.table({"tokens": pa.array([1], pa.uint16())}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match="eod_token 70000 does not fit tokens of uint16"):
+    with pytest.raises(ConfigError, match="eod_token 70000 does not fit the token dtype uint16"):
         megablend.build(
             make_config(tmp_path, [source | {"documents": {"eod_token": 70000}}], samples=1)
         )

@@ -133,7 +133,7 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
         (("",), "found an empty path, expected a data file of the index"),
         (("nothing.parquet",), "has no file with this path or ending"),
         (("ource0/0.parquet",), "has no file with this path or ending"),
-        (("source0/0.parquet", 3), "has not counted the rows of source 's0'.*leave out the row"),
+        (("source0/0.parquet", 3), "has no row counts for source 's0'.*omit the row"),
     ):
         with pytest.raises(ConfigError, match=message):
             megablend.find(config, *arguments)

@@ -229,7 +229,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"from": 100}]},
         {"at": 100},
-        "begins at sample 100, expected 112: set the end of the stage before it to the one that was built, `samples: "
+        "begins at sample 100, expected 112: set the end of the previous stage to the one that was built, `samples: "
         "640`, and set `from: 112`, or no `from`, in the next stage$",
         [
             ({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}),
@@ -239,7 +239,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [{"samples": 100}, NEXT]},
         {"at": 100},
-        "begins at sample 100, expected 112: set the end of the stage before it to the one that was built, `samples: "
+        "begins at sample 100, expected 112: set the end of the previous stage to the one that was built, `samples: "
         "640`",
         [({"stages": [{"samples": 640}, NEXT | {"from": 112}]}, {"at": 100})],
     ),

@@ -116,7 +116,7 @@ class RememberedPrefix(ObjectPrefix):
         is_usable = all(remembered) and is_on_one_machine(os.environ)
         try:
             if is_usable and time.monotonic() < self._away_until:
-                raise NoResponseError("it did not answer a moment ago")
+                raise NoResponseError("it was not responding a moment ago")
             answers = ask(self._impatient if is_usable else self)
         except NoResponseError:
             if not is_usable:
@@ -135,7 +135,7 @@ class RememberedPrefix(ObjectPrefix):
         if time.monotonic() >= self._away_until:
             self._away_until = time.monotonic() + _AWAY_SECONDS
             LOG.warning(
-                "cache: %s: the store does not answer; using the cache as this node last saw it",
+                "cache: %s: the store is not responding; using the cache as this node last saw it",
                 self.location,
             )
 

@@ -137,7 +137,7 @@ class ObjectCacheStore:
             self._prefix.remove([key])
         if found is None:
             raise CacheError(
-                f"{self.location}/{key}: was removed while its time was being read; repeat the "
+                f"{self.location}/{key}: was removed while its modification time was being read; repeat the "
                 "command"
             )
         self._clock_lead = found.modified - time.time()

@@ -40,7 +40,8 @@ class RawOptions:
         if self.separator is not None and self.separator > np.iinfo(dtype).max:
             name = "bos_token" if self.eod_token is None else "eod_token"
             raise ValueError(
-                f"{name} {self.separator} does not fit tokens of {dtype} (up to {np.iinfo(dtype).max}); correct one of the two"
+                f"{name} {self.separator} does not fit the token dtype {dtype} (at most {np.iinfo(dtype).max}); "
+                "correct the token or the dtype"
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.errors import CorruptFileError
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.raw.boundaries import Separator, find_offsets
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -80,8 +80,8 @@ class RawReader:
         for i in np.flatnonzero(wrong)[:1]:
             raise CorruptFileError(
                 self.path,
-                f"a block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file "
-                f"of {self.size} bytes",
+                f"a block of {blocks['tokens'][i]} tokens ({blocks['stored_bytes'][i]} bytes) lies outside the file, "
+                f"which has {self.size} bytes; {CHANGED_REMEDY}",
                 offset=int(offsets[i]),
             )
         return offsets, sizes

@@ -132,4 +132,4 @@ def _table_problems(snapshot: Snapshot) -> Iterator[str]:
         if blocks["tokens"].sum() != file.tokens:
             yield f"{file.name}: its blocks contain {blocks['tokens'].sum()} tokens, but the file has {file.tokens}"
         if snapshot.columns[file.column].documents and blocks["rows"].sum() != file.rows:
-            yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, but the file has {file.rows}"
+            yield f"{file.name}: {blocks['rows'].sum()} documents begin in its blocks, but the file has {file.rows}"

@@ -109,5 +109,5 @@ def ordinal_in_cycle(
 
 @device
 def _size(lanes: int, row: Int64s) -> int:
-    """How many samples a leaf has in the cycle."""
+    """Return how many samples a leaf has in the cycle."""
     return int((row[RIGHT_TURN] - row[LEFT_TURN]) * lanes + row[RIGHT_RESIDUE] - row[LEFT_RESIDUE])

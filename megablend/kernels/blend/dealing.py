@@ -25,8 +25,8 @@ def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
 def dealt_below(
     period: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
 ) -> int:
-    """How many ordinals of the period's cycles [first, stop) go to residues below `residue`, 0 to
-    `lanes`."""
+    """Return how many ordinals of the period's cycles [first, stop) go to residues below `residue`,
+    0 to `lanes`."""
     count = 0
     for other in range(first, stop):
         left_turn, left_residue, right_turn, right_residue = parts[other]

@@ -121,7 +121,7 @@ def count_tails(
 
 @device
 def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
-    """How many ordinals the lane of a residue reads in the period's first `gone` cycles."""
+    """Return how many ordinals the lane of a residue reads in the period's first `gone` cycles."""
     return dealt_below(period, part, lanes, residue + 1, 0, gone) - dealt_below(
         period, part, lanes, residue, 0, gone
     )

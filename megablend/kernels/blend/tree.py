@@ -83,7 +83,7 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 def leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """How many of the first n samples are of leaves before `rank`; and how many are of leaf
+    """Return how many of the first n samples are of leaves before `rank`; and how many are of leaf
     `rank`."""
     node = 0
     before = 0

@@ -12,7 +12,7 @@ from megablend.jit import device, kernel
 
 @kernel
 def count_ends(offsets: Int64s, carried: bool, closes: bool) -> int:
-    """How many pieces end a document that has tokens; see `insert_ends`."""
+    """Return how many pieces end a document that has tokens; see `insert_ends`."""
     count = 0
     for piece in range(len(offsets) - 1):
         count += _ends(offsets, piece, carried, closes)

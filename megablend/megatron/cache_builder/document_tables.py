@@ -58,7 +58,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     if known is not None:
         if launch.rank == 0 and _has_token_documents(_store(cache, known, storage), address):
             LOG.warning(
-                "%s: its column is flat, and each token counts as a document, as when it was built",
+                "%s: its column is flat, so each token counts as a document, as it did when this table was built",
                 address,
             )
         return known

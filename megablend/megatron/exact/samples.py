@@ -114,7 +114,7 @@ def end_row(
     """
     if not keep_tail:
         raise PlanError(
-            f"the documents contain {sample - 1:,} samples; expected {samples:,}: the lengths may be those of other documents"
+            f"the documents contain {sample - 1:,} samples; expected {samples:,}: the lengths may belong to other documents"
         )
     if last < extra:
         raise PlanError(

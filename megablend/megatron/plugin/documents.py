@@ -273,7 +273,8 @@ class TableDocuments(Documents):
             first = start - self._count_before(block) if exists else -1
             if not 0 <= first <= max(0, len(tokens) - 1):
                 raise CacheError(
-                    f"{self._table}: damaged: document {number:,} has more tokens than its files; remove it and build again"
+                    f"{self._table}: damaged: document {number:,} has more tokens than are left in its files; remove "
+                    "the table and build again"
                 )
             part = tokens[first : first + count]
             parts.append(part)

@@ -151,7 +151,8 @@ def count_samples(
     def batch_size(split: str) -> int:
         if not global_batch_size:
             raise ConfigError(
-                f"{split}: its size needs --global-batch-size; or set it directly with --{split}-samples"
+                f"{split}: its size cannot be derived without --global-batch-size; give it, or set the size directly "
+                f"with --{split}-samples"
             )
         return global_batch_size
 
@@ -159,7 +160,9 @@ def count_samples(
         if train_iters:
             return train_iters
         if not train_samples:
-            problem = "needs --train-samples or --train-iters; or"
+            problem = (
+                "cannot be derived without --train-samples or --train-iters; give one of them, or"
+            )
         elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
             problem = "cannot be derived with --rampup-batch-size;"
         else:
@@ -174,7 +177,8 @@ def count_samples(
             return valid_samples
         if not eval_interval:
             raise ConfigError(
-                "valid: its size needs --eval-interval; or set it directly with --valid-samples"
+                "valid: its size cannot be derived without --eval-interval; give it, or set the size directly with "
+                "--valid-samples"
             )
         num_evaluations = num_iterations("valid") // eval_interval + 1
         return num_evaluations * eval_iters * batch_size("valid")

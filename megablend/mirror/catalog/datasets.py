@@ -209,16 +209,15 @@ class Datasets:
         if self._mates is None:
             if want.nodes or want.copies:
                 raise ConfigError(
-                    f"{want.target}: this node does not tell other nodes what is wanted\n"
-                    "run the command on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` of "
-                    "`mirror`"
+                    f"{want.target}: this node cannot share wants with other nodes\n"
+                    "run the command on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` under `mirror`"
                 )
             return want
         names = self._mates.nodes.names
         if not names and (want.nodes or want.copies):
             raise ResourceError(
-                f"{want.target}: the nodes have not met yet\n"
-                "ask again when they have: `megablend node status` says who is missing"
+                f"{want.target}: the nodes have not connected to one another yet\ntry again when they have: "
+                "`megablend node status` names the missing ones"
             )
         for node in want.nodes:
             if node not in names:
@@ -262,9 +261,9 @@ class Datasets:
         capacity = await self._pages.call(self._pages.store.find_capacity)
         if beside + size > capacity:
             raise ConfigError(
-                f"{want.target} can never fit: this node has to hold {size:,} bytes of it beside "
+                f"{want.target} can never fit: this node would have to hold {size:,} bytes of it in addition to "
                 f"{beside:,} pinned bytes, but its mirror has room for {capacity:,}\n"
-                "raise `size` of `mirror`, free space, or share it among more nodes"
+                "raise `mirror.size`, free space, or spread it over more nodes"
             )
 
     async def unwant(self, target: str) -> dict[str, Any]:
@@ -369,9 +368,9 @@ class Datasets:
             raise last.error
         if last.short:
             raise ResourceError(
-                f"{want.target} does not fit: it needs {last.short:,} bytes more than are left beside what is pinned, "
-                "was wanted earlier, or is read by jobs\n"
-                "unwant something, raise `size` of `mirror`, or share it among more nodes"
+                f"{want.target} does not fit: it needs {last.short:,} bytes more than are left after pinned datasets, "
+                "earlier wants and the data of jobs\n"
+                "unwant something, raise `mirror.size`, or spread it over more nodes"
             )
         return last.as_json()
 

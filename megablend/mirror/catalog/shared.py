@@ -181,7 +181,9 @@ class SharedCatalog:
         if find():
             return
         if self._keys.etcd.away_since is not None:
-            raise EtcdAwayError(f"etcd is away: {self._keys.etcd.trouble}\nstart it, and try again")
+            raise EtcdAwayError(
+                f"etcd is unreachable: {self._keys.etcd.trouble}\nstart it, and try again"
+            )
         if self.trouble:
             raise ConfigError(self.trouble)
         async with self._news:
@@ -392,6 +394,6 @@ class SharedCatalog:
 
 def _not_ours(key: str, value: Value) -> ConfigError:
     return ConfigError(
-        f"etcd: {key}: found {value.data[:60]!r}, expected JSON of a catalog of megablend\n"
-        "set `prefix` of `etcd` of `mirror` to one that nothing else uses"
+        f"etcd: {key}: found {value.data[:60]!r}, expected the JSON of a megablend catalog\nset `mirror.etcd.prefix` "
+        "to a prefix that nothing else uses"
     )

@@ -154,8 +154,8 @@ class Told:
                     if owed["short"]:
                         raise ResourceError(
                             f"{want.target} does not fit on {node}: it needs {owed['short']:,} bytes more than are "
-                            "left beside what is pinned, was wanted earlier, or is read by jobs\n"
-                            "unwant something, raise `size` of `mirror` there, or share it among more nodes"
+                            "left after pinned datasets, earlier wants and the data of jobs\n"
+                            "unwant something, raise `mirror.size` there, or spread it over more nodes"
                         )
                     if owed.get("gone"):
                         raise ResourceError(f"{node}: {owed['trouble']}")

@@ -118,7 +118,7 @@ class MirrorFolder:
             if names and _MARKER not in names:
                 raise ConfigError(
                     f"{path}: is not empty, and is not a mirror: it contains {min(names)!r}\n"
-                    "set `folder` of `mirror` to an empty folder, or to one that does not exist yet"
+                    "set `mirror.folder` to an empty folder, or to one that does not exist yet"
                 )
             if not names:
                 _check_file_system(path, calls or DiskCalls())
@@ -175,7 +175,7 @@ class MirrorFolder:
         except KeyError:
             raise ConfigError(
                 f"{self.path}: there is no group {self.group!r} on this machine\n"
-                "set `group` of `mirror` to one that `getent group` lists"
+                "set `mirror.group` to one that `getent group` lists"
             ) from None
         path.chmod(0o2750)  # setgid: new files in it belong to the group, too
 
@@ -272,11 +272,11 @@ def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
     """Check that a path is a folder of this process's user, or of one of its groups. Raises:
     ConfigError."""
     if not stat.S_ISDIR(state.st_mode):
-        raise ConfigError(f"{path}: is not a folder\nset `folder` of `mirror` to a folder")
+        raise ConfigError(f"{path}: is not a folder\nset `mirror.folder` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
             f"{path}: belongs to user {state.st_uid}, but this process runs as user {os.geteuid()}\n"
-            "set `group` of `mirror` to a group that both users belong to, or use another folder"
+            "set `mirror.group` to a group that both users belong to, or use another folder"
         )
 
 
@@ -292,8 +292,8 @@ def _read_marker(path: Path) -> dict[str, Any]:
     except ValueError as error:
         found = f"its {_MARKER} is damaged ({error})"
     raise ConfigError(
-        f"{path}: is not a mirror of this version ({found}; expected format {_FORMAT})\n"
-        "set `folder` of `mirror` to an empty folder, or remove this one"
+        f"{path}: is not a mirror that this version can use ({found}; expected format {_FORMAT})\n"
+        "set `mirror.folder` to an empty folder, or remove this folder"
     )
 
 
@@ -329,14 +329,14 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
             if is_seen and has_holes:
                 return
             feature = "holes in files, or no shared memory mappings"
-            problem = "a punched hole, or what a mapping wrote, does not show"
+            problem = "a punched hole, or data written through a mapping, is not visible"
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             problem = cause_of(error)
     raise ConfigError(
-        f"{path}: its file system has no {feature} ({problem})\n"
-        "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
+        f"{path}: its file system does not support {feature} ({problem})\n"
+        "set `mirror.folder` to a folder on a local disk (ext4, XFS)"
     )
 
 
@@ -348,5 +348,5 @@ def _as_config_error(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
-            "get permission for it, or set another `folder` of `mirror`"
+            "get permission for it, or set another `mirror.folder`"
         ) from error

@@ -188,7 +188,7 @@ class Etcd:
             try:
                 answer = await self._ask_as_user(endpoint, path, request)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                trouble = str(error) or f"no answer for {self._patience:g} s"
+                trouble = str(error) or f"no response for {self._patience:g} s"
                 problems.append(f"{endpoint}: {trouble}")
                 self._turn_away(endpoint)
                 if is_change and not isinstance(error, aiohttp.ClientConnectorError):
@@ -213,9 +213,9 @@ class Etcd:
         if self.away_since is None:
             self.away_since = time.time()
             if self._has_answered:  # else who has started says so
-                LOG.warning("mirror: etcd is away: %s", trouble)
+                LOG.warning("mirror: etcd is unreachable: %s", trouble)
         return EtcdAwayError(
-            f"etcd is away: {trouble}\nstart it, or correct `endpoints` of `etcd` of `mirror`"
+            f"etcd is unreachable: {trouble}\nstart it, or correct `mirror.etcd.endpoints`"
         )
 
     async def _ask_as_user(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
@@ -262,13 +262,13 @@ class Etcd:
         except (ValueError, AttributeError):
             if b"CommonName" in body:
                 raise ConfigError(
-                    f"etcd: {endpoint} takes no certificate with a common name through its gateway, since its "
-                    "users have passwords, too\n"
-                    "give `tls` of `etcd` a certificate whose subject is empty"
+                    f"etcd: {endpoint} accepts no certificate with a common name through its gateway when its users "
+                    "also have passwords\n"
+                    "set `mirror.etcd.tls` to a certificate whose subject is empty"
                 ) from None
             raise ConfigError(
-                f"etcd: {endpoint} answers with status {status}, but not as etcd 3.4 or later does: {body[:80]!r}\n"
-                "correct `endpoints` of `etcd` of `mirror`, and enable etcd's gRPC gateway if it is disabled"
+                f"etcd: {endpoint} responded with status {status}, but not as etcd 3.4 or later does: {body[:80]!r}\n"
+                "correct `mirror.etcd.endpoints`, and enable etcd's gRPC gateway if it is disabled"
             ) from None
         if error is None and status == 200:
             return dict(found)

@@ -86,7 +86,7 @@ class EtcdMembers(Views):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
                     raise ConfigError(
                         f"etcd: found {key!r} below {self._root!r}, which is not a key of megablend\n"
-                        "Give `etcd` of `mirror` a `prefix` that nothing else uses."
+                        "Set `mirror.etcd.prefix` to a prefix that nothing else uses."
                     )
             await self._check_protocols()
             if self._known is None:
@@ -270,7 +270,7 @@ class EtcdMembers(Views):
         if view is None:
             raise ConfigError(
                 f"etcd: found {value.data[:80]!r} at {self._place!r}, which is not a view\n"
-                "Delete that key: the nodes agree on another view. Or give `etcd` of `mirror` another `prefix`."
+                "Delete that key, so that the nodes agree on a new view, or set another `mirror.etcd.prefix`."
             )
         return view
 

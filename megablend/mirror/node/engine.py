@@ -172,7 +172,7 @@ class Engine:
             await asyncio.wait([each.task for each in joined_flights])
         else:
             raise ResourceError(
-                f"{self.store.folder.path}: pages are evicted before they are read; raise `size` of `mirror`"
+                f"{self.store.folder.path}: pages are evicted before they are read; raise `mirror.size`"
             )
         return Origins(sum(each.source for each in started), sum(each.peers for each in started))
 
@@ -237,7 +237,7 @@ class Engine:
     def _no_room(self) -> ResourceError:
         return ResourceError(
             f"{self.store.folder.path}: the mirror has no room for what is needed now\n"
-            "free space, lower `reserve`, or raise `size` of `mirror`"
+            "free space, lower `reserve`, or raise `mirror.size`"
         )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:

@@ -188,8 +188,9 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
         raise ValueError("the bytes are not those that were sent")
     if not _is_ascending(pages) or len(subtract(pages, asked).blocks):
         raise ValueError("found pages that were not requested")
-    if len(data) != count_bytes(pages, key.size):
-        raise ValueError("found more or fewer bytes than those of its pages")
+    expected = count_bytes(pages, key.size)
+    if len(data) != expected:
+        raise ValueError(f"found {len(data)} bytes, expected {expected}, the size of its pages")
     return pages, data
 
 

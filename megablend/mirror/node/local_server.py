@@ -183,7 +183,7 @@ class LocalServer:
         if kind == Kind.DISTRUST:
             for key, pages, _ in unpack_needs(payload):
                 LOG.warning(
-                    "mirror: %s: bytes of %s were wrong; getting them again",
+                    "mirror: %s: bytes of %s were wrong; fetching them again",
                     self.folder.path,
                     key.location,
                 )
@@ -225,5 +225,5 @@ def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
                 return
     raise ConfigError(
         f"{folder.path}: belongs to user {os.geteuid()}, but this process runs as user {user}\n"
-        "set `group` of `mirror` to a group that both users belong to, or use another folder"
+        "set `mirror.group` to a group that both users belong to, or use another folder"
     )

@@ -86,7 +86,7 @@ class SourceReader:
         if reason := self._options.find_refusal(location):
             raise ConfigError(
                 f"{location}: {reason}\n"
-                "add what may be fetched to `prefixes` of `mirror` on this node, which has "
+                "add a prefix of it to `mirror.prefixes` on this node, which lists "
                 f"{', '.join(self._options.prefixes)}"
             )
 
@@ -186,7 +186,7 @@ class States:
             raise
         except (DataError, asyncio.TimeoutError):
             LOG.warning(
-                "mirror: the source of %s does not answer; assuming that it has not changed",
+                "mirror: the source of %s is not responding; assuming that it has not changed",
                 location,
             )
             return FileStat(size=known[0], etag=known[1])

@@ -158,7 +158,9 @@ class Assembly:
 
     def _explain(self, name: str) -> str:
         if name in self._heard:
-            return f"it reaches this node, which does not reach it: {self.peers[name].trouble}"
+            return (
+                f"it can reach this node, but this node cannot reach it: {self.peers[name].trouble}"
+            )
         return self.peers[name].trouble if name not in self._told else "it has sent nothing"
 
 

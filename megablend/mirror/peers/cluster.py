@@ -414,7 +414,7 @@ class Cluster:
         answers = await own_peer.ping()
         own_peer.close()
         if answers and own_peer.session != self._verifier.session:
-            raise ConfigError(f"{own_peer.name}: another node answers there\n{ONE_NAME}")
+            raise ConfigError(f"{own_peer.name}: another node responds at that address\n{ONE_NAME}")
 
     async def _hear(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
@@ -439,7 +439,9 @@ class Cluster:
         would wait for nothing. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
-            raise AwayError(f"{self._members.own} is in view {number}, which is without {node}")
+            raise AwayError(
+                f"{self._members.own} is in view {number}, which does not include {node}"
+            )
 
     async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)

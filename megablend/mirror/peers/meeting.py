@@ -59,7 +59,7 @@ class Agreement:
         self.too_few = ""
         self.failure = None
         self._decided.set()
-        LOG.info("mirror: %d nodes work together", self.size)
+        LOG.info("mirror: %d nodes have formed a cluster", self.size)
 
     def fail(self, error: MegablendError) -> None:
         """Record why the nodes cannot work together; once they do, a fault of one ends nothing."""
@@ -86,7 +86,7 @@ class Agreement:
         if self.is_reached:
             return
         if self.options.strict:
-            raise ConfigError(f"{text}\nstart them, or leave out `strict` of `mirror`")
+            raise ConfigError(f"{text}\nstart them, or leave out `mirror.strict`")
         if not self.too_few:
             LOG.warning("mirror: %s", text)
         self.too_few = text

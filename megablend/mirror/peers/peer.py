@@ -126,14 +126,14 @@ class Peer:
             return unpack_pages(answer, want.key, want.pages)
         except ValueError as error:
             self.num_bad += 1
-            LOG.warning("mirror: %s: its answer is not used: %s", self.name, error)
+            LOG.warning("mirror: %s: its response is ignored: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
         """Send a request, and return the answer. Raises: AwayError if the node cannot be reached;
         the error that it answers with."""
         if self.away_since is not None:
-            raise AwayError(f"{self.name} is away: {self.trouble}")
+            raise AwayError(f"{self.name} is unreachable: {self.trouble}")
         self._num_waiting += 1
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
@@ -142,13 +142,13 @@ class Peer:
         try:
             await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise AwayError(f"{self.name} is away: {self.trouble}")
+                raise AwayError(f"{self.name} is unreachable: {self.trouble}")
             return task.result()
         except MegablendError:
             raise  # before OSError, which some are, too: a missing file does not mean an absent node
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
-            raise AwayError(f"{self.name} is away: {self.trouble}") from None
+            raise AwayError(f"{self.name} is unreachable: {self.trouble}") from None
         finally:
             task.cancel()
             self._num_waiting -= 1
@@ -254,7 +254,7 @@ class Peer:
             if answer.status != 200:
                 raise self._read_error(answer.status, data)
             return data
-        raise ConfigError(f"{self.name} keeps restarting\nLook at its log.")
+        raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError:
         """The error of an answer with another status than 200."""
@@ -265,7 +265,7 @@ class Peer:
                     return error
         return ConfigError(
             f"{self.name} refused a request: {status} {data[:200].decode(errors='replace')}\n"
-            "Look at the log of its node process."
+            "check the log of its node process"
         )
 
     def _heard(self, session: str) -> None:

@@ -86,7 +86,7 @@ class Routes:
                 except AwayError:
                     continue
                 except MegablendError as error:
-                    LOG.info("mirror: node %s does not give %s: %s", name, key.location, error)
+                    LOG.info("mirror: node %s did not provide %s: %s", name, key.location, error)
                     continue
                 self.holders.forget(name, key, subtract(missing, pages))
                 await take(name, pages, data)
@@ -122,7 +122,7 @@ class Routes:
             raise EndedError
         if not is_soon(want.due) and not self.may_read():
             raise AwayError(
-                "the other nodes may have left this one out, since it does not reach etcd and most of them"
+                "the other nodes may have dropped this node, because it can reach neither etcd nor most of them"
             )
 
         async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
@@ -209,4 +209,4 @@ async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[lis
     results = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException) and not isinstance(each, AwayError):
-            LOG.warning("mirror: cannot tell other nodes what is due: %s", each)
+            LOG.warning("mirror: cannot announce due pages to other nodes: %s", each)

@@ -210,7 +210,7 @@ class Signer(_Signatures):
         if self._secret is None:
             return
         if not _matches(headers.get(ANSWER), self._of_answer(request, status, body)):
-            raise SignatureError(f"the answer is not signed by {request[_TO]} {_HINT}")
+            raise SignatureError(f"the response is not signed by {request[_TO]} {_HINT}")
 
 
 class Verifier(_Signatures):

@@ -183,13 +183,13 @@ class Connection:
     def _open(self) -> socket.socket:
         """Connect to the node process, which is started if there is none. Raises: as `_start`."""
         if time.monotonic() - self._lost_at < self._options.patience:
-            raise NodeLostError("it did not answer a moment ago")
+            raise NodeLostError("it was not responding a moment ago")
         deadline = time.monotonic() + self._options.patience
         connected = self._connect() or self._start()
         while connected is None:
             if time.monotonic() > deadline:
                 self._lost_at = time.monotonic()
-                raise NodeLostError(f"waited {self._options.patience:g} s for an answer")
+                raise NodeLostError(f"waited {self._options.patience:g} s for a response")
             time.sleep(_RETRY_SECONDS)
             connected = self._connect() or self._start()
         self._socket = connected
@@ -231,7 +231,7 @@ class Connection:
             connection.close()
             raise ConfigError(
                 f"{folder.path}: another user's node process owns this mirror\n"
-                "set `group` of `mirror` to a group that both users belong to, or use another folder"
+                "set `mirror.group` to a group that both users belong to, or use another folder"
             ) from None
         except (OSError, EOFError):
             connection.close()
@@ -315,7 +315,7 @@ class Connection:
                     answer.set_result(payload)
         except Exception as error:
             if not isinstance(error, OSError | EOFError):
-                LOG.warning("mirror: cannot understand an answer of the node process: %r", error)
+                LOG.warning("mirror: cannot understand a response of the node process: %r", error)
             with self._lock:
                 self._drop(connection)
 

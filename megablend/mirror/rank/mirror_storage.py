@@ -241,7 +241,7 @@ class MirrorStorage(WrapperStorage):
             return self.connection.fill(self._list_needs(ranges), is_dry=is_dry)
         except NodeLostError as error:
             raise ResourceError(
-                f"{self.folder}: no node process answers: {error}\nlook at node.log there, and try again"
+                f"{self.folder}: no node process is responding: {error}\ncheck node.log in that folder, and try again"
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
@@ -330,7 +330,7 @@ class _Read:
         self.tries += 1
         if self.tries > _MAX_TRIES:
             raise ResourceError(
-                f"{self.storage.folder}: pages are evicted before they are read; raise `size` of `mirror`"
+                f"{self.storage.folder}: pages are evicted before they are read; raise `mirror.size`"
             )
         need = Need.of(self.opened.key, pages_of_ranges(self.offsets, self.sizes), time.monotonic())
         self.storage.connection.want(need).add_done_callback(self._go_on)

@@ -226,7 +226,7 @@ class Files:
             if not response.prepared:
                 raise _refuse(error) from None
             reason = str(error) or "the client takes no data"
-            self._warn(request.remote, f"an answer is cut off: {key.location}: {reason}")
+            self._warn(request.remote, f"a response was cut off: {key.location}: {reason}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -254,7 +254,9 @@ class Files:
                         await self._write(turns, response, sent)
                         self.num_bytes += len(sent)
                         return
-                problem: Exception = ResourceError("what is read is damaged, or evicted, each time")
+                problem: Exception = ResourceError(
+                    "the data is damaged or evicted on every attempt"
+                )
             except AwayError as error:
                 problem = error
             if time.monotonic() > deadline:

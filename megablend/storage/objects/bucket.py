@@ -161,7 +161,7 @@ class Bucket:
             try:
                 meta = await asyncio.wait_for(obstore.head_async(self.client.store, key), seconds)
             except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
-                return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
+                return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
             except Exception as error:  # raised by the client: whatever it is
                 return read_failure(error)
             return make_version(meta, versions=self.client.options.versions)

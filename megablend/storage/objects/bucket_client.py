@@ -210,7 +210,7 @@ class BucketClient:
         else:
             kind = Kind.CONNECT
         silence = asyncio.get_running_loop().time() - request.last_byte_at
-        return Failure(kind, f"no answer for {silence:.0f} s", "")
+        return Failure(kind, f"no response for {silence:.0f} s", "")
 
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
         """Send a request over a socket if that is possible, or else through obstore's client."""
@@ -300,9 +300,9 @@ def _explain_length(result: Any) -> Failure:
     """Return the failure of a response that has another length than it should have."""
     encoding = result.attributes.get("Content-Encoding")
     if encoding:
-        cause = f"the server compresses its answers (Content-Encoding: {str(encoding)[:20]})"
+        cause = f"the server compresses its responses (Content-Encoding: {str(encoding)[:20]})"
         return Failure(Kind.UNUSABLE, cause, "switch compression off for these files, or copy them")
-    return Failure(Kind.AGAIN, "the answer was shorter or longer than it should be", "")
+    return Failure(Kind.AGAIN, "the response had the wrong length", "")
 
 
 def _is_cancelled() -> bool:

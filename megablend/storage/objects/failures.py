@@ -154,7 +154,7 @@ _NO_CREDENTIALS = Failure(
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
-    "the connection broke during a write, as happens when a server refuses a write without answering",
+    "the connection broke during a write, as happens when a server refuses a write without responding",
     "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
 )
 
@@ -190,7 +190,7 @@ def _read_failure(error: BaseException) -> Failure:
     if name == "NotSupportedError" or "non-partial response" in text:
         return Failure(
             Kind.NO_RANGES,
-            "the server does not answer requests for ranges of bytes",
+            "the server does not support byte-range requests",
             _COPY,
         )
     key = find_bad_key(error)
@@ -203,7 +203,7 @@ def _read_failure(error: BaseException) -> Failure:
     if _BAD_TIME in text:
         return Failure(
             Kind.REFUSED,
-            "the server's answer has a Last-Modified header that is not a time",
+            "the server's response has a Last-Modified header that is not a time",
             "correct the server's clock or settings, or leave the header out",
         )
     if _NO_BYTES.search(text):
@@ -239,7 +239,7 @@ def _of_status(status: str, code: str, text: str) -> Failure:
     if status.startswith("5"):
         return Failure(Kind.AGAIN, f"the source failed ({shown})", "")
     return Failure(
-        Kind.REFUSED, f"the server answered with {shown}", "check the location and `endpoint`"
+        Kind.REFUSED, f"the server responded with {shown}", "check the location and `endpoint`"
     )
 
 
@@ -272,7 +272,7 @@ def _of_connection(text: str, name: str) -> Failure:
     if "invalidmessage" in description or "corrupt message" in description:
         return Failure(
             Kind.CONNECT,
-            "the server does not speak TLS at this port",
+            "the server does not speak TLS on this port",
             "check `http` or `https` in `endpoint`",
         )
     if "tunnel" in description or "proxy" in description:

@@ -215,14 +215,14 @@ class ObjectPrefix:
                 result = await asyncio.wait_for(request(client.store), seconds)
                 return (result,)  # a tuple, since the result itself may be of any type
             except asyncio.TimeoutError:
-                return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
+                return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
             except Exception as error:  # raised by the client: whatever it is
                 return read_failure(error, is_write=is_write)
 
         try:
             found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)
         except asyncio.TimeoutError:
-            raise NoResponseError(f"{place}: no answer for {self._seconds} s") from None
+            raise NoResponseError(f"{place}: no response for {self._seconds} s") from None
         except DataError as error:
             raise NoResponseError(
                 f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"

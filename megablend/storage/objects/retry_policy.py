@@ -153,7 +153,7 @@ class RetryPolicy:
             max_seconds = min(max_seconds, _FIRST_CONTACT_SECONDS)
             remedy = (
                 failure.remedy
-                or "the server has never answered: check the location, `endpoint`, `proxy` and the network"
+                or "the server has never responded: check the location, `endpoint`, `proxy` and the network"
             )
         if seconds >= max_seconds:
             raise DataError(

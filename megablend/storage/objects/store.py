@@ -288,7 +288,7 @@ class ObjectStorage:
         server = get_web_server(endpoint, options)
         if loop.run(is_page(server, address.bucket, options.read_timeout)):
             raise ConfigError(
-                f"{found} answers with a web page: set the address of the store, not that of its console"
+                f"{found} responds with a web page: set the address of the store, not that of its console"
             )
 
     def _find_version(self, path: str) -> ObjectVersion:

@@ -309,7 +309,7 @@ test_what_the_data_shows = table(
           ending({"samples": 64}, {"samples": 96, "schedule": "linear", **HEAVY}),
           ending({"samples": 64}, {"samples": 80, **HEAVY})),
     fault("a beginning outside the stage before", ending({"samples": 100}, {"samples": 200, "from": 120, **HEAVY}),
-          r"from: found 120, expected a sample of the stage before it, 1 to 100$",
+          r"from: found 120, expected a sample within the previous stage, 1 to 100$",
           ending({"samples": 100}, {"samples": 200, "from": 100, **HEAVY})),
     plan("a beginning within a cycle", ending({"samples": 100}, {"samples": 200, "from": 50, **HEAVY}),
          "from: found 50, expected 64, the end of a cycle of lanes x shuffle_window samples; "
@@ -329,7 +329,8 @@ test_what_is_noted = table(
     plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5 and is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("the way to another mix", {"run": "built", **weights(7)},
-         "to change it from where training is, restore it, add `stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]` "
+         "to change the run from the position of training on, restore the config, add `stages: [{samples: 200}, "
+         "{sources: {NAME: {weight: NUMBER}}}]` "
          "and run `megablend amend CONFIG --at SAMPLE`", {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("a source withdrawn from a run", {"run": "built", "sources": 3}, "source 'tiny' was removed",
          OTHER_RUN, {"sources": 4}),  # allenai/OLMo-core#435

@@ -208,7 +208,7 @@ test_arguments = table(
         "arrive in order",
            loading(in_order=True), name="batches out of order"),
     misuse(loading(micro_batch_size=81),
-           "train has 80 samples, fewer than the 81 of a step .*; use a smaller micro batch, or drop_last=False",
+           "train has 80 samples, fewer than the 81 in one step .*; use a smaller micro batch, or drop_last=False",
            loading(micro_batch_size=80), loading(micro_batch_size=81, drop_last=False), name="a batch that is too large"),
     misuse(loading_after_a_skip(micro_batch_size=3),
            "steps of 3 samples from sample 0 on would reach into samples 8 to 16, which are skipped: use a micro batch.*"
@@ -242,7 +242,7 @@ test_commands = table(
            "{1} CACHE", "runs reset CACHE default"),
     misuse("runs remove CACHE x", r"found no run 'x'; the cache has '(default)'", "runs remove CACHE {1}"),
     misuse("find CONFIG 1.parquet:1", "`megablend describe` lists the sources", "describe CONFIG", "find CONFIG 0.parquet"),
-    misuse("find CONFIG 0.parquet:1", "has not counted the rows .*; leave out the row to find the whole file$",
+    misuse("find CONFIG 0.parquet:1", "has no row counts .*; omit the row to search the whole file$",
            "find CONFIG 0.parquet"),
     *(fault(f"a file of {split}", data_of_splits, "no source of train reads it; give the (--split) whose sources do$",
             f"find CONFIG source{i}/0.parquet {{1}} {split}", fails=f"find CONFIG source{i}/0.parquet", works=())

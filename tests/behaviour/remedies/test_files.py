@@ -269,7 +269,7 @@ test_files = table(
     # what is found later: when documents are counted, tokens are checked, or samples are read
     fault("row groups that are too large",
           (other_tokens, without(DECODERS, (1, 5)), limit(by_headers, "MAX_BYTES", 1000), column("a.parquet", deltas())),
-          "its pages can only be read together, but have more than 4 GiB; write smaller row groups$",
+          "its pages can only be read together, but take up more than 4 GiB; write smaller row groups$",
           again(deltas(row_group_size=100))),
     fault("a document that is too long",
           (limit(document_lengths, "_LONGEST", 100), lambda bench: bench.set(order="document"),

@@ -299,7 +299,9 @@ def whole_files(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_server_without_ranges(whole_files: str, tmp_path: Path) -> None:
-    says = "the server does not answer requests for ranges of bytes: use a server that does, or copy the file"
+    says = (
+        "the server does not support byte-range requests: use a server that does, or copy the file"
+    )
     with pytest.raises(MegablendError, match=says):
         make_storage().read(f"{whole_files}/x", 2, 3)
     with OddSource({"x": DATA}) as source:
@@ -313,7 +315,7 @@ def test_a_server_without_tls(whole_files: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     options = {"endpoint": whole_files.replace("http:", "https:"), "give_up_after": 1.0}
-    says = "the server does not speak TLS at this port; .*check `http` or `https` in `endpoint`"
+    says = "the server does not speak TLS on this port; .*check `http` or `https` in `endpoint`"
     with pytest.raises(MegablendError, match=says):
         make_storage(objects=parse_options({"s3://": options})).stat("s3://b/x")
     with OddSource({"b/x": DATA}) as source:

@@ -365,7 +365,8 @@ def test_a_change_during_a_run(
     bench = Run(tmp_path, monkeypatch, lanes=2, shuffle_window=8)
     bench.change(change)
     with pytest.raises(
-        MegablendError, match="to change it from where training is, restore it, add "
+        MegablendError,
+        match="to change the run from the position of training on, restore the config, add ",
     ) as caught:
         bench.build()
     written = re.search(r"`stages: (\[.*?\])`", str(caught.value))

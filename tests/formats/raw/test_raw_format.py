@@ -209,7 +209,7 @@ def test_documents_are_those_of_a_naive_split(
             llmc_header("uint16", 2) + b"1234",
             {"eod_token": 70000},
             ConfigError,
-            "eod_token 70000 does not fit tokens of uint16",
+            "eod_token 70000 does not fit the token dtype uint16",
         ),
     ],
 )
@@ -255,7 +255,10 @@ def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, prob
         ({"eod_token": True}, "eod_token: found True"),
         ({"allow_container": 1}, "allow_container: found 1, expected true or false"),
         ({"eod_token": 1, "bos_token": 2}, "found both eod_token and bos_token"),
-        ({"eod_token": 70000, "dtype": "uint16"}, "eod_token 70000 does not fit tokens of uint16"),
+        (
+            {"eod_token": 70000, "dtype": "uint16"},
+            "eod_token 70000 does not fit the token dtype uint16",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, OptionValue], problem: str) -> None:

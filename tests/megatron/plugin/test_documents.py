@@ -399,7 +399,7 @@ def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(
 
     with pytest.raises(
         CacheError,
-        match=r"\.npy: damaged: document [\d,]+ has more tokens than its files; remove it and build",
+        match=r"\.npy: damaged: document [\d,]+ has more tokens than are left in its files; remove the table and build",
     ) as caught:
         read()
     Path(str(caught.value).partition(":")[0]).unlink()

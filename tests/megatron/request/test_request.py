@@ -178,7 +178,7 @@ def test_splits_without_data_need_no_flags() -> None:
         ),
         (
             {"train_samples": 3},
-            r"valid: its size needs --eval-interval; or set it directly with --valid-samples",
+            r"valid: its size cannot be derived without --eval-interval; give it, or set the size directly with --valid-samples",
         ),
         ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
         (

@@ -237,10 +237,10 @@ def test_what_is_refused(tmp_path: Path, etcd: EtcdServer) -> None:
         began = time.monotonic()
         code, message = a.fail("unwant", "corpus")
         assert code == 3
-        assert message.startswith("etcd is away: ")
+        assert message.startswith("etcd is unreachable: ")
         assert time.monotonic() - began < 30
         assert a.goals()
-        assert "etcd is away" in a.run("status").stdout
+        assert "etcd is unreachable" in a.run("status").stdout
         assert a.read("s3://b/d/big.bin") == files["d/big.bin"]
         etcd.start()
         # What was not answered may have been done

@@ -277,13 +277,13 @@ def test_what_can_never_fit_is_refused(tmp_path: Path) -> None:
         code, message = node.fail("want", "both")
         assert code == 2
         assert message.startswith(
-            "both@latest can never fit: this node has to hold 1,204,224 bytes of it"
+            "both@latest can never fit: this node would have to hold 1,204,224 bytes of it"
         )
         node.ask("want", f"d@{first}", "--pin", "--wait")
         code, message = node.fail("pin", f"e@{second}")
         assert code == 2
         assert (
-            f"e@{second[:12]} can never fit: this node has to hold 602,112 bytes of it beside 602,112 pinned"
+            f"e@{second[:12]} can never fit: this node would have to hold 602,112 bytes of it in addition to 602,112 pinned"
             in message
         )
         node.ask("unpin", f"d@{first}")

@@ -464,7 +464,7 @@ def test_without_etcd_nodes_go_on_with_their_copies(tmp_path: Path, etcd: EtcdSe
             while a.etcd.away_since is None:
                 await asyncio.sleep(0.05)
             status = await a.ask("status")
-            assert "etcd is away: " in status["trouble"]
+            assert "etcd is unreachable: " in status["trouble"]
             assert "wants" not in status
             assert [each["want"] for each in status["goals"]] == ["corpus@latest"]
             for verb, about in (
@@ -473,7 +473,7 @@ def test_without_etcd_nodes_go_on_with_their_copies(tmp_path: Path, etcd: EtcdSe
                 ("add", {"dataset": "more", "sources": [f"{cluster.source}/e/"]}),
                 ("remove", {"dataset": "corpus"}),
             ):
-                with pytest.raises(ResourceError, match="etcd is away: "):
+                with pytest.raises(ResourceError, match="etcd is unreachable: "):
                     await a.ask(verb, **about)
             assert await a.targets() == ["corpus@latest"]
             etcd.start()

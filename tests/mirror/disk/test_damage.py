@@ -380,7 +380,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
         ConfigError,
         match=(
             r"full: is not empty, and is not a mirror: it contains 'thesis\.tex'\n"
-            r"set `folder` of `mirror` to an empty"
+            r"set `mirror.folder` to an empty"
         ),
     ):
         MirrorFolder.create(tmp_path / "full")
@@ -396,7 +396,8 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mirror.json").write_text('{"format": 2, "id": "ab"}')
     with pytest.raises(
-        ConfigError, match=r"is not a mirror of this version \(.*'format': 2.*expected format 1\)\n"
+        ConfigError,
+        match=r"is not a mirror that this version can use \(.*'format': 2.*expected format 1\)\n",
     ):
         MirrorFolder.create(tmp_path / "other")
     (tmp_path / "other" / "mirror.json").write_text("{")
@@ -463,7 +464,7 @@ def test_a_file_system_must_have_holes_mappings_and_locks(tmp_path: Path) -> Non
     failing = Failing("punch", errno.EOPNOTSUPP)
     failing.left = 1
     with pytest.raises(
-        ConfigError, match=r"file system has no holes in files \(.*\)\nset `folder`"
+        ConfigError, match=r"file system does not support holes in files \(.*\)\nset `folder`"
     ):
         MirrorFolder.create(tmp_path / "m", calls=failing.calls)
     with pytest.raises(ConfigError, match="does not show"):

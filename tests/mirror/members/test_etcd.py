@@ -169,7 +169,7 @@ def test_the_next_endpoint_is_asked_where_one_is_away(etcd: EtcdServer) -> None:
 def test_an_etcd_that_does_not_answer_is_away(etcd: EtcdServer) -> None:
     async def do(client: Etcd) -> None:
         etcd.send(signal.SIGSTOP)
-        with pytest.raises(EtcdAwayError, match=f"{etcd.url}: no answer for 0.5 s") as caught:
+        with pytest.raises(EtcdAwayError, match=f"{etcd.url}: no response for 0.5 s") as caught:
             await client.get("p/")
         # A command is told of it in these words, with exit code 3
         told = unpack_error(pack_error(caught.value))

@@ -213,7 +213,7 @@ def test_a_node_without_a_view_does_not_start_without_etcd(
 ) -> None:
     async def run() -> None:
         async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
-            with pytest.raises(ResourceError, match=r"etcd is away: .*\n.*`endpoints`"):
+            with pytest.raises(ResourceError, match=r"etcd is unreachable: .*\n.*`endpoints`"):
                 await nodes.start(0)
 
     etcd.stop()

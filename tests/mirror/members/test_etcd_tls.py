@@ -68,8 +68,8 @@ def test_who_is_refused(
     about: dict[str, Any] = {"user": "node", "password": "canary-8141"}
     for context, reason in [
         (make_client(other), "(?i)certificate verify failed"),
-        (foreign, "etcd is away: https:"),
-        (nobody, "etcd is away: https:"),
+        (foreign, "etcd is unreachable: https:"),
+        (nobody, "etcd is unreachable: https:"),
         (None, "(?i)certificate verify failed"),
     ]:
 

@@ -65,7 +65,7 @@ def test_a_node_that_answers_late_is_waited_for(
             await nodes.start(0, 1, 2)
             await nodes.read_all()
             assert is_read_once(source, 8)
-            assert "is away" not in caplog.text
+            assert "is unreachable" not in caplog.text
 
     with FaultySource(make_files(2, 6 << 20)) as source:
         asyncio.run(run())
@@ -158,7 +158,7 @@ def test_both_sides_of_a_partition_read_on(
                     away = nodes.cluster(i).as_json()["away_nodes"]
                     assert away
                     assert set(away) <= {nodes.names[j] for j in other}
-            assert "is away: it has not answered for 3 s" in caplog.text
+            assert "is unreachable: it has not answered for 3 s" in caplog.text
             for link in nodes.links:
                 link.silent_for = set()
             await nodes.settle()

@@ -30,7 +30,7 @@ def test_malformed_requests_are_not_quoted_and_faults_are_told(
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        listener = Listener("`port` of `mirror`")
+        listener = Listener("`mirror.port`")
         await listener.start(app, "127.0.0.1", port, None)
         secret = b"Authorization: Bearer CANARY\r\n"
         for line in (

@@ -43,7 +43,7 @@ def test_what_is_due_later_waits_for_a_node_that_is_away_until_it_is_gone(tmp_pa
             await nodes.stop(1)
             far = time.monotonic() + 1000
             want = Want(its[0], pages_of_file(its[0].size), far)
-            with pytest.raises(AwayError, match=f"{nodes.names[1]} is away"):
+            with pytest.raises(AwayError, match=f"{nodes.names[1]} is unreachable"):
                 await nodes.nodes[0].engine.obtain(want)
             away_at = time.monotonic()
             # What waits holds up nothing that is due after it

@@ -111,7 +111,7 @@ def test_two_nodes_of_one_name(tmp_path: Path) -> None:
             nodes.names[2] = nodes.names[0]
             nodes.settings_of[2] = {"nodes": sorted([*nodes.names[:2], name])}
             await nodes.start(2)
-            message = f"{nodes.names[0]}: another node answers there\n.*`advertise`"
+            message = f"{nodes.names[0]}: another node responds at that address\n.*`advertise`"
             await fail(nodes, 2, ConfigError, message)
 
     with FaultySource(dict(FILES)) as source:
@@ -241,7 +241,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
             with socket.socket() as other:
                 other.bind(("127.0.0.1", nodes.ports[0]))
                 other.listen()
-                message = rf"port {nodes.ports[0]} of 127.0.0.1: .* in use\nset `port` of `mirror`"
+                message = rf"port {nodes.ports[0]} of 127.0.0.1: .* in use\nset `mirror.port`"
                 with pytest.raises(ConfigError, match=message):
                     await nodes.start(0)
 
@@ -356,7 +356,7 @@ def test_too_few_machines_of_torchrun(first: int, tmp_path: Path) -> None:
             some = [first, 2]
             await start_machines(nodes, *some)
             message = (
-                "has no list of nodes: (.* is away|not all nodes have joined)|2 of 4 nodes are missing: machine 1, "
+                "has no list of nodes: (.* is unreachable|not all nodes have joined)|2 of 4 nodes are missing: machine 1, "
                 "machine 3"
             )
             for i in some:

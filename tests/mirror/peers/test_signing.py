@@ -196,7 +196,7 @@ def test_answers_are_signed(client: Signer, server: Verifier) -> None:
         (request, 200, {ANSWER: request["Megablend-Signature"]}, b"pages"),
         (request, 200, {ANSWER: Verifier(None, "b:1").sign_answer(request, 200, b"pages")}, b""),
     ]:
-        with pytest.raises(SignatureError, match=r"answer is not signed by b:1 \(all nodes need"):
+        with pytest.raises(SignatureError, match=r"response is not signed by b:1 \(all nodes need"):
             client.check_answer(asked, status, headers, body)
 
 

@@ -181,7 +181,9 @@ def test_who_has_been_left_out_waits_for_nobody(tmp_path: Path) -> None:
             assert time.monotonic() - began < PATIENT.silent
             key = await nodes.key("d/0")
             peer = nodes.cluster(2)._peers[nodes.names[0]]
-            with pytest.raises(AwayError, match=f"is in view 2, which is without {nodes.names[2]}"):
+            with pytest.raises(
+                AwayError, match=f"is in view 2, which does not include {nodes.names[2]}"
+            ):
                 await peer.fetch(Want(key, pages_of_file(key.size)), 1, only_held=False)
             # One that is in a later view is waited for
             with pytest.raises(OtherViewError, match="is in view 2, not 3"):

@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "full", source.url) as settings:
         with pytest.raises(
             ConfigError,
-            match=r"(?s)full: is not empty, and is not a mirror.*\nset `folder` of `mirror` to an empty folder",
+            match=r"(?s)full: is not empty, and is not a mirror.*\nset `mirror.folder` to an empty folder",
         ):
             make(settings).stat(f"{source.url}/d/x")
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]

@@ -569,7 +569,7 @@ def test_a_token_or_a_port_that_cannot_be_used(tmp_path: Path) -> None:
         write_token(tmp_path)
         with socket.create_server(("127.0.0.1", served.port)):
             code, message = served.node.fail("add", "x", "s3://b/d/")
-        assert "address already in use\nset `data_port` of `mirror` to a port" in message.lower()
+        assert "address already in use\nset `mirror.data_port` to a port" in message.lower()
         assert served.node.add("x", "d")
 
 

@@ -322,4 +322,4 @@ def test_a_header_that_is_not_a_time_is_named_at_once() -> None:
     finally:
         server.shutdown()
         server.server_close()
-    assert "the server's answer has a Last-Modified header that is not a time" in str(error)
+    assert "the server's response has a Last-Modified header that is not a time" in str(error)

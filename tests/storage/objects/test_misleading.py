@@ -177,7 +177,7 @@ def console(stack: ExitStack, status: int, key: str) -> tuple[str, Settings]:
 
 
 IN_IT = "contains the bucket's name: write http://127.0.0.1:"
-PAGE = "answers with a web page: set the address of the store, not that of its console"
+PAGE = "responds with a web page: set the address of the store, not that of its console"
 SITUATIONS = [
     Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT),
     Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT),
@@ -201,12 +201,12 @@ SITUATIONS = [
         for key in ("a.parquet", "*.parquet", "**/*.parquet")
     ),
     Situation(
-        "a server that never answers", silent, "the server has never answered: check the location"
+        "a server that never answers", silent, "the server has never responded: check the location"
     ),
     Situation(
         "a store that never answers",
         silent_store,
-        "the server has never answered: check the location",
+        "the server has never responded: check the location",
     ),
     Situation(
         "a metadata address that refuses",

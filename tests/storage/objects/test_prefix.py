@@ -74,7 +74,7 @@ def test_a_write_whose_connection_breaks(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "give_up_after": 3.0}
     prefix = ObjectPrefix("s3://b/c", parse_options({"s3://": options}))
-    says = "the connection broke during a write, as happens when a server refuses a write without answering"
+    says = "the connection broke during a write, as happens when a server refuses a write without responding"
     try:
         for call in (prefix.write, prefix.create):
             with pytest.raises(

@@ -383,7 +383,11 @@ def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) ->
         raise MalformedError(f"it has {tokens} tokens, but the index records {block['tokens']}")
     expected = block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)
     if block["rows"] >= 0 and (rows, continues) != expected:
-        begins = "in the middle of a row" if continues else "with a row"
         raise MalformedError(
-            f"it begins {begins} and {rows} rows begin in it, which differs from the index"
+            f"it begins {_describe_begin(continues)}, and {rows} rows begin in it, but according to the index it "
+            f"begins {_describe_begin(expected[1])}, and {block['rows']} rows begin in it"
         )
+
+
+def _describe_begin(continues: bool) -> str:
+    return "in the middle of a row" if continues else "with a row"

@@ -162,7 +162,7 @@ def _count_by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
         ):
             if max(chunk["stored_bytes"], chunk["decoded_bytes"]) > MAX_BYTES:
                 raise UnsupportedError(
-                    "its pages can only be read together, but have more than 4 GiB; write smaller row groups"
+                    "its pages can only be read together, but take up more than 4 GiB; write smaller row groups"
                 )
             _, offsets = read_row_group(source, search.column, int(chunk["row_group"]))
             count_rows(pages[i], offsets)
