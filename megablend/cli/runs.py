@@ -208,7 +208,7 @@ def amend(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Change a run from a sample on, as the next stage of its config says.
+    """Change a run from a sample on, as its config's next stage says.
 
     The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
     before it changes, and no token is lost or repeated. Checkpoints of that sample and earlier are

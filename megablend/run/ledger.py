@@ -218,7 +218,7 @@ class Ledger:
         if len(self.stages) == 1:
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
         return (
-            f"; to change the run from the position of training on, restore the config, add {stages} and run "
+            f"; to change it during training, restore the config, add {stages} and run "
             "`megablend amend CONFIG --at SAMPLE`"
         )
 

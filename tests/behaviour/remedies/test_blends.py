@@ -329,7 +329,7 @@ test_what_is_noted = table(
     plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5 and is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("the way to another mix", {"run": "built", **weights(7)},
-         "to change the run from the position of training on, restore the config, add `stages: [{samples: 200}, "
+         "to change it during training, restore the config, add `stages: [{samples: 200}, "
          "{sources: {NAME: {weight: NUMBER}}}]` "
          "and run `megablend amend CONFIG --at SAMPLE`", {"s0": {}}),  # NVIDIA/Megatron-LM#457
     plan("a source withdrawn from a run", {"run": "built", "sources": 3}, "source 'tiny' was removed",

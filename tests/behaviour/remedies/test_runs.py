@@ -366,7 +366,7 @@ def test_a_change_during_a_run(
     bench.change(change)
     with pytest.raises(
         MegablendError,
-        match="to change the run from the position of training on, restore the config, add ",
+        match="to change it during training, restore the config, add ",
     ) as caught:
         bench.build()
     written = re.search(r"`stages: (\[.*?\])`", str(caught.value))
