@@ -157,7 +157,7 @@ def _load_tokenizer(path: str) -> Any:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
-            f"{path}: cannot be loaded as a tokenizer.json: {error}; write it with `tokenizer.save`; write it with `tokenizer.save`; write it with `tokenizer.save`"
+            f"{path}: cannot be loaded as a tokenizer.json: {error}; write it with `tokenizer.save`"
         ) from None
 
 
