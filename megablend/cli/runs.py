@@ -208,9 +208,9 @@ def amend(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Change a run from a sample on, as its config's next stage says.
+    """Change a committed run from a sample on.
 
-    The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
+    From there on, the run has the settings of its config's next stage. The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
     before it changes, and no token is lost or repeated. Checkpoints of that sample and earlier are
     resumed on the new plan; the position is in the checkpoint, so give the one that the job resumes
     from, or a sample beyond what it has trained on.

@@ -391,7 +391,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     for missing in ("none", "full"):
         with pytest.raises(ConfigError, match=r"No such file|it has no mirror\.json"):
             MirrorFolder.attach(tmp_path / missing)
-    with pytest.raises(ConfigError, match=r"there is no group 'nobodies'.*\nset `group`"):
+    with pytest.raises(ConfigError, match=r"there is no group 'nobodies'.*\nset `mirror.group`"):
         MirrorFolder.create(tmp_path / "m", group="nobodies")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mirror.json").write_text('{"format": 2, "id": "ab"}')
@@ -414,7 +414,7 @@ def test_another_users_folder_is_refused_without_a_group(tmp_path: Path) -> None
     os.chown(folder.path, 12345, 12345)
     for use in (MirrorFolder.create, MirrorFolder.attach):
         with pytest.raises(
-            ConfigError, match=r"belongs to user 12345, but this .* as user 0\nset `group`"
+            ConfigError, match=r"belongs to user 12345, but this .* as user 0\nset `mirror.group`"
         ):
             use(folder.path)
     os.chown(folder.path, 12345, os.getegid())
@@ -464,7 +464,8 @@ def test_a_file_system_must_have_holes_mappings_and_locks(tmp_path: Path) -> Non
     failing = Failing("punch", errno.EOPNOTSUPP)
     failing.left = 1
     with pytest.raises(
-        ConfigError, match=r"file system does not support holes in files \(.*\)\nset `folder`"
+        ConfigError,
+        match=r"file system does not support holes in files \(.*\)\nset `mirror.folder`",
     ):
         MirrorFolder.create(tmp_path / "m", calls=failing.calls)
     with pytest.raises(ConfigError, match="does not show"):
