@@ -210,10 +210,11 @@ def amend(
 ) -> None:
     """Change a committed run from a sample on.
 
-    From there on, the run has the settings of its config's next stage. The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
-    before it changes, and no token is lost or repeated. Checkpoints of that sample and earlier are
-    resumed on the new plan; the position is in the checkpoint, so give the one that the job resumes
-    from, or a sample beyond what it has trained on.
+    From there on, the run has the settings of its config's next stage. The sample is rounded up to
+    the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token
+    is lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the
+    position is in the checkpoint, so give the one that the job resumes from, or a sample beyond
+    what it has trained on.
     """
     from megablend.operations.amend import amend as amend_run
 

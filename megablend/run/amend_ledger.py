@@ -98,8 +98,9 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     early_starts = [start for start in requested.starts if cut.starts[-1] < start < stop]
     if early_starts and early_starts[0] not in cut.ends:
         raise ConfigError(
-            f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set the end of the previous stage to the one that was built, `samples: {cut.stages[-1].end}`, and set `from: {stop}`, or no `from`, in "
-            "the next stage"
+            f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set the end of the "
+            f"previous stage to the one that was built, `samples: {cut.stages[-1].end}`, and set `from: {stop}`, or "
+            "no `from`, in the next stage"
         )
     cut.check_past(requested, stop)
     if stop not in requested.ends[:-1]:

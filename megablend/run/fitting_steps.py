@@ -68,7 +68,10 @@ def _describe_unfit_change(run: Run, start: int, end: int, step_samples: int) ->
         remedy = ""
         # `amend` rounds to steps that are counted from sample 0
         if start % step_samples == 0:
-            remedy = f"amend the run again (`megablend amend CONFIG --at {begin} --batch {step_samples}`) if training has not passed sample {begin:,}, or "
+            remedy = (
+                f"amend the run again (`megablend amend CONFIG --at {begin} --batch {step_samples}`) if training "
+                f"has not passed sample {begin:,}, or "
+            )
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, "

@@ -468,7 +468,7 @@ def test_a_file_system_must_have_holes_mappings_and_locks(tmp_path: Path) -> Non
         match=r"file system does not support holes in files \(.*\)\nset `mirror.folder`",
     ):
         MirrorFolder.create(tmp_path / "m", calls=failing.calls)
-    with pytest.raises(ConfigError, match="does not show"):
+    with pytest.raises(ConfigError, match="is not visible"):
         MirrorFolder.create(tmp_path / "m", calls=DiskCalls()._replace(punch=lambda *_: None))
     assert not any((tmp_path / "m").iterdir())
     MirrorFolder.create(tmp_path / "m")
