@@ -186,10 +186,10 @@ def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def path_command(target: str, mirror: str | None, as_json: bool) -> None:
-    """Print the path of a folder with all files of a revision, for any program.
+    """Print the path of a folder with all files of a revision.
 
-    The files are hard links, except for small ones. The folder stays until the revision is no
-    longer wanted. Exits with 3 if a file is missing.
+    Any program can read the folder. Its files are hard links, except for small ones. It stays
+    until the revision is no longer wanted. Exits with 3 if a file is missing.
     """
     finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
 
