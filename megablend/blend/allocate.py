@@ -77,7 +77,6 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
     Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
     """
-    totals = list(left)
     free = {source for source, weight in enumerate(weights) if weight > 0}
     if total < sum(left) or (total > sum(left) and not free):
         at_least = "at least " if free else ""
@@ -85,34 +84,39 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
             f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, the number that the lanes have begun "
             "to read"
         )
-    below = free
-    while below:  # sources whose share is below what they have left get that; the others, the rest
-        rest = total - sum(left[source] for source in range(len(left)) if source not in free)
+    while free:
+        rest = total - sum(num_left for source, num_left in enumerate(left) if source not in free)
         shares = largest_remainder(
-            [weight if each in free else 0 for each, weight in enumerate(weights)], rest
+            [weight if source in free else 0 for source, weight in enumerate(weights)], rest
         )
         below = {source for source in free if shares[source] < left[source]}
+        if not below:
+            return [
+                shares[source] if source in free else num_left
+                for source, num_left in enumerate(left)
+            ]
+        # These get exactly what they have left; the others divide the rest
         free = free - below
-        totals = [shares[source] if source in free else kept for source, kept in enumerate(left)]
-    return totals
+    return list(left)
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
     """Return the smallest number of samples of a drain from sample `start` on that ends at a
     multiple of `unit` and gives each source, by its share, at least the samples that it has left,
-    [D]; see `divide_drain`. At most twice what all have left, as far as `unit` allows."""
+    [D]; see `divide_drain`. As far as `unit` allows, it is at most twice the samples that all
+    sources have left: a source of small share could otherwise make it arbitrarily long."""
     total_left = sum(left)
+    limit = 2 * total_left
     scale = sum(weights)
     pairs = list(zip(weights, left, strict=True))
     # Sources without a share get what they have left, in addition to the shares of the others
-    unshared = sum(kept for weight, kept in pairs if weight == 0)
-    length = unshared + max(
-        (math.ceil(kept * scale / weight) for weight, kept in pairs if weight > 0), default=0
-    )
-    length = min(length, 2 * total_left)
+    unshared = sum(num_left for weight, num_left in pairs if weight == 0)
+    lengths = [math.ceil(num_left * scale / weight) for weight, num_left in pairs if weight > 0]
+    length = min(unshared + max(lengths, default=0), limit)
     length += -(start + length) % unit
-    # If rounding up has passed the limit, the multiple before is taken, if it has what is left
-    if 2 * total_left < length and length - unit >= total_left > 0:
+    # If rounding up passed the limit, use the previous multiple, provided that it still has room
+    # for what is left
+    if limit < length and length - unit >= total_left > 0:
         return length - unit
     return length
 
@@ -155,7 +159,7 @@ def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
 
 
 def _divide(wholes: Sequence[int], total: int) -> list[int]:
-    """See `largest_remainder`, of integer weights."""
+    """Like `largest_remainder`, for integer weights."""
     if total < 0:
         raise PlanError(f"cannot divide {total} samples; expected 0 or more")
     scale = sum(wholes)

@@ -84,11 +84,10 @@ def plan_full_shares(
 
     Args:
         multiple_of: all stages but the last end at multiples of this many samples, such as the
-            number of lanes, so that a source may keep a rest below its share of as many.
+            number of lanes, so that a source may keep a rest smaller than its share of that number.
 
-    Returns: (end of the stage in samples, weights of the stage [num_sources]) of each; one stage
-        if no cap is reached. The last ends before `total` if all sources are left out by
-        then.
+    Returns: for each stage, its end in samples and its weights, [num_sources]; one stage if no cap
+        is reached. The last stage ends before `total` if all sources are left out by then.
     """
     stages = list[tuple[int, list[Fraction]]]()
     start = 0

@@ -1,5 +1,5 @@
-"""Where the epochs of sources begin, which is not at equal distances if a run's stages read several
-snapshots of the index.
+"""The positions at which the epochs of sources begin. These are not at equal distances if a run's
+stages read several snapshots of the index.
 
 The position of a token of a source counts the tokens of all its epochs before it. When a stage
 changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
@@ -62,6 +62,7 @@ class Epochs:
         segments = self.segments[source]
         segment = segments[0]
         for each in segments[1:]:
+            # A segment with the rest of an epoch, without withdrawn files, does not begin the epoch
             if each.epoch < epoch or (each.epoch == epoch and not each.withdrawn):
                 segment = each
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
@@ -81,23 +82,23 @@ class Epochs:
         inverse of `count`.
 
         Args:
-            before: leave out segments that begin at this position or later: the epochs are those
-                that were planned before the source was read so far.
+            before: leave out segments that begin at this position or later, so that the epochs are
+                those planned when the source had been read up to there.
         """
         segments = self.segments[source]
         if before is not None:
             segments = tuple(each for each in segments if each.position < before) or segments[:1]
         number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
         segment = segments[number]
-        next_segment = segments[number + 1 : number + 2]
-        position = (
-            segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
-        )
-        return min([position, *(each.position for each in next_segment)])
+        tokens_since = int((epochs - segment.epoch) * segment.tokens)
+        position = segment.position - segment.offset + tokens_since
+        if number + 1 < len(segments):
+            return min(position, segments[number + 1].position)
+        return position
 
     def count_withdrawn(self, source: int) -> int:
-        """Return the number of tokens that are not read of epochs that were begun, because their
-        files were withdrawn."""
+        """Return the number of tokens of begun epochs that are not read because their files were
+        withdrawn."""
         return sum(
             _count_withdrawn(*pair)
             for pair in pairwise(self.segments[source])
@@ -150,7 +151,7 @@ def _breaks_off(before: Segment, segment: Segment) -> bool:
 
 
 class Withdrawals(Protocol):
-    """What a source loses if a snapshot lacks some of its files."""
+    """The tokens that a source loses if a snapshot lacks some of its files."""
 
     def loses_files(self, segment: Segment, index: str) -> bool:
         """Return whether a snapshot has the source, but not all files that the segment's epochs
@@ -164,18 +165,18 @@ class Withdrawals(Protocol):
 
 
 class ReadBefore(NamedTuple):
-    """What a run has read of its sources before a stage."""
+    """The tokens that a run has read of its sources before a stage, and what follows from them."""
 
     tokens: list[int]
     """[num_sources], tokens that were read of each source."""
     epochs: Epochs
-    """Where the sources' epochs begin, including those of the stage."""
+    """The sources' epochs, including those of the stage."""
     first_sample: int
     """The stage's first sample: after its start if a drain comes first; see `plan_stages`."""
     drain: int | None = None
-    """See `Stage.drain`, of the stage."""
+    """The stage's `Stage.drain`."""
     whole_epochs: bool = False
-    """See `Stage.whole_epochs`, of the stage."""
+    """The stage's `Stage.whole_epochs`."""
 
 
 class EpochsBuilder:
@@ -238,7 +239,7 @@ class EpochsBuilder:
         self, index: str, cursor: Int64s, begun: Int64s
     ) -> npt.NDArray[np.bool_]:
         """Return whether a snapshot lacks files of an epoch that has tokens of each source at
-        positions [cursor, begun), int64 [num_sources] each: bool [num_sources]."""
+        positions [cursor, begun), arrays of int64 [num_sources]: bool [num_sources]."""
         lost = np.zeros(len(cursor), bool)
         if index == self._index:
             return lost
@@ -278,10 +279,9 @@ class EpochsBuilder:
             return True
         for source in np.flatnonzero(~lost).tolist():
             begins = int(begun[source])
-            old, new = (
-                self._find_next_epoch(source, begins, index, whole=whole) for whole in (False, True)
-            )
-            if (old.position, old.epoch) != (new.position, new.epoch):
+            usual = self._find_next_epoch(source, begins, index, whole=False)
+            whole = self._find_next_epoch(source, begins, index, whole=True)
+            if (usual.position, usual.epoch) != (whole.position, whole.epoch):
                 return True
         return False
 
@@ -289,8 +289,8 @@ class EpochsBuilder:
         """Return the first epoch of a source of which nothing was read, if tokens before position
         `begun` were read, as a segment that begins with it.
 
-        The extra token of the sample before may lie in an epoch of files that are gone; that alone
-        is no reason to read the whole epoch.
+        The extra token of the last sample before `begun` may lie in an epoch of files that are
+        gone; that alone is no reason to read the whole epoch.
         """
         segments = self._segments[source]
         extra = self._extra
@@ -336,8 +336,8 @@ class EpochsBuilder:
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
 
     def _leave_out(self, source: int, position: int, index: str) -> tuple[list[Segment], Segment]:
-        """Return what is left of the current epoch without the files that a snapshot lacks: one
-        segment, or none if nothing is left; and the next epoch, as a segment that begins with
+        """Return the rest of the current epoch without the files that a snapshot lacks, as one
+        segment, or none if there is no rest; and the next epoch, as a segment that begins with
         it."""
         segment = _find_segment(self._segments[source], position)
         epoch, token = divmod(segment.own_position(position), segment.tokens)
@@ -353,12 +353,11 @@ class EpochsBuilder:
         return [left] if tokens > read else [], next_epoch
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the positions of the sources, and tokens of their epochs, for an interleaving,
-        which
-        assumes that all epochs of a source are equally long: int64 [num_sources] each.
+        """Return the positions of the sources and the tokens of their epochs for an interleaving,
+        arrays of int64 [num_sources].
 
-        Positions are shifted so that epochs end in the right places from the last change of the
-        snapshot on.
+        An interleaving assumes that all epochs of a source are equally long, so the positions are
+        shifted such that epochs end in the right places from the last change of the snapshot on.
         """
         places = cursor + self._shift
         tokens = np.maximum(1, self._epoch_tokens)

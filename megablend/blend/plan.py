@@ -32,13 +32,13 @@ from megablend.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """What the plan of a stage, or of a drain, is made from."""
+    """The input of the plan of a stage, or of a drain, and the plan's place in the run."""
 
     request: StageRequest
     """`first_sample` continues from the stages before it."""
     cursor: Int64s
-    """int64 [num_sources], position (see `Epochs`) at which each source's first sample of the stage
-    begins."""
+    """The position (see `Epochs`) at which each source's first sample of the stage begins, int64
+    [num_sources]."""
     interleaving: str
     """A name of `INTERLEAVINGS`."""
     number: int
@@ -49,11 +49,11 @@ class PlannedStage:
     plan: Plan | None = None
     """The plan, if it was made already."""
     cut_edges: Int64s | None = None
-    """int64 [3, num_sources]: `first`, `read` and `stop` of the tails of a stage that was cut, see
-    `Tails`; None for others."""
+    """`Tails.first`, `read` and `stop` of a stage that was cut, int64 [3, num_sources]; None for
+    other stages."""
     dropped: Int64s | None = None
-    """int64 [num_sources]: for each source that is read no more, the end of the ordinals that
-    earlier stages have begun; 0 for others. None if there are no such sources."""
+    """The end of the ordinals that earlier stages have begun, for each source that is no longer
+    read; 0 for other sources: int64 [num_sources]. None if all sources are read."""
 
     @property
     def start(self) -> int:
@@ -67,7 +67,7 @@ class PlannedStage:
 
     @property
     def read(self) -> Int64s:
-        """int64 [num_sources]: samples of each source that the stage reads."""
+        """Number of samples of each source that the stage reads: int64 [num_sources]."""
         return self.request.totals if self.cut_edges is None else self.cut_edges[1]
 
     @property
@@ -122,15 +122,16 @@ class StagesPlan:
         before = np.zeros((len(stages) + 1, self.num_sources), np.int64)
         np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=before[1:])
         self._samples_before: Int64s = before
-        """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
+        """Samples of each source before each stage, and in all: int64 [num_stages + 1,
+        num_sources]."""
         # The same array, unless a source is dropped
         self._first_ordinals = self._samples_before
-        """int64 [num_stages + 1, num_sources]: the first ordinal of each source that belongs to
-        each stage: as `_samples_before`, except that ordinals which earlier stages have begun of
-        dropped sources belong to these stages, even if they are not read."""
+        """The first ordinal of each source that belongs to each stage, int64 [num_stages + 1,
+        num_sources]. It is as in `_samples_before`, but the ordinals of a dropped source that
+        earlier stages have begun belong to these earlier stages, even if they are not read."""
         self._stop_ordinals = before[-1].copy()
-        """int64 [num_sources]: the end of each source's ordinals; after a cut, some below it may
-        not be read."""
+        """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
+        it may not be read."""
         self._cuts = list[int]()
         """Numbers of the stages that have tails."""
         for number, stage in enumerate(stages):
@@ -154,15 +155,15 @@ class StagesPlan:
 
     @property
     def epochs(self) -> Epochs:
-        """Where the sources' epochs begin."""
+        """The epochs of the sources."""
         if callable(self._epochs):
             self._epochs = self._epochs()
         assert self._epochs is not None
         return self._epochs
 
     def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal over all stages and epochs) of sample k.
-        Raises IndexError outside [0, num_samples)."""
+        """Return the source of sample k, and its ordinal over all stages and epochs. Raises
+        IndexError outside [0, num_samples)."""
         sources, ordinals = self.locate_many([k])
         return int(sources[0]), int(ordinals[0])
 
@@ -276,8 +277,8 @@ class StagesPlan:
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return what ordinals int64 [n] are called after a stage: if it was cut, their next
-        ordinals, otherwise the same; and whether the stage does not read them: bool [n]."""
+        """Return the numbers that ordinals, int64 [n], have after a stage: if it was cut, their
+        next ordinals, otherwise the same; and whether the stage does not read them: bool [n]."""
         if not stage.has_tails:
             return ordinals, ordinals >= self._samples_before[number + 1][sources]
         first = self._samples_before[number][sources]
@@ -285,9 +286,10 @@ class StagesPlan:
         return next_ordinals + first, is_later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
-        """First token of the samples (sources, ordinals) [n], counted over all epochs of the
-        source: int64 [n]; and the tokens from each to the source's next sample: one number if it
-        is the same in all stages, otherwise int64 [n]."""
+        """Return the first token of the samples (sources, ordinals) [n], counted over all epochs of
+        the source: int64 [n]; and the number of tokens from the first token of each sample to that
+        of the source's next sample: one number if it is the same in all stages, otherwise int64
+        [n]."""
         if len(self._starts) == 1:
             step = int(self._sample_tokens[0])
             return self._first_tokens[0].take(sources) + ordinals * step, step
@@ -335,9 +337,11 @@ class StagesPlan:
         neighbouring stages with samples of the same length share a range."""
         ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
-            first, stop = (int(self._first_ordinals[each, source]) for each in (number, number + 1))
-            if number == len(self.stages) - 1:
-                stop = int(self._stop_ordinals[source])
+            first = int(self._first_ordinals[number, source])
+            is_last = number == len(self.stages) - 1
+            stop = int(
+                self._stop_ordinals[source] if is_last else self._first_ordinals[number + 1, source]
+            )
             if first >= stop:
                 continue
             step = stage.request.sample_tokens
@@ -367,7 +371,8 @@ class StagesPlan:
         return self._tails[stage]
 
     def _tail_stops(self, stage: int) -> Int64s:
-        """int64 [num_sources]: the end of a stage's tails, in ordinals from the stage's start."""
+        """Return the end of each source's tails, in ordinals from the stage's start: int64
+        [num_sources]."""
         edges = self.stages[stage].cut_edges
         assert edges is not None
         stops: Int64s = edges[2]
@@ -378,10 +383,10 @@ class StagesPlan:
         return bisect_right(self._starts, k) - 1
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
-        """See `locate_many`, of samples that are all in one stage."""
+        """Like `locate_many`, for samples that are all in one stage."""
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
         ordinals = ordinals + self._samples_before[stage].take(sources)
-        # What the stage's plan counts up to is next ordinals, if stages before it were cut
+        # If earlier stages were cut, these are next ordinals
         for number in reversed(self._cuts):
             first = self._samples_before[number][sources]
             if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():

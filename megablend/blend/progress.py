@@ -1,5 +1,5 @@
-"""Where in a run each source begins, ends and repeats, and how evenly it is spread. All of it is
-computed from the plan, without walking the run."""
+"""Find the samples with which each source of a run begins, ends and repeats, and how evenly it is
+spread. Everything is computed from the plan, without walking the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Where each source occurs in a range of samples, [num_sources] each."""
+    """The presence of each source in a range of samples: arrays of [num_sources]."""
 
     counts: Int64s
     """Number of the source's samples."""
@@ -40,8 +40,8 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     one blend.
 
     Args:
-        scanned: number of samples at each end that are located one by one; `worst_error` is that of
-            the prefixes of the first ones.
+        scanned: number of samples at each end that are located one by one; `worst_error` covers the
+            prefixes of the samples at the start.
     """
     before = plan.counts(start)
     after = plan.counts(stop)
@@ -56,58 +56,56 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
         ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
         samples = _samples_within(plan, source, ordinals, start, stop)
-        first[source] = (
-            min(samples)
-            if samples
-            else _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
-        )
+        if samples:
+            first[source] = min(samples)
+        else:
+            first[source] = _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
         ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
         samples = _samples_within(plan, source, ordinals, start, stop)
-        last[source] = (
-            max(samples)
-            if samples
-            else _sample_of_count(plan, source, int(after[source]), start, stop)
-        )
+        if samples:
+            last[source] = max(samples)
+        else:
+            last[source] = _sample_of_count(plan, source, int(after[source]), start, stop)
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """For each source, the samples with which it has given as many samples as an epoch has, for its
-    first `limit` epochs at most.
+    """Return, for each source and each of its first `limit` epochs that end, the sample with which
+    the source has given as many samples as the epoch has.
 
     Such a sample lies in the cycle in which the last samples of the epoch and the first ones of the
     next are read.
     """
-    return [
-        [
-            sample
-            for ordinal in _last_ordinals(plan, source, limit).tolist()
-            if (sample := plan.sample_of_count(source, ordinal)) is not None
-        ]
-        for source in range(plan.num_sources)
-    ]
+    ends = list[list[int]]()
+    for source in range(plan.num_sources):
+        ordinals = _last_ordinals(plan, source, limit).tolist()
+        samples = [plan.sample_of_count(source, ordinal) for ordinal in ordinals]
+        ends.append([sample for sample in samples if sample is not None])
+    return ends
 
 
 def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
     """Return the ordinals int64 [n] that have the last tokens of a source's first `limit`
     epochs."""
     last_tokens = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
-    found = [np.zeros(0, np.int64)]
-    for each in plan.list_tokens(source):
-        stop = each.token + (each.stop - each.first) * each.step
-        inside = last_tokens[(each.token <= last_tokens) & (last_tokens < stop)]
-        found.append(each.first + (inside - each.token) // each.step)
-    return np.concatenate(found)
+    ordinals = [np.zeros(0, np.int64)]
+    for covered in plan.list_tokens(source):
+        stop = covered.token + (covered.stop - covered.first) * covered.step
+        inside = last_tokens[(covered.token <= last_tokens) & (last_tokens < stop)]
+        ordinals.append(covered.first + (inside - covered.token) // covered.step)
+    return np.concatenate(ordinals)
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
     """Return the first sample whose ordinal is at least that in `ordinals`, int64 [num_sources],
     for its source; and that source. None if there is no such sample."""
-    # The first sample is no later than the first of these
-    known = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
+    # The samples of these ordinals themselves. The one to find is no later than the first of them,
+    # so that source comes first, and bounds the search in the others
+    samples = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
+    samples[samples < 0] = plan.num_samples
     first = None
-    for source in np.argsort(np.where(known < 0, plan.num_samples, known), kind="stable").tolist():
+    for source in np.argsort(samples, kind="stable").tolist():
         before = None if first is None else first[0]
         sample = plan.first_sample_from(source, int(ordinals[source]), before=before)
         if sample is not None:
@@ -119,7 +117,7 @@ def _samples_within(
     plan: StagesPlan, source: int, ordinals: range, start: int, stop: int
 ) -> list[int]:
     """Return the samples of a source's ordinals that are in [start, stop). After an amendment there
-    may be none, since a stage first gives what the one before has left."""
+    may be none, since a stage first gives the ordinals that the previous stage has left."""
     return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
 
 

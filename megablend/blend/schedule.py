@@ -19,24 +19,24 @@ CYCLES_PER_STEP = 4
 """The least length of a step, in periods of the source whose periods are longest, if the stage is
 long enough."""
 MIN_STEPS = 2
-"""Number of steps that a schedule has at least."""
+"""The least number of steps of a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How the shares of a stage change."""
+    """The change of a stage's shares, in steps."""
 
     kind: str
     """`linear` or `cosine`."""
     start: tuple[Fraction, ...]
-    """[num_sources], sum 1: the shares from which the schedule leads to those of the stage's
-    blend."""
+    """The shares from which the schedule leads to the shares of the stage's blend, [num_sources],
+    sum 1."""
     samples: int
     """Length of the stage that the schedule was made for."""
     cycle: int
     """Samples of a cycle; a step consists of whole cycles."""
     done: tuple[Fraction, ...]
-    """[steps], from 0 to 1: the part of the way that the shares have come in each step."""
+    """The part of the way that the shares have come in each step, [steps], from 0 to 1."""
 
     def __str__(self) -> str:
         shares = ", ".join(map(str, self.start))
@@ -97,7 +97,7 @@ def make_schedule(
 
 
 def _done_in(kind: str, step: int, steps: int) -> Fraction:
-    """See `Schedule.done`, of one step."""
+    """Return the entry of `Schedule.done` for one step."""
     middle = Fraction(2 * step + 1, 2 * steps)
     if kind == "linear":
         return middle

@@ -17,8 +17,8 @@ from megablend.errors import PlanError
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """Say what to set so that a split has at least `samples` samples, in the unit in which the
-    config gives its length.
+    """Return a text on what to set so that a split has at least `samples` samples, in the unit in
+    which the config gives its length.
 
     Args:
         tokens: tokens of one epoch of all sources in the split.
@@ -34,8 +34,8 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """Say what to set so that a split has at most `samples` samples, as many as its caps allow. The
-    text ends with a comma; it is empty for 0 samples."""
+    """Return a text on what to set so that a split has at most `samples` samples, as many as its
+    caps allow. The text ends with a comma; it is empty for 0 samples."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -164,7 +164,7 @@ def shares_of(
 
     Args:
         tokens: tokens of each source in this split, including end-of-document tokens.
-        read: what was read of each source before; nothing by default.
+        read: the tokens that were read of each source before; none by default.
 
     Raises: PlanError if a source with a share has no tokens or less than one sample, or the
         split would have no samples, more than MAX_SAMPLES, or more than all caps together allow.
@@ -200,7 +200,7 @@ def shares_of(
 def _refuse_empty(
     config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]
 ) -> None:
-    """Refuse sources that are to give samples, but have no tokens. Raises: PlanError."""
+    """Refuse sources that must give samples, but have no tokens. Raises: PlanError."""
     requested = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
     for source, source_tokens, is_requested in zip(sources, tokens, requested, strict=True):
         if source_tokens == 0 and is_requested:
@@ -213,7 +213,7 @@ def _refuse_empty(
 
 
 def _advise_tokens(config: Config, split: str) -> list[str]:
-    """Say what gives tokens in a split to a source that has none: one text a remedy."""
+    """Return the remedies for a source without tokens in a split, one text each."""
     share = Fraction(1) if config.listed_by_split else config.shares[SPLITS.index(split)]
     if share == 0:
         return [f"give {split} a share in `split`"]
@@ -260,7 +260,7 @@ def _amounts_in_samples(
 
 
 def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> str:
-    """Say what to set so that a source has at least one sample, of `needed` tokens."""
+    """Return a text on what to set so that a source has at least one sample, of `needed` tokens."""
     if unit == "tokens":
         return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
     epochs = round_up((source.epochs or Fraction(0)) * needed / amount)

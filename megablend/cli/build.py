@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from megablend.operations.dry_run import DryRun
 
 SHOWN_PROBLEMS = 10
-"""Missing or changed files that are printed."""
+"""The most missing or changed files that are printed."""
 _SHOWN_SOURCES = 5
-"""Sources of a column that are printed."""
+"""The most sources of a column that are printed."""
 of_processes = click.option(
     "--processes",
     type=click.IntRange(min=1),
@@ -87,7 +87,14 @@ def _run(
     as_json: bool,
     **settings: object,
 ) -> Any:
-    """Build on all ranks; rank 0 prints. Returns: what was built; None on other ranks."""
+    """Build on all ranks; rank 0 prints.
+
+    Args:
+        make: `build` or `build_index`, which gets `settings`.
+        show: prints the result.
+
+    Returns: the result on rank 0; None on other ranks.
+    """
     from megablend.cli.progress import progress_on
     from megablend.distributed.find_job import program_launch
 
@@ -100,41 +107,44 @@ def _run(
 
 
 def _report_dry_run(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
+    """Estimate on rank 0 what indexing takes, and print it."""
     from megablend.distributed.launch import detect
     from megablend.operations.dry_run import dry_run
 
     if detect().rank == 0:
-        found = dry_run(config, cache=cache, processes=processes)
+        estimates = dry_run(config, cache=cache, processes=processes)
         finish(
-            {"sources": [each.to_dict() for each in found]},
+            {"sources": [source.to_dict() for source in estimates]},
             as_json,
-            lambda _: _print_dry_run(found),
+            lambda _: _print_dry_run(estimates),
         )
 
 
-def _print_dry_run(found: Sequence[DryRun]) -> None:
-    for each in found:
-        text = f"{each.name}: {each.files:,} files, {each.bytes / 1e9:,.2f} GB"
-        if each.tokenising is not None:
-            print_line(f"{text}; to tokenise: {each.tokenising}")
+def _print_dry_run(estimates: Sequence[DryRun]) -> None:
+    """Print a line for each source."""
+    for source in estimates:
+        text = f"{source.name}: {source.files:,} files, {source.bytes / 1e9:,.2f} GB"
+        if source.tokenising is not None:
+            print_line(f"{text}; to tokenise: {source.tokenising}")
             continue
-        if not each.requests:
+        if not source.requests:
             print_line(f"{text}, on local disks")
             continue
-        text += f"; indexing takes {format_transfer(each.to_dict(), 'source_bytes')}"
-        if each.tabled:
+        text += f"; indexing takes {format_transfer(source.to_dict(), 'source_bytes')}"
+        if source.tabled:
             text += "; and reading the lengths of its documents, for their order, as much as the data may be"
         print_line(text)
 
 
 def format_transfer(transfer: Mapping[str, Any], of_bytes: str = "bytes") -> str:
-    """Requests, bytes and cost in words, each as a range if it is not known exactly.
+    """Return requests, bytes and cost in words, each as a range if it is not known exactly.
 
     Args:
         of_bytes: the key of the number of bytes in `transfer`.
     """
 
     def write(key: str, scale: float, digits: str) -> str:
+        """Return the least and the greatest number as text, or one number if they look the same."""
         ends = [end for end in (transfer[key], transfer[f"most_{key}"]) if end is not None]
         return " to ".join(dict.fromkeys(f"{end * scale:{digits}}" for end in ends))
 

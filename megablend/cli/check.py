@@ -89,6 +89,7 @@ def check(
 
 
 def _print_checked(files: CheckResult) -> None:
+    """Print problems, warnings, and a summary of the files and the run."""
     print_lines(files.problems)
     for problem in files.older_problems:
         print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
@@ -154,6 +155,7 @@ def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
 
 
 def _print_verified(result: VerifyResult) -> None:
+    """Print problems, notes, and whether the cache is as it should be."""
     print_lines(result.problems)
     print_lines(result.notes, "note: ")
     print_line(
@@ -190,6 +192,7 @@ def gc(what: str, dry_run: bool, older_than: float, tokens: bool, as_json: bool)
 
 
 def _print_collected(found: GcResult) -> None:
+    """Print the indexes and token files that are removed, and the totals."""
     verb = "would remove" if found.dry_run else "removed"
     print_lines(found.removed, f"{verb}: index ")
     print_lines(found.token_files, f"{verb}: tokens ")

@@ -17,15 +17,16 @@ from megablend.errors import ConfigError
 from megablend.storage.mirror_options import VARIABLE
 
 _WATCH_SECONDS = 2.0
+"""Time between two states that `status --watch` prints."""
 _VARIABLE = "MEGABLEND_DATASETS"
-"""The environment variable for `--mirror`. It may name a config, which VARIABLE may not: that one
-names the folder that jobs read through."""
+"""The environment variable for `--mirror`. It may name a config. VARIABLE, which names the folder
+that jobs read through, may not."""
 _SHOWN_NODES = 20
-"""Nodes of each want that are printed."""
+"""The most nodes of each want that are printed."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_PATTERNS = 100
-"""Patterns of a list or config that a revision records one by one; a longer one is recorded by its
-path."""
+"""The most patterns of a list or config that a revision records one by one; a longer list or config
+is recorded by its path."""
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
@@ -63,23 +64,24 @@ def add_command(
     sources are meant. While the dataset is wanted it is listed again, and what is there then
     becomes its latest revision."""
     located = {source: _locate(source) for source in sources}
-    said = [
-        each
-        for source, patterns in located.items()
-        for each in (patterns if len(patterns) <= _MAX_PATTERNS else [_name_source(source)])
-    ]
+    all_patterns = list[str]()
+    recorded = list[str]()
+    for source, patterns in located.items():
+        all_patterns += patterns
+        recorded += patterns if len(patterns) <= _MAX_PATTERNS else [_name_source(source)]
     seconds = None if every is None else _parse_every(every)
-    all_patterns = [each for patterns in located.values() for each in patterns]
     try:
-        found = _ask(mirror, "add", dataset=name, sources=all_patterns, said=said, every=seconds)
+        found = _ask(
+            mirror, "add", dataset=name, sources=all_patterns, said=recorded, every=seconds
+        )
     except ConfigError as error:
         raise ConfigError(_name_place(located, str(error))) from None
     finish(found, as_json, _print_added)
 
 
 def _name_place(located: dict[str, list[str]], message: str) -> str:
-    """Return a message about a location, with the name and the line of the list that it is from, if
-    it is from one."""
+    """Return a message about a location. If the location is from a list of URLs, the name of the
+    list and the line are added."""
     from megablend.storage.location import find_scheme
     from megablend.storage.objects.urls import LIST_ENDING
 
@@ -143,7 +145,7 @@ def want_command(
 
 def _add_simple(verb: str, outcome: str, help_text: str) -> None:
     """Add a command that sends `verb` and one target to the node process, and prints the name of
-    the want with what became of it."""
+    the want with its `outcome`."""
 
     @datasets.command(verb, cls=Command, help=help_text)
     @of_target
@@ -233,29 +235,33 @@ def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
 
 
 def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
-    """Send a verb to the node process, which is started if a config is given, and return its
-    answer. Raises: ConfigError if there is no mirror; as verbs do."""
-    from megablend.mirror.node.frames import Kind
+    """Send a verb to the node process, which is started if a config is given, and return the
+    response.
 
+    Args:
+        about: the arguments of the verb.
+
+    Raises: ConfigError if there is no mirror; the errors of the verb.
+    """
     if mirror is None:
         raise ConfigError(
             f"no mirror given\npass --mirror CONFIG or --mirror FOLDER, or set {_VARIABLE}"
         )
-    # A folder does not say how large its mirror may be
+    # A folder does not record how large its mirror may be, so no process is started for it
     starts = not Path(mirror).is_dir()
-    answer: dict[str, Any] = ask_node(
+    response: dict[str, Any] = ask_node(
         mirror,
-        Kind.DATASETS,
+        "DATASETS",
         {"verb": verb, **about},
         starts=starts,
-        # Only this reads the source by the config's settings
+        # Only this verb reads the source by the config's settings
         agrees=starts and verb == "add",
     )
-    return answer
+    return response
 
 
 def _locate(source: str) -> list[str]:
-    """Return the patterns of a source, absolute. Raises: ConfigError."""
+    """Return the absolute patterns of a source. Raises: ConfigError."""
     from megablend.config.load import load_config
     from megablend.storage.location import find_scheme
     from megablend.storage.objects.urls import LIST_ENDING, expand_location
@@ -292,8 +298,8 @@ def _split_nodes(text: str) -> list[str]:
 
 
 def _name_source(source: str) -> str:
-    """Return what a revision records of a long list: what the command was given, as an absolute
-    path unless it is a URL."""
+    """Return the name by which a revision records a long list: the argument of the command, as an
+    absolute path unless it is a URL."""
     from megablend.storage.location import find_scheme
 
     return source if find_scheme(source) else str(Path(source).expanduser().absolute())
@@ -323,6 +329,7 @@ def _parse_time(text: str) -> float:
 
 
 def _print_added(found: dict[str, Any]) -> None:
+    """Print the revision that was added."""
     is_new = "a new revision" if found["is_new"] else "as it was"
     print_line(
         f"{found['dataset']}@{found['digest'][:12]}: {is_new}, {found['num_files']:,} files, {format_gb(found['num_bytes'])}"
@@ -330,6 +337,7 @@ def _print_added(found: dict[str, Any]) -> None:
 
 
 def _print_wanted(found: dict[str, Any]) -> None:
+    """Print a want, and how much of it is held."""
     outcome = f"held, {format_gb(found['bytes'])}" if "bytes" in found else "wanted"
     if "complete" in found:
         outcome = f"held on {found['complete']:,} nodes"
@@ -337,6 +345,7 @@ def _print_wanted(found: dict[str, Any]) -> None:
 
 
 def _print_list(found: dict[str, Any]) -> None:
+    """Print a table of revisions, and the wants."""
     columns = {
         "revision": lambda each: f"{each['dataset']}@{each['digest'][:12]}",
         "files": lambda each: each["num_files"],
@@ -350,39 +359,46 @@ def _print_list(found: dict[str, Any]) -> None:
 
 
 def _format_time(seconds: float) -> str:
+    """Return a time in seconds since 1970 as text, in local time."""
     return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
 def _print_listed(found: dict[str, Any]) -> None:
-    """Print what was wrong with sources that were listed again."""
-    for name, each in sorted(found.get("listed", {}).items()):
-        if each["trouble"]:
-            by = f" by {each['by']}" if each["by"] else ""
+    """Print the troubles with sources that were listed again."""
+    for name, listing in sorted(found.get("listed", {}).items()):
+        if listing["trouble"]:
+            by = f" by {listing['by']}" if listing["by"] else ""
             print_line(
-                f"{name}: its source, listed {_format_time(each['at'])}{by}: {each['trouble']}"
+                f"{name}: its source, listed {_format_time(listing['at'])}{by}: {listing['trouble']}"
             )
 
 
 def _print_status(found: dict[str, Any]) -> None:
+    """Print the room of the mirror, and how much of each want is held."""
     print_line(f"room: {format_gb(found['capacity'])}")
     if found["trouble"]:
         print_line(f"not up to date: {found['trouble']}")
     _print_listed(found)
-    for each in found.get("wants", ()):
-        _print_cluster(each, found["away"])
-    for each in found["goals"]:
-        held = format_gb(each["bytes"] - each["missing"])
-        pinned = ", pinned" if each["pinned"] else ""
+    for want in found.get("wants", ()):
+        _print_cluster(want, found["away"])
+    for goal in found["goals"]:
+        _print_goal(goal)
+
+
+def _print_goal(goal: dict[str, Any]) -> None:
+    """Print how much of a wanted revision this node holds, and why the rest is missing."""
+    held = format_gb(goal["bytes"] - goal["missing"])
+    pinned = ", pinned" if goal["pinned"] else ""
+    print_line(
+        f"{goal['want']}: {goal['revision'][:12]}{pinned}: held {held} of {format_gb(goal['bytes'])}"
+    )
+    if goal["short"]:
         print_line(
-            f"{each['want']}: {each['revision'][:12]}{pinned}: held {held} of {format_gb(each['bytes'])}"
+            f"  does not fit: {format_gb(goal['short'])} more than is left after pinned datasets, earlier wants "
+            "and the data of jobs"
         )
-        if each["short"]:
-            print_line(
-                f"  does not fit: {format_gb(each['short'])} more than is left after pinned datasets, earlier wants "
-                "and the data of jobs"
-            )
-        if each["trouble"]:
-            print_line(f"  {each['trouble']}")
+    if goal["trouble"]:
+        print_line(f"  {goal['trouble']}")
 
 
 def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
@@ -399,11 +415,13 @@ def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
 
 
 def _print_verified(found: dict[str, Any]) -> None:
+    """Print the files that were wrong, and how much was compared."""
     print_lines(found["wrong"], "wrong, and dropped: ")
     print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were wrong")
 
 
 def _print_forgotten(found: dict[str, Any]) -> None:
+    """Print the forgotten revisions, and how much each node has deleted."""
     print_lines(found["revisions"], "forgotten: ")
     for node, each in sorted(found.get("nodes", {}).items()):
         print_line(f"{node}: deleted {format_gb(each['bytes'])} of {each['files']:,} files")

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from megablend.prefetch.estimate_mirror import MirrorEstimate
 
 TOP = 50
-"""Sources that tables show by default with --all."""
+"""Number of sources that tables show by default with --all."""
 TOP_OF_SUMMARY = 12
-"""Sources that the summary shows by default, so that it fits one screen."""
+"""Number of sources that the summary shows by default, so that it fits one screen."""
 STAGES = 12
-"""Stages that are printed."""
+"""The most stages that are printed."""
 
 
 @command()
@@ -113,13 +113,12 @@ def describe(
     from megablend.inspect.select import select_sources
 
     if micro_batch is None:
-        loader_options = {
+        for name, value in {
             "--ranks": ranks,
             "--workers": workers,
             "--nodes": nodes,
             "--mirror-size": mirror_size,
-        }
-        for name, value in loader_options.items():
+        }.items():
             if value is not None:
                 raise click.UsageError(
                     f"{name} {value} needs --micro-batch: without it nothing is estimated"
@@ -135,28 +134,13 @@ def describe(
         document_lengths=html is not None,
     )
     if html is not None:
-        from megablend.inspect.html import write_html
-        from megablend.inspect.output_file import check_output
-        from megablend.operations.session import Session
-
-        if not isinstance(found, RunDescription):
-            reason = (
-                f"{what} is a cache; give a config"
-                if isinstance(found, CacheDescription)
-                else found.note
-            )
-            raise click.UsageError(f"--html needs an indexed run: {reason}")
-        write_html(found, check_output(html, Session(what, cache=cache)))
+        _write_html(found, html, what, cache)
     if isinstance(found, CacheDescription):
-        selecting = [
-            name
-            for name, value in (("--top", top), ("--sort", sort), ("--match", match))
-            if value is not None
-        ]
-        if selecting:
-            raise click.UsageError(
-                f"{selecting[0]} selects sources of a config, but {what} is a cache; give a config"
-            )
+        for name, value in {"--top": top, "--sort": sort, "--match": match}.items():
+            if value is not None:
+                raise click.UsageError(
+                    f"{name} selects sources of a config, but {what} is a cache; give a config"
+                )
         finish(found, as_json, print_cache)
         return
     if top is None and not as_json:
@@ -170,6 +154,21 @@ def describe(
         finish(found, as_json, _print_files)
     else:
         finish(found, as_json, print_tables if whole else print_summary)
+
+
+def _write_html(found: Description, html: str, what: str, cache: str | None) -> None:
+    """Write the page of a run. Raises: click.UsageError if there is no indexed run."""
+    from megablend.inspect.description import CacheDescription, RunDescription
+    from megablend.inspect.html import write_html
+    from megablend.inspect.output_file import check_output
+    from megablend.operations.session import Session
+
+    if isinstance(found, RunDescription):
+        write_html(found, check_output(html, Session(what, cache=cache)))
+        return
+    if isinstance(found, CacheDescription):
+        raise click.UsageError(f"--html needs an indexed run: {what} is a cache; give a config")
+    raise click.UsageError(f"--html needs an indexed run: {found.note}")
 
 
 def print_cache(found: CacheDescription) -> None:
@@ -198,7 +197,7 @@ def print_cache(found: CacheDescription) -> None:
 
 
 def _print_files(found: FilesDescription) -> None:
-    """Print what is known without an index: all of it, with and without `--all`."""
+    """Print the files of sources without an index, in the same way with and without `--all`."""
     columns: dict[str, Column] = {
         "source": "name",
         "format": "format",
@@ -220,8 +219,8 @@ def _write_request(source: SourceFiles) -> str:
 
 
 def print_summary(found: RunDescription) -> None:
-    """Print on one screen what deserves a look, a line for each source of train, and a line for
-    each other split."""
+    """Print a summary on one screen: warnings, a line for each source of train, and a line for each
+    other split."""
     _print_doubts(found)
     state = "committed" if found.committed else "not committed"
     index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
@@ -253,7 +252,7 @@ def print_summary(found: RunDescription) -> None:
 
 
 def _print_doubts(found: RunDescription) -> None:
-    """Print what deserves a look before all else."""
+    """Print problems, warnings and notes, which come first."""
     from megablend.cli.build import print_problems
 
     print_problems(found.problems)
@@ -271,16 +270,18 @@ def _print_doubts(found: RunDescription) -> None:
 
 
 def _title_split(name: str, split: SplitDescription) -> str:
+    """Return the title of a split: its name, size and kind."""
     kind = "blended" if split.blended else "one unblended pass"
     return f"{name}: {split.samples:,} samples, {split.tokens:,} tokens, {kind}"
 
 
 def _write_share(share: float) -> str:
+    """Return a share as text, in percent."""
     return "<0.01 %" if 0 < share < 5e-5 else f"{share * 100:.2f} %"
 
 
 def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterator[str]:
-    """Remarks on anything unusual about a source."""
+    """Yields remarks on anything unusual about a source."""
     if not source.samples:
         yield "is not read"
     # Rounding changes a share by less than a sample, in each stage
@@ -297,7 +298,7 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
 
 
 def _list_ends(found: RunDescription) -> str:
-    """Return where the first STAGES stages end."""
+    """Return the ends of the first STAGES stages as text."""
     shown = [f"{end:,}" for end in found.stages[:STAGES]]
     return ", ".join(shown) + (", ..." if len(found.stages) > STAGES else "")
 
@@ -321,7 +322,7 @@ def print_tables(found: RunDescription) -> None:
 
 
 def _print_estimates(found: RunDescription) -> None:
-    """Print what loaders read and need, and what could be written in place of `on_exhausted`."""
+    """Print what loaders read and need, and the stages that could replace `on_exhausted`."""
     from megablend.cli.build import format_transfer
     from megablend.cli.runs import print_fitting
     from megablend.order.registry import find_order
@@ -385,6 +386,7 @@ def _print_mirror(found: MirrorEstimate) -> None:
 
 
 def _print_index(index: IndexDescription, cache: str) -> None:
+    """Print a table of the sources of an index."""
     columns: dict[str, Column] = {
         "source": "name",
         "format": "format",
@@ -407,6 +409,7 @@ def _print_index(index: IndexDescription, cache: str) -> None:
 
 
 def _print_split(name: str, split: SplitDescription) -> None:
+    """Print all figures of the sources and stages of a split."""
     from megablend.inspect.figures import list_figures
 
     columns: dict[str, Column] = {"source": "name"}
@@ -464,5 +467,6 @@ def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
 
 
 def _print_left_out(count: int | None) -> None:
+    """Print the number of sources that a table leaves out, if there are any."""
     if count:
         print_line(f"and {count:,} more sources (--top 0 shows all; --sort and --match select)")

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from megablend.inspect.show import SampleDescription, StepDescription
 
 SHOWN_TEXT = 60
-"""Characters printed of each sample's text, unless all is requested."""
+"""The most characters of each sample's text that are printed without --all."""
 SHOWN_TOKENS = 8
-"""First tokens of each sample of a step that are printed."""
+"""Number of first tokens of each sample of a step that are printed."""
 SHOWN_FIRST = 24
+"""Number of first tokens of a sample that are printed without --all."""
 SHOWN_LAST = 8
-"""Tokens of a sample that are printed, unless all are requested."""
+"""Number of last tokens of a sample that are printed without --all."""
 SHOWN_SAMPLES = 20
-"""Samples of each source that are listed, unless all are requested."""
+"""The most samples of each source that are listed without --all."""
 SHOWN_DIFFERENCES = 30
-"""Number of differences that are printed; JSON has all."""
+"""The most differences that are printed; JSON has all."""
 
 
 @command()
@@ -147,6 +148,7 @@ def show(
 
 
 def _load_tokenizer(path: str) -> Any:
+    """Load a tokenizer.json with the tokenizers library. Raises: ConfigError."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -162,6 +164,7 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:
+    """Return the text of a sample."""
     text: str = decoder.decode(list(sample.tokens), skip_special_tokens=False)
     return text
 
@@ -175,8 +178,8 @@ def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, 
 
 
 def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
-    """Print where a sample comes from, its first and last tokens (or all),
-    and its text if it was decoded."""
+    """Print the places of a sample's pieces, its first and last tokens (or all), and its text if it
+    was decoded."""
     epochs = ", ".join(map(str, found.epochs))
     print_line(
         f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"
@@ -207,13 +210,13 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
 
 
 def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") -> str:
-    """Numbers as text: the first and last few, and how many there are."""
-    if whole or len(numbers) <= SHOWN_FIRST + SHOWN_LAST:
-        return between.join(map(str, numbers))
-    first, last = (
-        between.join(map(str, some)) for some in (numbers[:SHOWN_FIRST], numbers[-SHOWN_LAST:])
-    )
-    return f"{first} ... {last} ({len(numbers):,}; --all prints all)"
+    """Return numbers as text: all of them, or the first and last few, and how many there are."""
+    texts = [str(number) for number in numbers]
+    if whole or len(texts) <= SHOWN_FIRST + SHOWN_LAST:
+        return between.join(texts)
+    first = between.join(texts[:SHOWN_FIRST])
+    last = between.join(texts[-SHOWN_LAST:])
+    return f"{first} ... {last} ({len(texts):,}; --all prints all)"
 
 
 def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
@@ -234,11 +237,13 @@ def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
 
 
 def _name_files(sample: SampleDescription) -> str:
+    """Return the name of a sample's first file, with dots if there are others."""
     files = dict.fromkeys(piece.file for piece in sample.pieces)
     return next(iter(files)).rpartition("/")[2] + (", ..." if len(files) > 1 else "")
 
 
 def _shorten(text: str, length: int) -> str:
+    """Return the beginning of a text, with dots if it is longer."""
     return text if len(text) <= length else f"{text[:length]} ..."
 
 
@@ -315,18 +320,19 @@ def find(
 
 
 def split_place(place: str) -> tuple[str, int | None]:
-    """Return a file and the row in it, which is what follows the last colon if that is a number."""
+    """Split a place into a file and a row: the number after the last colon, or None without one."""
     file, colon, row = place.rpartition(":")
     return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
 
 
 def _print_found(found: FindResult, *, counts_steps: bool) -> None:
+    """Print a table of the samples that read each file."""
     columns: dict[str, Column] = {
         "sample": lambda each: f"{each.sample:,}",
         "step": lambda each: "skipped" if each.skipped else each.step,
         "epoch": "epoch",
         "tokens of the sample": lambda each: ", ".join(
-            f"{p.first_token:,} to {p.stop_token:,}" for p in each.pieces
+            f"{piece.first_token:,} to {piece.stop_token:,}" for piece in each.pieces
         ),
         "offset": lambda each: ", ".join(f"{piece.offset:,}" for piece in each.pieces),
     }
@@ -359,6 +365,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
 
 def _print_diff(found: DiffResult) -> None:
+    """Print the differences between two runs, and the sample up to which they are the same."""
     lines = [
         f"{each.what}: {_name_value(each.a)} | {_name_value(each.b)}" for each in found.differences
     ]
@@ -377,6 +384,7 @@ def _print_diff(found: DiffResult) -> None:
 
 
 def _name_value(value: object) -> str:
+    """Return a value of a setting as text, shortened if it is long."""
     text = "absent" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -415,6 +423,7 @@ def export(
 
 
 def _print_written(written: ExportResult) -> None:
+    """Print the file that was written."""
     print_line(
         f"{written.file}: samples {written.start:,} to {written.stop:,} of run {written.run!r}, "
         f"{written.bytes / 1e6:,.1f} MB"

@@ -23,67 +23,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class _MegatronCommand(Command):
-    """Explains flags of training scripts that it does not have, rather than suggest similar ones
-    with another meaning.
-
-    Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which
-    click lacks: --data-path 0.3 a 0.7 b.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click.Command. Raises: click.UsageError."""
-        for arg in args:
-            name = arg.partition("=")[0]
-            if name in _EXPLAINED:
-                raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
-            if _OTHER_DATASETS.match(name):
-                raise click.UsageError(
-                    f"{name}: only the cache of GPTDataset is built; Megatron builds those of "
-                    "other datasets when training starts"
-                )
-        repeatable = [
-            param for param in self.params if isinstance(param, click.Option) and param.multiple
-        ]
-        names = {name for option in repeatable for name in option.opts}
-        try:
-            return super().parse_args(ctx, spread(args, names))
-        except click.NoSuchOption as error:
-            known = [name for option in self.params for name in option.opts]
-            similar = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILARITY)
-            raise click.NoSuchOption(error.option_name, possibilities=similar, ctx=ctx) from None
-
-
-def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
-    """Repeat each flag of `names` before each of the values that follow it; if a flag occurs twice,
-    its last values count.
-
-    Raises: click.UsageError for a flag without a value.
-    """
-    words: dict[str, list[str]] = {}
-    others: list[str] = []
-    flag = None
-    for arg in args:
-        if arg.startswith("--"):
-            name, equals, word = arg.partition("=")
-            flag = name if name in names and not equals else None
-            if name in names:
-                words[name] = [word] if equals else []
-            else:
-                others.append(arg)
-        elif flag:
-            words[flag].append(arg)
-        else:
-            others.append(arg)
-    for name, values in words.items():
-        if not values:
-            raise click.UsageError(f"{name} has no value; give weights and prefixes, or omit it")
-    return [
-        each for name, values in words.items() for word in values for each in (name, word)
-    ] + others
-
-
 _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-type": {
         "help": "Build the tokenizer with the installed megatron-core, with the flags below."
@@ -118,8 +57,8 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--dataloader-fast-cache-load": {"is_flag": True},
     "--dataloader-defer-npy-index-mmap": {"is_flag": True},
 }
-"""Accepted so that all data flags of a training script can be passed on; they do not affect a
-cache."""
+"""Flags that do not affect a cache. They are accepted so that all data flags of a training script
+can be passed on."""
 _EXPLAINED = {
     "--eval-global-batch-size": (
         "validation has a batch size of its own: set --valid-samples N (--eval-iters x that batch x the number of "
@@ -131,17 +70,83 @@ _EXPLAINED = {
     "--mock-data": "invented data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }
-"""By the name of a flag of training scripts that changes what a cache contains, and that this
-command does not have: what to do instead."""
+"""The advice for each flag of training scripts that changes the contents of a cache, and that this
+command does not have."""
 _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
 """Flags of datasets that are not GPTDataset."""
 _SIMILARITY = 0.85
-"""How similar a flag must be to be suggested in place of another."""
+"""The least similarity of a flag that is suggested instead of an unknown one."""
+
+
+class _MegatronCommand(Command):
+    """A command that explains the flags of training scripts that it does not have, rather than
+    suggest similar flags with another meaning.
+
+    Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which
+    click lacks: --data-path 0.3 a 0.7 b.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command. Raises: click.UsageError."""
+        for arg in args:
+            name = arg.partition("=")[0]
+            if name in _EXPLAINED:
+                raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
+            if _OTHER_DATASETS.match(name):
+                raise click.UsageError(
+                    f"{name}: only the cache of GPTDataset is built; Megatron builds those of "
+                    "other datasets when training starts"
+                )
+        repeatable = [
+            param for param in self.params if isinstance(param, click.Option) and param.multiple
+        ]
+        names = {name for option in repeatable for name in option.opts}
+        try:
+            return super().parse_args(ctx, spread(args, names))
+        except click.NoSuchOption as error:
+            known = [name for option in self.params for name in option.opts]
+            similar = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILARITY)
+            raise click.NoSuchOption(error.option_name, possibilities=similar, ctx=ctx) from None
+
+
+def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
+    """Repeat each flag of `names` before each of the values that follow the flag. If a flag occurs
+    twice, its last values count.
+
+    Raises: click.UsageError for a flag without a value.
+    """
+    words: dict[str, list[str]] = {}
+    others: list[str] = []
+    flag = None
+    for arg in args:
+        if arg.startswith("--"):
+            name, equals, word = arg.partition("=")
+            flag = name if name in names and not equals else None
+            if name in names:
+                words[name] = [word] if equals else []
+            else:
+                others.append(arg)
+        elif flag:
+            words[flag].append(arg)
+        else:
+            others.append(arg)
+    for name, values in words.items():
+        if not values:
+            raise click.UsageError(f"{name} has no value; give weights and prefixes, or omit it")
+    repeated = list[str]()
+    for name, values in words.items():
+        for word in values:
+            repeated += [name, word]
+    return repeated + others
 
 
 def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F]:
-    """Add an option to a command for each of the flags, given the arguments of click.option that
-    differ, and those that all have in common."""
+    """Return a decorator that adds an option to a command for each flag.
+
+    Args:
+        flags: the arguments of click.option for each flag.
+        common: the arguments that all flags have in common.
+    """
 
     def add(function: F) -> F:
         for name, kind in reversed(flags.items()):
@@ -152,7 +157,7 @@ def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F
 
 
 def _words(name: str, text: str) -> Callable[[F], F]:
-    """Add an option that takes several words; see `spread`."""
+    """Return a decorator that adds an option which takes several words; see `spread`."""
     return click.option(name, multiple=True, metavar="WORDS...", help=text)
 
 
@@ -354,6 +359,7 @@ def _print_report(found: dict[str, Any]) -> None:
 
 
 def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:
+    """Return the description of a split for JSON. `missing`: the bases of missing artefacts."""
     epochs = [job.num_epochs for job in split.datasets]
     missing_sizes = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
     return {
@@ -369,6 +375,7 @@ def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]
 
 
 def _describe_artefact(job: Job, missing: frozenset[str]) -> dict[str, Any]:
+    """Return the description of an artefact for JSON."""
     return {
         "name": job.name,
         "base": job.artefact.base,

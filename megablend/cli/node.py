@@ -60,9 +60,7 @@ def run_command(config: str, as_json: bool) -> None:
 @as_json
 def status_command(what: str, as_json: bool) -> None:
     """Show what the mirror holds and has fetched."""
-    from megablend.mirror.node.frames import Kind
-
-    finish(ask_node(what, Kind.STATUS), as_json, _print_status)
+    finish(ask_node(what, "STATUS"), as_json, _print_status)
 
 
 @node.command("check", cls=Command)
@@ -74,9 +72,7 @@ def check_command(what: str, as_json: bool) -> None:
     Prints a line for each pair of nodes of which one cannot reach the other; exits with 3 if there
     is such a pair.
     """
-    from megablend.mirror.node.frames import Kind
-
-    found = ask_node(what, Kind.CHECK)
+    found = ask_node(what, "CHECK")
     finish(found, as_json, _print_checked)
     if found["failures"]:
         sys.exit(3)
@@ -109,11 +105,7 @@ def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) ->
 @as_json
 def stop_command(what: str, as_json: bool) -> None:
     """Stop the node process; what it holds stays on disk."""
-    from megablend.mirror.node.frames import Kind
-
-    finish(
-        ask_node(what, Kind.STOP), as_json, lambda done: print_line(f"process {done['pid']} ends")
-    )
+    finish(ask_node(what, "STOP"), as_json, lambda done: print_line(f"process {done['pid']} ends"))
 
 
 @node.command("scrub", cls=Command)
@@ -124,9 +116,7 @@ def scrub_command(what: str, as_json: bool) -> None:
 
     What differs is dropped, and fetched again when it is needed. Exits with 3 if something did.
     """
-    from megablend.mirror.node.frames import Kind
-
-    found = ask_node(what, Kind.SCRUB)
+    found = ask_node(what, "SCRUB")
     finish(found, as_json, _print_scrubbed)
     if found["wrong"]:
         sys.exit(3)
@@ -137,17 +127,77 @@ def scrub_command(what: str, as_json: bool) -> None:
 @as_json
 def remove_command(what: str, as_json: bool) -> None:
     """Delete the mirror: all that it holds, and its folder."""
-    from megablend.mirror.node.frames import Kind
-
     finish(
-        ask_node(what, Kind.REMOVE, starts=True),
+        ask_node(what, "REMOVE", starts=True),
         as_json,
         lambda done: print_line(f"deleted {format_gb(done['bytes'])} of {done['files']:,} files"),
     )
 
 
+def ask_node(
+    what: str, kind: str, about: Any = None, *, starts: bool = False, agrees: bool = False
+) -> Any:
+    """Send a command to the node process, and return the response.
+
+    Args:
+        what: a config with a mirror, or the mirror's folder.
+        kind: the name of the command's `Kind`.
+        about: the argument of the command; None for a command that needs a mirror which exists.
+        starts: whether to start a process if none is running.
+        agrees: whether the process must have the settings of this mirror, apart from its nodes. A
+            process that a job has left behind with other settings ends, and another is started.
+
+    Raises: ConfigError if there is no mirror, or no process is running and none is started.
+    """
+    # Imported only by commands that need a node process
+    from megablend.mirror.disk.folder import MirrorFolder
+    from megablend.mirror.node.frames import Kind
+    from megablend.mirror.rank.connection import Connection, NodeLostError
+
+    options, objects = _read_options(what)
+    try:
+        if about is None:
+            MirrorFolder.attach(options.folder)
+    except ConfigError as error:
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
+        ) from None
+    try:
+        with (
+            _warning_if_slow(options.folder),
+            closing(
+                Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
+            ) as connection,
+        ):
+            return connection.command(Kind[kind], about)
+    except NodeLostError as error:
+        raise ConfigError(
+            f"{options.folder}: no node process is running ({error})\nstart a job, or run `megablend node run CONFIG`"
+        ) from None
+
+
+@contextmanager
+def _warning_if_slow(folder: str) -> Iterator[None]:
+    """Warn once that a node process is waited for, if the context lasts long."""
+    text = "%s: waiting for its node process, whose log says why: node.log there, or that of the service"
+    timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def format_gb(size: int) -> str:
+    """Return a number of bytes as text, in GB."""
+    return f"{size / 1e9:,.3f} GB"
+
+
 def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
-    """Return the mirror of a config, or of a folder. Raises: ConfigError if there is none."""
+    """Return the options of the mirror of a config, or of a mirror's folder, and those of its
+    object stores. Raises: ConfigError if there is no mirror."""
     from megablend.config.load import read_config_file
     from megablend.config.storage_settings import load_storage_settings
     from megablend.storage.mirror_options import MirrorOptions
@@ -166,60 +216,8 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
     return mirror, objects
 
 
-def ask_node(
-    what: str, kind: Any, about: Any = None, *, starts: bool = False, agrees: bool = False
-) -> Any:
-    """Send a command to the node process, and return its answer.
-
-    Args:
-        what: a config with a mirror, or the mirror's folder.
-        about: the argument of the command; None for a command that needs a mirror which exists.
-        starts: whether to start a process if none is running.
-        agrees: whether the process must have the settings of this mirror, apart from its nodes. If
-            it was left behind by a job and has others, it ends, and another one is started.
-
-    Raises: ConfigError if there is no mirror, or no process is running and none is started.
-    """
-    from megablend.mirror.disk.folder import MirrorFolder
-    from megablend.mirror.rank.connection import Connection, NodeLostError
-
-    options, objects = _read_options(what)
-    try:
-        if about is None:
-            MirrorFolder.attach(options.folder)
-    except ConfigError as error:
-        problem = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
-        ) from None
-    try:
-        with (
-            _telling_if_slow(options.folder),
-            closing(
-                Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
-            ) as connection,
-        ):
-            return connection.command(kind, about)
-    except NodeLostError as error:
-        raise ConfigError(
-            f"{options.folder}: no node process is running ({error})\nstart a job, or run `megablend node run CONFIG`"
-        ) from None
-
-
-@contextmanager
-def _telling_if_slow(folder: str) -> Iterator[None]:
-    """Say once that a node process is waited for, if the context lasts long."""
-    text = "%s: waiting for its node process, whose log says why: node.log there, or that of the service"
-    timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _print_status(status: dict[str, Any]) -> None:
+    """Print the state of a node process, of its mirror, and of its cluster."""
     kind = "a service" if status["service"] else "started by a job"
     print_line(
         f"{status['folder']}: process {status['pid']}, megablend {status['version']}, {kind}"
@@ -247,6 +245,7 @@ def _print_status(status: dict[str, Any]) -> None:
 
 
 def _print_checked(found: dict[str, Any]) -> None:
+    """Print the pairs of nodes that do not reach each other, and a summary."""
     print_lines(found["failures"])
     num_failures = len(found["failures"])
     result = f"{num_failures:,} failures" if num_failures else "all reach one another"
@@ -254,12 +253,14 @@ def _print_checked(found: dict[str, Any]) -> None:
 
 
 def _print_would_fill(filled: dict[str, int]) -> None:
+    """Print how much a fill would fetch."""
     print_line(
         f"would fetch {format_gb(filled['missing'])} of this node's share of {format_gb(filled['needed'])}"
     )
 
 
 def _print_filled(filled: dict[str, int]) -> None:
+    """Print how much of its share a node holds, and where it was fetched from."""
     held = filled["needed"] - filled["refused"]
     print_line(f"holds {format_gb(held)} of its share of {format_gb(filled['needed'])}")
     print_line(
@@ -270,10 +271,6 @@ def _print_filled(filled: dict[str, int]) -> None:
 
 
 def _print_scrubbed(found: dict[str, Any]) -> None:
+    """Print the blocks that were wrong, and how much was compared."""
     print_lines(found["wrong"], "wrong, and dropped: ")
     print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} blocks were wrong")
-
-
-def format_gb(size: int) -> str:
-    """Return a number of bytes as text, in GB."""
-    return f"{size / 1e9:,.3f} GB"

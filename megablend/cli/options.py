@@ -46,9 +46,12 @@ class Command(click.Command):
         ]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Raises: click.UsageError for several such options."""
-        verbose, quiet, level = (ctx.params.pop(name) for name in ("verbose", "quiet", "log_level"))
-        if (verbose > 0) + quiet + (level is not None) > 1:
+        """Run the command with the requested level of the log. Raises: click.UsageError if several
+        options set it."""
+        verbose = ctx.params.pop("verbose")
+        quiet = ctx.params.pop("quiet")
+        level = ctx.params.pop("log_level")
+        if sum((verbose > 0, quiet, level is not None)) > 1:
             raise click.UsageError("give only one of -v, -q and --log-level")
         if level is None:
             level = "error" if quiet else ("warning", "info", "debug")[min(verbose, 2)]
@@ -62,11 +65,11 @@ class Command(click.Command):
 
 
 command = partial(click.command, cls=Command)
-"""What replaces `click.command`."""
+"""A decorator like `click.command`, which makes a `Command`."""
 
 
 def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
-    """Print what a command found: as JSON, or as `show` does."""
+    """Print the result of a command, as JSON or by `show`."""
     if as_json:
         print_json(result)
     else:

@@ -1,4 +1,4 @@
-"""What commands print on stdout: lines of words, tables, JSON."""
+"""Print the output of commands on stdout: lines of words, tables, JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,14 +14,14 @@ import click
 from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""What a column of a table shows of a row: the row's attribute with this name, or what this
-function returns for the row."""
+"""The content of a table's column: the attribute of each row with this name, or the result of this
+function for each row."""
 _INDENT = "  "
 """Indentation of the lines that continue a wrapped one."""
 _LOG_WIDTH = 160
 """Columns of tables in a log, which has no width of its own: names are not cut there."""
 _WORDS_WIDTH = 24
-"""Columns that words of a table get at least before they are wrapped."""
+"""The least width of a column of words in a table, unless its words are shorter."""
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
@@ -35,8 +35,8 @@ def printable(text: str) -> str:
 
 
 def print_line(text: str, *, italic: bool = False) -> None:
-    """Print a line, wrapped between words if stdout has a width;
-    lines of a log stay whole. No word is broken."""
+    """Print a line, wrapped between words if stdout has a width. Lines of a log stay whole, and no
+    word is broken."""
     text = printable(text)
     width = _find_width()
     if width is None or len(text) <= width:
@@ -87,12 +87,12 @@ def print_table(
     total: object = None,
     words: Collection[str] = (),
 ) -> None:
-    """Print a table of names and numbers; a table that is too wide is printed as several,
+    """Print a table of names and numbers. A table that is too wide is printed as several tables,
     each with the names. No number is wrapped.
 
     Args:
-        columns: what each column shows, by its title. The first is the row's name. Whole numbers
-            get commas, None stays blank.
+        columns: the content of each column, by its title. The first column is the name of the row.
+            Whole numbers get commas, None stays blank.
         total: an object for a last row about all others together, shown as each of `rows` is.
         words: titles of columns of words, which are wrapped.
     """
@@ -108,17 +108,12 @@ def print_table(
     titles = list(columns)
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
     name_width = min(widths[0], max(20, width // 3))
-    groups = list[list[int]]()  # the columns of each of the tables
-    room = 0
-    for number, full_width in enumerate(widths[1:], 1):
-        min_width = min(full_width, _WORDS_WIDTH) if titles[number] in words else full_width
-        if not groups or room < min_width + 3:  # a border and two blanks
-            groups.append([])
-            room = width - name_width - 4
-        groups[-1].append(number)
-        room -= min_width + 3
+    min_widths = [
+        min(full_width, _WORDS_WIDTH) if column_title in words else full_width
+        for column_title, full_width in zip(titles, widths, strict=True)
+    ]
     print_line(title, italic=True)
-    for group in groups:
+    for group in _group_columns(min_widths, width - name_width - 4):
         table = Table(header_style="bold")
         table.add_column(titles[0], overflow="fold", max_width=name_width)
         for number in group:
@@ -133,7 +128,29 @@ def print_table(
         console.print(table)
 
 
+def _group_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Divide the columns of a table, except the first, among tables that fit the width of stdout.
+
+    Args:
+        widths: the least width of each column.
+        room: the width that a table has for columns in addition to the first.
+
+    Returns: the numbers of the columns of each table.
+    """
+    groups = list[list[int]]()
+    room_left = 0
+    for number, width in enumerate(widths[1:], 1):
+        needed = width + 3  # a border and two blanks
+        if not groups or room_left < needed:
+            groups.append([])
+            room_left = room
+        groups[-1].append(number)
+        room_left -= needed
+    return groups
+
+
 def _to_text(column: Column, row: Any) -> str:
+    """Return the text of a table's cell."""
     value = getattr(row, column, None) if isinstance(column, str) else column(row)
     if value is None:
         return ""
@@ -141,8 +158,8 @@ def _to_text(column: Column, row: Any) -> str:
 
 
 def _find_width() -> int | None:
-    """Return the width of stdout in characters: what COLUMNS says, or that of the terminal; None
-    for a file or a pipe."""
+    """Return the width of stdout in characters: the value of COLUMNS, or the width of the terminal;
+    None for a file or a pipe."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > len(_INDENT):
         return int(columns)

@@ -1,5 +1,5 @@
-"""How far a command has come, on stderr: a bar on a terminal,
-a plain line every few seconds in a log."""
+"""Show the progress of a command on stderr: as a bar on a terminal, as a plain line every few
+seconds in a log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ LOG_SECONDS = 5.0
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a function to call with each Progress; None if nothing is to be shown, since this rank
-    is `quiet`, or only errors are logged."""
+    """Yield a function to call with each Progress; None if nothing is shown, since this rank is
+    `quiet`, or only errors are logged.
+
+    Args:
+        doing, done: the verb of the command, as the bar and the lines of a log show it.
+    """
     if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None
     elif stream.isatty():
@@ -85,24 +89,24 @@ def log_line(text: str, stream: TextIO) -> None:
 
 
 def _write_notice(progress: Progress) -> str:
-    """Return what a Progress tells besides numbers."""
+    """Return the notice of a Progress that has one instead of numbers."""
     if progress.told:
         return printable(f"megablend: {progress.told}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
 class _Describer:
-    """Describes a Progress: files, megabytes, and the time that is left at the speed since the
-    first call. What was reused was counted before that, and so does not count as speed."""
+    """Describes a Progress: files, megabytes, and the remaining time at the speed since the first
+    call. Reused files were counted before that call, and so do not count as speed."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
-        """The time of the first call, and what was done by then."""
+        """The time of the first call, and the bytes (or files) that were done by then."""
         self._is_text = False
 
     def __call__(self, progress: Progress) -> str:
         is_text = bool(progress.tokenised)
-        if is_text != self._is_text:  # which goes on at another speed
+        if is_text != self._is_text:  # text is tokenised at another speed than files are indexed
             self._is_text = is_text
             self._first = None
         parts = [f"{progress.files:,} of {progress.num_files:,} files"]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from megablend.operations.skip import SkipsResult
 
 _SHOWN_CHANGES = 20
-"""Changes of a stage that are printed."""
+"""The most changes of a stage that are printed."""
 _SHOWN_DRAIN_SOURCES = 12
-"""Sources of a drain that are printed."""
+"""The most sources of a drain that are printed."""
 named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
@@ -171,6 +171,7 @@ def _print_run(found: RunCommitment) -> None:
 
 
 def _write_setting(key: str, source: dict[str, Any]) -> str:
+    """Return the value of a source's setting as text; empty if it is not set."""
     value = source.get(key)
     return "" if value is None else str(value)
 
@@ -230,6 +231,7 @@ def amend(
 
 
 def _print_amendment(found: Amendment) -> None:
+    """Print the settings and figures that an amendment changes."""
     verb = "continues" if found.committed else "would continue"
     rounded = ""
     if found.at != found.requested:
@@ -266,14 +268,14 @@ def _print_amendment(found: Amendment) -> None:
 
 
 def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
-    """Return what a source will have read `before` or `after` the amendment, as text."""
+    """Return a figure of a source's outlook `before` or `after` the amendment, as text."""
     value = getattr(getattr(source, when), attribute)
     return "-" if value is None else format(value, digits)
 
 
 def print_drain(drain: Drain) -> None:
-    """Print which samples a drain has, and the sources whose shares differ most from those
-    before."""
+    """Print the samples of a drain, and the sources whose shares differ most from their earlier
+    shares."""
     samples = drain.stop - drain.start
     print_line(
         f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: "
@@ -299,7 +301,7 @@ def print_drain(drain: Drain) -> None:
 
 
 def print_fitting(unit: int) -> None:
-    """Print which steps fit a run whose samples change."""
+    """Print the step sizes that fit a run whose samples change."""
     print_line(
         f"a step size (micro batch x ranks, counted from sample 0) fits if it divides {unit:,}"
     )
@@ -356,6 +358,7 @@ def skip(
 
 
 def _print_skips(verb: str, found: SkipsResult) -> None:
+    """Print a line for each range of skipped samples."""
     for each in found.skips:
         print_line(
             f"run {found.run!r} {verb} samples {each.start:,} to {each.stop:,}: "

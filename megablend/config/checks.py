@@ -83,8 +83,8 @@ def check_stages(
 
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """Check that some source has a cap, at the top level or in a stage,
-    if shares beyond caps are to be redistributed.
+    """Check that a source has a cap, at the top level or in a stage, if shares beyond caps must be
+    redistributed.
 
     Raises: ValueError, which begins with the key.
     """
@@ -99,11 +99,12 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
 
 
 def find_lengths(settings: Settings) -> list[str]:
-    """Return which of LENGTHS set the length of train."""
+    """Return the keys among LENGTHS that set the length of train."""
     return [name for name in LENGTHS if getattr(settings, name) is not None]
 
 
 def _is_weighted(settings: Settings) -> bool:
+    """Return whether the shares of train are weights, as they are without a unit."""
     return (settings.sources["train"][0].unit or "weight") == "weight"
 
 
@@ -140,11 +141,12 @@ def _check_masks(settings: Settings) -> None:
 
 
 def _why_no_eod(settings: Settings) -> str:
-    """Why masks need an end-of-document token that is not known, and what to do."""
+    """Return the reason why masks need an end-of-document token that is not known, and what to
+    do."""
     masks = [name for name in EOD_MASKS if getattr(settings, name)]
-    found = settings.appended_eods
-    shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
-    differ = f", and the sources append different ones ({shown})" if len(found) > 1 else ""
+    appended = settings.appended_eods
+    shown = ", ".join(sorted("none" if token is None else str(token) for token in appended))
+    differ = f", and the sources append different ones ({shown})" if len(appended) > 1 else ""
     return (
         f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
         f"{differ}: set `eod_token` to the token that ends documents in the data"

@@ -1,5 +1,5 @@
-"""What is wrong with a config, in one line for each problem:
-file, line, key, what was found, what was expected."""
+"""Messages on the problems of a config, one line each: file, line, key, what was found, what was
+expected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from megablend.config.limited_yaml import Lines
 from megablend.config.model import OLD_KEYS, Config, Warnings
@@ -21,8 +22,8 @@ class Places:
     """Line numbers of a config's keys.
 
     Args:
-        name: the file's name, or what stands for it in messages.
-        lines: the lines of its keys; None for a config that was not read from a file.
+        name: the name of the file in messages, or of what takes its place.
+        lines: the lines of the file's keys; None for a config that was not read from a file.
     """
 
     def __init__(self, name: str, lines: Lines) -> None:
@@ -30,8 +31,8 @@ class Places:
         self._lines = lines
 
     def describe(self, location: Sequence[str | int]) -> str:
-        """Return what messages about a location begin with: `file:line`, with the line of its
-        deepest part that exists in the file, and its keys."""
+        """Return the beginning of messages about a location: `file:line`, with the line of the
+        location's deepest part that exists in the file, and the location's keys."""
         lines = self._lines
         line = None
         for part in location:
@@ -75,7 +76,7 @@ _EXPECTED = {
     "string_pattern_mismatch": "other characters",
     "tuple_type": "a list",
 }
-"""What was expected instead of a value of the wrong type, by pydantic's name for the error."""
+"""The expected value in messages on values of the wrong type, by pydantic's name of the error."""
 _KEYS: dict[type[Model], str] = {
     Config: "cache, sequence_length and sources",
     Source: "name, path and weight",
@@ -83,17 +84,16 @@ _KEYS: dict[type[Model], str] = {
     StageSource: "weight and max_epochs",
     Warnings: "max_epochs and min_source_samples",
 }
-"""Examples of a model's keys, which a message names if something else was found in their place."""
+"""Examples of each model's keys, for messages on something else in the model's place."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""What was expected of a text that has to match a pattern, by its key."""
-
+"""The expected text of keys whose text must match a pattern."""
 MAX_VALUE = 80
-"""Characters of a wrong value that are shown."""
+"""The most characters of a wrong value that are shown."""
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
-"""Prefix of messages from validators of the whole config: a key, a source of a split, or a
+"""The prefix of messages from validators of the whole config: a key, a source of a split, or a
 stage."""
 
 
@@ -110,39 +110,54 @@ def explain_errors(
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
         location[:1] = [old_keys.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
-        value = repr(problem["input"])
-        if len(value) > MAX_VALUE:
-            value = f"{value[:MAX_VALUE]}..."
-        start = None if location else _PLACE.match(message)
-        if start is not None:
-            key, split, number = start.groups()
-            location = [key]
-            message = message[start.end() :]
-            if split is not None:
-                location += places.split(split)
-            if number is not None:
-                location.append(int(number))
-        if problem["type"] == "extra_forbidden":
-            hint = explain_unknown(
-                str(location[-1]), _known_keys(location), list(Source.model_fields)
-            )
-            message = f"unknown key; {hint}"
-        elif problem["type"] == "missing":
-            message = "missing; it is required"
-        elif problem["type"] == "literal_error":
-            expected = problem["ctx"]["expected"]
-            hint = did_you_mean(
-                str(problem["input"]), expected.replace("'", " ").split(), before="; "
-            )
-            message = f"found {value}, expected {expected}{hint}"
-        elif problem["type"] == "model_type":
-            message = f"found {value}, expected keys such as {_KEYS[_find_model(location)]}"
-        elif problem["type"] in _EXPECTED:
-            expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
-            message = f"found {value}, expected {_PATTERNS.get(str(location[-1]), expected)}"
-        elif problem["type"] != "value_error":
-            message = f"found {value}: {message[0].lower()}{message[1:]}"
-        yield f"{places.describe(location)}: {message}"
+        if not location:
+            location, message = _split_message(message, places)
+        yield f"{places.describe(location)}: {_explain(problem, location, message)}"
+
+
+def _split_message(message: str, places: Places) -> tuple[list[str | int], str]:
+    """Split a message from a validator of the whole config into the location that it begins with,
+    and the rest; see _PLACE. The location is empty if the message has none."""
+    start = _PLACE.match(message)
+    if start is None:
+        return [], message
+    key, split, number = start.groups()
+    location: list[str | int] = [key]
+    if split is not None:
+        location += places.split(split)
+    if number is not None:
+        location.append(int(number))
+    return location, message[start.end() :]
+
+
+def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str) -> str:
+    """Return the message on a problem, without its place.
+
+    Args:
+        message: the message of pydantic or of a validator.
+    """
+    value = repr(problem["input"])
+    if len(value) > MAX_VALUE:
+        value = f"{value[:MAX_VALUE]}..."
+    kind = problem["type"]
+    if kind == "value_error":  # from a validator of ours
+        return message
+    if kind == "extra_forbidden":
+        hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))
+        return f"unknown key; {hint}"
+    if kind == "missing":
+        return "missing; it is required"
+    if kind == "literal_error":
+        expected = problem["ctx"]["expected"]
+        choices = expected.replace("'", " ").split()
+        hint = did_you_mean(str(problem["input"]), choices, before="; ")
+        return f"found {value}, expected {expected}{hint}"
+    if kind == "model_type":
+        return f"found {value}, expected keys such as {_KEYS[_find_model(location)]}"
+    if kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**problem.get("ctx", {}))
+        return f"found {value}, expected {_PATTERNS.get(str(location[-1]), expected)}"
+    return f"found {value}: {message[0].lower()}{message[1:]}"
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:

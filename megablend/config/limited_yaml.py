@@ -113,7 +113,7 @@ class _Collection:
     def __init__(self, event: Any, is_mapping: bool) -> None:
         self.anchor = event.anchor
         self.size = 1
-        """Values, counting itself and all that is in it."""
+        """Number of values: the collection itself and everything in it."""
         self.line = event.start_mark.line
         self.is_mapping = is_mapping
         self.data: Any = {} if is_mapping else []
@@ -134,10 +134,10 @@ class _Reader:
         self._nested = list[_Collection]()
         """The collections that are being read, from the outermost to the innermost."""
         self._scalars: dict[tuple[str, bool], tuple[Any, str]] = {}
-        """By their text, and whether they are plain: the values and tags of scalars."""
+        """The value and the tag of each scalar, by its text and whether it is plain."""
         self._is_usual = True
-        """Whether no feature has occurred that only PyYAML handles; if not, only limits are
-        checked."""
+        """Whether the document has had no feature yet that only PyYAML handles. After such a
+        feature, only limits are checked."""
         self._documents = 0
         self._root: tuple[Any, Lines] = (None, None)
         self._duplicates = list[tuple[str, int]]()
@@ -250,5 +250,5 @@ class _Reader:
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
-    """Return the error for an event that a document must not have."""
+    """Return the error for an event that is refused in a document."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -72,7 +72,7 @@ __all__ = [
 
 
 class _StagesMemo:
-    """What `Config.stage_configs` returns, kept since it is needed often.
+    """The result of `Config.stage_configs`, kept since it is needed often.
 
     Pydantic counts a private attribute as a part of its model: `==` compares it, pickling saves it,
     and `model_copy` hands it on with other fields changed. But a config is the same with and
@@ -114,7 +114,7 @@ class Config(Settings):
     """See `snapshot`."""
     _memo: _StagesMemo = PrivateAttr(default_factory=_StagesMemo)
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
-    """In the settings of a stage: the sources that any stage withdraws."""
+    """The sources that any stage withdraws, in the settings of a stage."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -138,8 +138,8 @@ class Config(Settings):
 
     @property
     def stage_configs_ignoring_sources(self) -> tuple[Config, ...]:
-        """As `stage_configs`, but each has the sources of the top level, without what stages change
-        of them: much faster if many sources change."""
+        """Like `stage_configs`, but each config has the sources of the top level, without the
+        changes of stages: much faster if many sources change."""
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 
     @property
@@ -152,7 +152,7 @@ class Config(Settings):
 
     @property
     def cache_store(self) -> CacheStore:
-        """Where the cache is kept."""
+        """The store of the cache."""
         return find_store(self.cache, self.storage, self.local_cache)
 
     @property
@@ -170,18 +170,18 @@ class Config(Settings):
 
     @property
     def num_snapshots(self) -> int:
-        """How many snapshots of the index the stages read."""
+        """The number of snapshots of the index that the stages read."""
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
         """Return whether the index has to contain the source's document boundaries.
 
         Args:
-            snapshot: the number, within the run, of the snapshot that is asked about; None for all.
+            snapshot: the number, within the run, of the snapshot in question; None for all.
         """
         return (
             source.append_eod is not None
-            or source.text is not None  # `find` tells where a line is read
+            or source.text is not None  # `find` reports where a line is read
             or source.documents is not None
             or (self.split is not None and max(self.split) != 1)
             or bool(source.extra_columns)
@@ -191,7 +191,7 @@ class Config(Settings):
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
-        """Return how the source's tokens are indexed and read."""
+        """Return the settings by which the source's tokens are indexed and read."""
         is_text = source.text is not None
         return ReadSpec(
             format="parquet" if is_text else source.format,
@@ -224,8 +224,8 @@ class Config(Settings):
         train = [order for number, order in self._list_train_orders() if number == snapshot]
         if any(map(_arranges_documents, train)):
             return True
-        # The order of the top level is that of valid and test, which may read any snapshot, and
-        # of the first snapshot for as long as the run has no stages.
+        # The order of the top level applies to valid and test, which may read any snapshot, and to
+        # the first snapshot as long as the run has no stages.
         is_read = snapshot == 0 or any(map(self.is_blended, SPLITS[1:]))
         return is_read and self.top_level_needs_lengths
 
@@ -235,8 +235,8 @@ class Config(Settings):
         return _arranges_documents(self.order)
 
     def _list_train_orders(self) -> Iterator[tuple[int, str]]:
-        """Return the snapshot that each stage of train reads, and in which order; those of the top
-        level if there are no stages. Without making the config of each stage, which is slow."""
+        """Yields the snapshot and the order of each stage of train; those of the top level if there
+        are no stages. The config of each stage is not made, since that is slow."""
         snapshot = self._snapshot
         order = self.order
         if not self.stages:

@@ -9,7 +9,8 @@ from megablend.errors import ConfigError
 
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
-    """`value` as an int. Accepts any integer type, such as numpy's; refuses booleans and strings.
+    """Return `value` as an int. Any integer type is accepted, such as numpy's; booleans and strings
+    are refused.
 
     Raises: ConfigError if it is not a whole number, or less than `least`.
     """

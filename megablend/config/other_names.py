@@ -1,5 +1,5 @@
-"""Hints for unknown keys: what other tools call a key of ours, the nearest spelling, or the list
-that should be there."""
+"""Hints for unknown keys: our key for a name of other tools, the nearest spelling, or the list that
+should be there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
     "column": ("token_column", "text_column", "field", "key", "feature"),
 }
-"""By our key: what Megatron, Streaming, datasets, nanotron and others call something like it."""
+"""The names that Megatron, Streaming, datasets, nanotron and others give to something similar, by
+our key."""
 _IN_STEPS = "runs are as long as their `samples`: steps x the global batch size"
 _OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {
@@ -58,13 +59,13 @@ _SET_ELSEWHERE = {
     "drop_last": "pass `drop_last=` to megablend.Loader",
     "num_workers": "pass `num_workers=` to megablend.Loader",
 }
-"""Keys of other tools that are set elsewhere here, or not at all: what to do instead."""
+"""The advice for keys of other tools that are set elsewhere here, or not at all."""
 _MAX_LISTED = 12
 """Known keys that a message lists."""
 
 
 def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[str]) -> str:
-    """Return what to write instead of an unknown key.
+    """Return a hint on what to write instead of an unknown key.
 
     Args:
         known: the keys that may stand there.
@@ -80,7 +81,7 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
         return f"each source has its own `{meant}`"
     if spelled in _SET_ELSEWHERE:
         return _SET_ELSEWHERE[spelled]
-    # a high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more
+    # A high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more
     # than none
     if hint := did_you_mean(key, known, cutoff=0.75):
         return hint
@@ -90,8 +91,8 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:
-    """Return how to write as a list what was given as a mapping: sources by name, or a single
-    source.
+    """Return a message on how to write sources as a list that were given as a mapping: by name, or
+    as a single source.
 
     Args:
         keys: at least one.

@@ -19,8 +19,8 @@ columns are described."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """How files are indexed and read. A new attribute is a new field with a default: keys and
-    indexes then include it."""
+    """The settings by which files are indexed and read. A new attribute is a new field with a
+    default: keys and indexes then include it."""
 
     format: str | None = None
     """Name of the format; None until the files are found, if their suffix decides."""
@@ -78,15 +78,15 @@ class ReadSpec:
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
         """Apply `from_record` to each record; records that are alike share one object."""
-        known = dict[object, ReadSpec]()
+        spec_of_key = dict[object, ReadSpec]()
         specs = list[ReadSpec]()
         get_fields = itemgetter("format", "column", "documents")
         for record in records:
             # Most records have no other fields
             key = get_fields(record) if _NAMES.isdisjoint(record) else repr(record)
-            if key not in known:
-                known[key] = cls.from_record(record)
-            specs.append(known[key])
+            if key not in spec_of_key:
+                spec_of_key[key] = cls.from_record(record)
+            specs.append(spec_of_key[key])
         return specs
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
@@ -98,16 +98,16 @@ class ReadSpec:
         """
         if self == requested:
             return None
-        for each in _FIELDS:
-            indexed = getattr(self, each.name)
-            other = getattr(requested, each.name)
-            is_ignored = each.name in (*_NOT_RECORDED, "count_documents")
-            is_left_open = each.name == "format" and other is None
+        for field in _FIELDS:
+            indexed = getattr(self, field.name)
+            other = getattr(requested, field.name)
+            is_ignored = field.name in (*_NOT_RECORDED, "count_documents")
+            is_left_open = field.name == "format" and other is None
             if is_ignored or is_left_open or indexed == other:
                 continue
-            if each.name == "options":
-                return each.name, dict(indexed), dict(other)
-            return each.name, indexed, other
+            if field.name == "options":
+                return field.name, dict(indexed), dict(other)
+            return field.name, indexed, other
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:
@@ -126,5 +126,5 @@ _NAMES = frozenset(each.name for each in _NAMED_FIELDS)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:
-    """Options as a ReadSpec stores them."""
+    """Return options as a ReadSpec stores them."""
     return tuple(sorted(options.items()))

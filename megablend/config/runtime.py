@@ -16,12 +16,12 @@ _DEFAULTS = {name: field.default for name, field in Settings.model_fields.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What opening a committed run takes from a config;
-    a run that is opened from its cache alone has the defaults."""
+    """The settings that opening a committed run takes from a config. A run that is opened from its
+    cache alone has the defaults."""
 
     cache: CacheStore
     objects: ObjectOptions
-    """How object stores are accessed."""
+    """The settings for access to object stores."""
     memory: int = _DEFAULTS["memory"]
     on_bad_sample: str = _DEFAULTS["on_bad_sample"]
     file_checks_per_second: float = _DEFAULTS["file_checks_per_second"]
@@ -38,7 +38,7 @@ class Runtime:
 
     @classmethod
     def of(cls, config: Config) -> Runtime:
-        """Return what is taken from a config."""
+        """Return the settings of a config."""
         sources = config.all_sources
         stage_masks: tuple[Masks, ...] = ()
         if any(stage.changes_samples for stage in config.stages):

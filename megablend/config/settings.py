@@ -53,7 +53,7 @@ class Warnings(Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """What the dict of a sample contains besides its tokens."""
+    """The settings of the masks and positions that the dict of a sample contains."""
 
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
@@ -74,7 +74,7 @@ class Settings(Model):
     a run's data, its blend, its samples, and how they are read."""
 
     cache: PathText
-    """Where the index is kept: a folder that all ranks can access, or a prefix of an object store
+    """The place of the index: a folder that all ranks can access, or a prefix of an object store
     (s3://bucket/caches/name); created by `build`."""
     local_cache: PathText | None = None
     """Folder on each node's local disk for its copy of a `cache` in an object store; null for
@@ -92,9 +92,9 @@ class Settings(Model):
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
     on_exhausted: Literal["error", "redistribute"] = "error"
-    """What to do if a source's share exceeds its max_epochs or max_tokens: refuse the blend, or
-    read the source up to its cap and give the rest to the other sources, by their weights. Without
-    a cap a source repeats."""
+    """The action if a source's share exceeds its max_epochs or max_tokens: `error` refuses the
+    blend; `redistribute` reads the source up to its cap and gives the rest to the other sources, by
+    their weights. Without a cap a source repeats."""
     temperature: Temperature | None = None
     """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with
     `weight: size`."""
@@ -105,10 +105,10 @@ class Settings(Model):
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train if absent."""
     order: OrderName = "block"
-    """How a source's samples are arranged: `block` (shuffled blocks), `document` (shuffled
+    """The arrangement of a source's samples: `block` (shuffled blocks), `document` (shuffled
     documents) or `sequential`."""
     interleaving: str = "lanes"
-    """How the samples of the sources alternate: a name from
+    """The way in which the samples of the sources alternate: a name from
     megablend.blend.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro
@@ -119,16 +119,16 @@ class Settings(Model):
     """One list of sources, which is divided into the splits, or a list for each of train, valid and
     test."""
     stages: tuple[StageSettings, ...] = ()
-    """The whole history of train, stage by stage: where each ends and what it changes; see
+    """The whole history of train, stage by stage: the end of each stage and its changes; see
     docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
-    """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask`
-    gives zeros for the damaged block, sets the loss mask of its samples to 0 and warns. Files that
-    cannot be read, or were replaced, are always errors."""
+    """The action on samples whose bytes are damaged, as a checksum or decoding shows: `raise` an
+    error, or `mask`, which gives zeros for the damaged block, sets the loss mask of its samples to
+    0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
-    """How to handle folders that cannot be listed, dangling symbolic links and files without read
-    permission that match the patterns: `skip` leaves them out, and `build` and `describe` report
-    them."""
+    """The action on folders that cannot be listed, and on dangling symbolic links and files without
+    read permission that match the patterns: an `error`, or `skip`, which leaves them out; `build`
+    and `describe` report them."""
     block_bytes: Count = 1 << 20
     """Approximate size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
@@ -161,10 +161,10 @@ class Settings(Model):
     """The tokenizer of text sources: a tokenizer.json, a folder that has one, or the name of a
     model in the local Hugging Face cache."""
     token_files: PathText | None = None
-    """Folder, or prefix of an object store, for what text is tokenised to; by default `tokens` in
-    the cache."""
+    """Folder, or prefix of an object store, for the tokens of text; by default `tokens` in the
+    cache."""
     on_bad_document: Literal["error", "skip"] = "error"
-    """What `build` does about documents of text that cannot be read: no JSON, no text, not valid
+    """The action of `build` on documents of text that cannot be read: no JSON, no text, not valid
     Unicode, or longer than max_document."""
     max_bad: Number = Fraction(1, 1000)
     """Share of a source's documents that `on_bad_document: skip` may leave out."""

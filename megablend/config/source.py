@@ -33,7 +33,7 @@ class Model(BaseModel):
 
 
 class Share(Model):
-    """How much of a source is read: its share, in one of UNITS, and its caps."""
+    """The amount of a source that is read: its share, in one of UNITS, and its caps."""
 
     weight: Weight | None = None
     """Share of the samples, relative to the other sources' weights; `size`: the source's number of
@@ -45,10 +45,10 @@ class Share(Model):
     epochs: Number | None = None
     """Share given as passes over the source's documents in the split."""
     max_epochs: Positive | None = None
-    """Cap: how often the source may be read; see `on_exhausted`."""
+    """Cap: the number of times that the source may be read; see `on_exhausted`."""
     max_tokens: Count | None = None
-    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap
-    counts."""
+    """Cap: the number of tokens of the source that may be read, over all its epochs; the smaller
+    cap counts."""
 
 
 class Source(Share):
@@ -73,9 +73,9 @@ class Source(Share):
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     documents: Documents | None = None
-    """What a document of a flat column is: `file`, `row_group` (of Arrow files a record batch), or
-    `{eod_token: ID}`, for the token that ends documents and is part of them. Columns of lists have
-    one in each row."""
+    """The extent of a document in a flat column: `file`, `row_group` (a record batch of Arrow
+    files), or `{eod_token: ID}`, for the token that ends documents and is part of them. Columns of
+    lists have a document in each row."""
     vocab_size: VocabSize | None = None
     """Like the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -112,7 +112,8 @@ class Source(Share):
 
     @property
     def place(self) -> str:
-        """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
+        """The place where the config defines the source, for messages, such as
+        `demo.yaml:12: sources[1]`."""
         return self._place
 
     @property
@@ -123,7 +124,7 @@ class Source(Share):
 
     @property
     def token_folder(self) -> str:
-        """Where the tokens of a text source are kept."""
+        """The folder of the tokens of a text source."""
         return self._token_files
 
     @property
@@ -163,7 +164,8 @@ class Source(Share):
         return self
 
     def _check_text(self) -> None:
-        """Raises: ValueError if keys of text sources and of others are mixed."""
+        """Check that keys of text sources and of other sources are not mixed. Raises:
+        ValueError."""
         of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
         of_text = ("key", "eos", "bos", "add_special_tokens")
         unfit = of_text if self.text is None else of_tokens
@@ -187,8 +189,8 @@ class Source(Share):
 
 
 def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
-    """Check that the sources of a split go together; those of a `blended` one need shares in one
-    unit. Raises: ValueError."""
+    """Check that the sources of a split go together. If the split is `blended`, they need shares in
+    one unit. Raises: ValueError."""
     seen: set[str] = set()
     for source in sources:
         if source.extra_columns and len(set(source.extra_columns)) < len(source.extra_columns):

@@ -1,5 +1,5 @@
-"""The `stages` of a config: where each stage of train ends,
-and what it changes from the stage before it."""
+"""The `stages` of a config: the end of each stage of train, and its changes from the previous
+stage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Changes(Model):
     fixed: ClassVar[tuple[str, ...]]
     """Keys that exist elsewhere in the config, but that no stage may change."""
     remedy: ClassVar[str]
-    """What messages say after the name of such a key and `cannot change within a run`."""
+    """The text of messages after the name of such a key and `cannot change within a run`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +57,7 @@ class _Changes(Model):
 
 
 class StageSource(Share, _Changes):
-    """What a stage changes of a source; what is absent stays as it was in the previous stage."""
+    """The changes of a source in a stage; what is absent stays as in the previous stage."""
 
     fixed = tuple(key for key in Source.model_fields if key not in Share.model_fields)
     remedy = "; set it in `sources`, for all stages"
@@ -87,24 +87,24 @@ class StageSettings(_Changes):
     remedy = ", whose order depends on it; set it at the top level for a new run (`run:`)"
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
-    """The sample from which the stage applies, at which it ends the stage before it early; see
+    """The sample from which the stage applies, and at which it ends the previous stage early; see
     `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
     """How many samples from there on continue the previous stage, if the length of samples changes;
     `megablend amend` prints it."""
     samples: Count | None = None
-    """Where the stage ends, in samples from the start of the run."""
+    """The end of the stage, in samples from the start of the run."""
     tokens: Count | None = None
-    """Where it ends, in tokens from the start of the run."""
+    """The end of the stage, in tokens from the start of the run."""
     share: Positive | None = None
-    """Where it ends, as a share of the run's length."""
+    """The end of the stage, as a share of the run's length."""
     sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
     new_data: bool = False
     """Whether the stage reads the files as they are now, indexed again; each source finishes its
     epoch on the previous files."""
     withdraw: tuple[str, ...] = ()
-    """Sources that are read no more and whose files may be removed; implies `new_data`."""
+    """Sources that are no longer read, and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
     """Shares change in steps, over the stage, from those of the previous stage to those of
     `sources`; by default at once."""
@@ -112,8 +112,8 @@ class StageSettings(_Changes):
     """The most steps of a schedule; it has fewer if they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
-    """Each source finishes its epoch in the order of the previous stage, and begins the next one in
-    this one."""
+    """The order in which each source begins its next epoch; it finishes its epoch in the order of
+    the previous stage."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     on_exhausted: Literal["error", "redistribute"] | None = None
@@ -156,7 +156,7 @@ class StageSettings(_Changes):
 
     @property
     def changes_index(self) -> bool:
-        """Whether the stage reads another snapshot of the index than the one before."""
+        """Whether the stage reads another snapshot of the index than the previous stage."""
         return self.new_data or bool(self.withdraw)
 
     @property
@@ -166,7 +166,7 @@ class StageSettings(_Changes):
 
     @property
     def has_end(self) -> bool:
-        """Whether the stage says where it ends."""
+        """Whether the stage sets its end."""
         return any(getattr(self, name) is not None for name in ENDS)
 
     def find_changes(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def check_listed(
     """Check the keys of stages against the sources of train and the run's length.
 
     Args:
-        names: those of the sources of train.
+        names: the names of the sources of train.
         lengths: the keys that set the run's length.
 
     Raises: ValueError, which begins with the place.
@@ -218,8 +218,8 @@ def check_listed(
 
 
 def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
-    """Raises: ValueError, which begins with the place, if a source is withdrawn twice, or given
-    a share afterwards."""
+    """Check that no source is withdrawn twice, or given a share after it was withdrawn. Raises:
+    ValueError, which begins with the place."""
     withdrawn_in = dict[str, int]()
     for i, stage in enumerate(stages):
         for name in (*stage.withdraw, *stage.sources):
@@ -244,8 +244,8 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
 def apply_settings(
     config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
 ) -> tuple[C, ...]:
-    """Return the config's settings in each stage, as configs without stages and without a length,
-    which have the sources of the top level.
+    """Return the config's settings in each stage, as configs without stages and without a length.
+    They have the sources of the top level.
 
     Args:
         lengths: the keys that can set the run's length.

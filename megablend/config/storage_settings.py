@@ -44,13 +44,13 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 
 
 def _load(path: str, place: str) -> ObjectOptions:
-    """Load a file. What it contains is kept until the file changes, since thousands of datasets may
-    ask for it."""
+    """Load a file. Its settings are kept until the file changes, since thousands of datasets may
+    need them."""
     try:
         stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
     except OSError:
-        version = ()  # reading it explains why
+        version = ()  # reading the file raises the error
     try:
         return _load_version(path, str(Path.cwd()), version)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The tokenizer that a config names: where its tokenizer.json is, and which token ends a text."""
+"""Find the tokenizer.json that a config names, and the token that ends a text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from megablend.storage.location import find_scheme
 TOKENIZER = "tokenizer.json"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files beside tokenizer.json that say which token has which role."""
+"""Files next to tokenizer.json that record the role of tokens."""
 
 
 def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
     """Return the tokenizer.json that a config means.
 
     Args:
-        given: its path, that of its folder, or the name of a model in the local Hugging Face cache.
+        given: the path of the file or of its folder, or the name of a model in the local Hugging
+            Face cache.
         base: the folder that a relative path is relative to.
 
     Raises: ConfigError if there is none.
@@ -42,7 +43,8 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
         main = model / "refs" / "main"
         revision = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
         if snapshots:
-            return next((each for each in snapshots if each.parent.name == revision), snapshots[-1])
+            of_main = [path for path in snapshots if path.parent.name == revision]
+            return of_main[0] if of_main else snapshots[-1]
         tried += f", nor a model in {model}"
     raise ConfigError(
         f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json, or download the model "
@@ -51,13 +53,13 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
 
 
 def find_named_token(tokenizer: Path, name: str) -> int:
-    """Return the id of the token with a role, `eos_token` or `bos_token`, which a file beside
+    """Return the id of the token with a role, `eos_token` or `bos_token`, which a file next to
     tokenizer.json names. Raises: ConfigError."""
-    for each in _ROLE_FILES:
-        path = tokenizer.parent / each
+    for file in _ROLE_FILES:
+        path = tokenizer.parent / file
         if path.is_file():
-            found = _load(path).get(name)
-            text = found.get("content") if isinstance(found, dict) else found
+            token = _load(path).get(name)
+            text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str):
                 return find_token(tokenizer, text)
     remedy = "set `append_eod` to its text" if name == "eos_token" else "use add_special_tokens"
@@ -71,17 +73,17 @@ def find_token(tokenizer: Path, text: str) -> int:
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})
-    found = added.get(text)
-    if found is None and isinstance(vocab, dict):
-        found = vocab.get(text)
-    elif found is None and isinstance(vocab, list):  # of tokens with their scores
-        found = next((i for i, each in enumerate(vocab) if each[0] == text), None)
-    if not isinstance(found, int):
+    number = added.get(text)
+    if number is None and isinstance(vocab, dict):
+        number = vocab.get(text)
+    elif number is None and isinstance(vocab, list):  # pairs of a token and its score
+        number = next((i for i, (token, *_) in enumerate(vocab) if token == text), None)
+    if not isinstance(number, int):
         known = ", ".join(map(repr, list(added)[:5])) or "none"
         raise ConfigError(
             f"{tokenizer}: has no token {text!r}; expected a token in its vocabulary (added tokens: {known})"
         )
-    return found
+    return number
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:

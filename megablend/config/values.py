@@ -25,13 +25,14 @@ MAX_EXPONENT = 100
 """Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly,
 digit by digit."""
 _POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
-"""Powers of ten that the last letter of a number stands for, which a config does not accept."""
+"""Powers of ten that the last letter of a number may stand for. Configs do not accept such letters;
+messages show the power."""
 
 
 def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
-    """Parse a finite number, 0 or more, exactly. `expected`: what the message for a negative number
-    says."""
-    # The usual case, of which a config may have thousands
+    """Parse a finite number, 0 or more, exactly. `expected`: the expected value in the message on a
+    negative number."""
+    # The common case: a config may have thousands of these
     if type(value) is int and 0 <= value < 10**MAX_EXPONENT:
         return Fraction(value)
     try:
@@ -46,8 +47,8 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """Return how to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000
-    from 4,096 by `4k`."""
+    """Return advice on how to write a number such as 50B or 1,000; empty for other values. For `4k`
+    the user must choose, since it may mean 4,000 or 4,096."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
@@ -61,7 +62,8 @@ def _spell_out(value: object) -> str:
 
 
 def _read_exact(text: str) -> Fraction:
-    """Raises: InvalidOperation if it is no number; OverflowError if there are too many digits."""
+    """Parse a number exactly. Raises: InvalidOperation if the text is no number; OverflowError if
+    it has too many digits."""
     written = Decimal(text.strip().replace("_", ""))
     if written and abs(written.adjusted()) > MAX_EXPONENT:
         raise OverflowError

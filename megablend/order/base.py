@@ -26,8 +26,8 @@ class Blocks(Protocol):
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Return the number of tokens of each group, int64 [num_groups]; block b belongs to group b
-        // run % num_groups."""
+        """Return the number of tokens of each group, int64 [num_groups]. Blocks are assigned to
+        groups in runs of `run` neighbours: block b belongs to group b // run % num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
@@ -49,7 +49,8 @@ class DocumentBlocks(Blocks, Protocol):
 
 
 class Spans(NamedTuple):
-    """Token ranges of a source, split at block boundaries: int64 [m] each; no span is empty."""
+    """Token ranges of a source, split at block boundaries: arrays of int64 [m]. No span is
+    empty."""
 
     rows: Int64s
     """Number of the range that the span belongs to; ascending, and the spans of a range are in the
@@ -65,7 +66,8 @@ class Spans(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where an epoch reads ranges of a source's stored tokens: int64 [m] each; none is empty.
+    """The positions at which an epoch reads ranges of a source's stored tokens: arrays of int64
+    [m]. No range is empty.
 
     Stored tokens are counted from the source's first block on, in file order.
     """
@@ -77,7 +79,7 @@ class Placed(NamedTuple):
     starts: Int64s
     """Position of that token in the endless concatenation of epochs."""
     stops: Int64s
-    """Position after that of the part's last token."""
+    """The position after the part's last token."""
 
 
 class Order(Protocol):
@@ -109,12 +111,13 @@ class Order(Protocol):
 
 
 def join_spans(parts: Sequence[Spans]) -> Spans:
-    """Join the spans of several passes, each of which continues the ranges of the one before."""
+    """Join the spans of several passes, each of which continues the ranges of the previous pass."""
     if len(parts) == 1:
         return parts[0]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [
-        np.zeros(0, np.int64)
-    ] * 5
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return Spans(empty, empty, empty, empty, empty)
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return Spans(*(column[order] for column in columns))
 
@@ -122,10 +125,12 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
     """Yields each distinct value of [n] integers, ascending, with the indices at which it occurs:
     int64 [m], ascending."""
-    if len(values) == 1 or (len(values) and (values == values[0]).all()):  # the common cases
+    if not len(values):
+        return
+    if len(values) == 1 or (values == values[0]).all():  # the common cases
         yield int(values[0]), np.arange(len(values))
         return
     order = np.argsort(values, kind="stable")
     edges = np.flatnonzero(np.diff(values[order])) + 1
-    for first, stop in pairwise([0, *edges.tolist(), len(order)]) if len(order) else ():
+    for first, stop in pairwise([0, *edges.tolist(), len(order)]):
         yield int(values[order[first]]), order[first:stop]

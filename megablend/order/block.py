@@ -28,8 +28,11 @@ from megablend.order.listed import ListedOrder, Listing, Stretch
 from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
+"""The most blocks that are shuffled at one level."""
 GROUPS = 1021
+"""Number of groups of a larger source."""
 RUNS = 1 << 11
+"""Number of runs of neighbouring blocks in a group of the largest sources, about."""
 _CACHED = 2
 """Number of epochs, and of groups, whose shuffles are cached: a cycle may mix the end of one with
 the start of the next."""
@@ -68,20 +71,20 @@ class BlockOrder(ListedOrder):
         """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
         Order.find_tokens."""
         spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
-        first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
+        block_starts = np.empty(len(spans.blocks), np.int64)  # positions within the epoch
         group_starts = _starts_of(self._shuffled_groups(epoch))
-        for group, inside in by_value(spans.blocks // self._run % self._num_groups):
+        for group, indices in by_value(spans.blocks // self._run % self._num_groups):
             member_starts = _starts_of(self._shuffled_members(epoch, group))
-            places = np.searchsorted(self._list_members(group), spans.blocks[inside])
-            first[inside] = group_starts[group] + member_starts[places]
-        first += epoch * self._blocks.num_tokens
+            places = np.searchsorted(self._list_members(group), spans.blocks[indices])
+            block_starts[indices] = group_starts[group] + member_starts[places]
+        block_starts += epoch * self._blocks.num_tokens
         stored = self._blocks.before(spans.blocks) + spans.starts
-        return Placed(spans.rows, stored, first + spans.starts, first + spans.stops)
+        return Placed(spans.rows, stored, block_starts + spans.starts, block_starts + spans.stops)
 
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Return the groups that contain positions `starts`, int64 [n], or the whole epoch if there
+        """Yields the groups that contain positions `starts`, int64 [n], or the whole epoch if there
         is one group; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens

@@ -16,7 +16,7 @@ _FOREVER = 1 << 62
 
 
 class ChangingOrder:
-    """Several orders, each of which applies from some epoch on.
+    """Several orders, each of which applies from a given epoch on.
 
     Args:
         blocks: the source's blocks.

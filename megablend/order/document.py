@@ -16,7 +16,9 @@ from megablend.order.block import BlockOrder
 from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
+"""The most documents that are shuffled at one level."""
 GROUP_DOCUMENTS = 1 << 15
+"""Number of documents of a group of a larger source, about."""
 
 
 class DocumentOrder:

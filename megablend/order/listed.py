@@ -20,9 +20,9 @@ class Listing(NamedTuple):
     """Blocks, or other items with tokens, in the order in which they are read."""
 
     entries: npt.NDArray[Any]
-    """[n], numbers of the items; integers of any width."""
+    """Numbers of the items, [n], integers of any width."""
     offsets: Int64s
-    """int64 [n + 1], number of tokens before each item."""
+    """Number of tokens before each item, and in all: int64 [n + 1]."""
     columns: tuple[int, ...]
     """The fields `tokens` to `entry_bytes` of STRETCH_DTYPE, by which kernels see both arrays."""
 
@@ -51,8 +51,8 @@ class ListedOrder(ABC):
 
     @property
     def has_stretches(self) -> bool:
-        """Whether stretches say where tokens are: not if a class that derives from an order has
-        its own `spans`."""
+        """Whether the order's spans follow from its stretches. They do not if a class that derives
+        from an order has its own `spans`."""
         return type(self).spans is ListedOrder.spans
 
     @abstractmethod
@@ -92,7 +92,7 @@ class ListedSource(NamedTuple):
     first_block: int = 0
     """Number of the source's first block."""
     skip: int = 0
-    """Number of tokens of the first block before the first one that the order counts."""
+    """Number of tokens of the first block before the first token that the order counts."""
 
 
 def locate_ranges(
@@ -113,14 +113,15 @@ def locate_ranges(
         stops = stops + shifts
     ranges = np.arange(len(starts))
     while True:
-        left = (starts < stops).nonzero()[0]
-        if len(left) == 0:
+        unfinished = (starts < stops).nonzero()[0]
+        if len(unfinished) == 0:
             return join_spans(parts)
-        if len(left) < len(starts):
-            ranges = ranges[left]
-            numbers = numbers[left]
-            starts = starts[left]
-            stops = stops[left]
+        if len(unfinished) < len(starts):
+            ranges = ranges[unfinished]
+            numbers = numbers[unfinished]
+            starts = starts[unfinished]
+            stops = stops[unfinished]
+        # The listings must live until `cut` has read their arrays
         table, rows, _listings = _find_stretches(sources, numbers, starts)
         num_spans = cut(table, rows, starts, stops, _NO_OUTPUT)
         cuts = np.empty((5, num_spans), np.int64)

@@ -55,13 +55,13 @@ OLD_NAMES = {"page": "block", "row": "document"}
 
 
 def current_name(name: str) -> str:
-    """Return the name of an order in `ORDERS`, given this name or that of release 0.1.0."""
+    """Return the name of an order in `ORDERS`, given this name or its name in release 0.1.0."""
     return OLD_NAMES.get(name, name)
 
 
 def find_order(name: str) -> OrderKind:
-    """Find an order by its name in `ORDERS` or that of release 0.1.0. Raises: ValueError for an
-    unknown name."""
+    """Find an order by its name in `ORDERS` or in release 0.1.0. Raises: ValueError for an unknown
+    name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

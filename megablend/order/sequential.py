@@ -11,13 +11,13 @@ from megablend.order.base import Blocks, Placed, Spans, by_value
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
-"""The edges of a source's blocks are looked up all at once if it has no more blocks than this: that
-costs less than a binary search, whose every step looks up some."""
+"""The most blocks of a source whose edges are all looked up at once, which costs less than the
+lookups of a binary search."""
 RUN_BLOCKS = 1 << 9
-"""Number of blocks of other sources whose edges are looked up together."""
+"""Number of blocks of a larger source whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
-"""The edges of a source's blocks are kept in memory if it has no more blocks than this: a window of
-many sources looks all of them up."""
+"""The most blocks of a source whose edges are kept in memory: a window of many sources needs all of
+them again and again."""
 
 
 class SequentialOrder(ListedOrder):

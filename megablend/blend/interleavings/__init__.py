@@ -1,1 +1,1 @@
-"""How the samples of several sources are interleaved: one file each, listed in `registry`."""
+"""The interleavings of the samples of several sources: one file each, listed in `registry`."""

@@ -20,25 +20,25 @@ MAX_TOKENS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """The input of an interleaving. Each interleaving uses the fields that it needs and always
-    meets `totals` exactly."""
+    """The input of an interleaving. Each interleaving uses the fields that it needs, and always
+    gives each source exactly its total."""
 
     totals: Int64s
-    """int64 [num_sources], samples of each source; the sum is at least 1."""
+    """Samples of each source, int64 [num_sources]; the sum is at least 1."""
     first_sample: int = 0
     """Number in the run of the stage's first sample; seeds the order, so that no stage repeats the
     order of another."""
     first_tokens: Int64s
-    """int64 [num_sources], first token of each source's first sample of the stage, counted over all
-    its epochs."""
+    """The first token of each source's first sample of the stage, counted over all its epochs:
+    int64 [num_sources]."""
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
     """Samples per lane in a cycle."""
     cycles: Int64s
-    """int64 [num_sources], how many cycles share each run of the source's ordinals."""
+    """The number of cycles that share each run of a source's ordinals, int64 [num_sources]."""
     epoch_tokens: Int64s | None = None
-    """int64 [num_sources], tokens per epoch of each source; None if runs of ordinals need not end
+    """Tokens per epoch of each source, int64 [num_sources]; None if runs of ordinals need not end
     at epoch ends."""
     sample_tokens: int = 1
     """Tokens from one sample's start to the next one's."""
@@ -61,7 +61,8 @@ class Plan(Protocol):
     num_sources: int
 
     def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
+        """Return the source and the ordinal of sample k. Raises IndexError outside [0,
+        num_samples)."""
         ...
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
@@ -126,9 +127,9 @@ def check_places(
     """
     source_array = np.ascontiguousarray(sources, np.int32)
     ordinal_array = np.ascontiguousarray(ordinals, np.int64)
-    known = (source_array >= 0) & (source_array < len(totals))
-    outside = ~known | (ordinal_array < 0)
-    outside[known] |= ordinal_array[known] >= totals[source_array[known]]
+    has_source = (source_array >= 0) & (source_array < len(totals))
+    outside = ~has_source | (ordinal_array < 0)
+    outside[has_source] |= ordinal_array[has_source] >= totals[source_array[has_source]]
     if outside.any():
         first = int(np.argmax(outside))
         raise IndexError(

@@ -39,7 +39,7 @@ class LaneSchedule(NamedTuple):
     (firsts[l] + K * ((stride * p + shift) % b)) % (b * K)."""
 
     firsts: Int64s
-    """int64 [K], first position of each lane."""
+    """The first position of each lane, int64 [K]."""
     stride: int
     slots: int
     """b, the number of slots."""
@@ -79,7 +79,7 @@ def bit_reversal_permutation(size: int) -> Int64s:
 
 
 def _reversed_bits(numbers: Int64s, width: int) -> Int64s:
-    """Numbers of `width` bits with their bits in reverse order: int64 [n]."""
+    """Return numbers of `width` bits with their bits in reverse order: int64 [n]."""
     reverse = np.zeros_like(numbers)
     for bit in range(width):
         reverse |= (numbers >> bit & 1) << (width - 1 - bit)

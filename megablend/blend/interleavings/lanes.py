@@ -44,13 +44,14 @@ class Tree(NamedTuple):
     """A stage's sources with their totals, as arrays; sources without samples are left out."""
 
     left_leaves: npt.NDArray[np.int32]
-    """int32 [num_leaves], by inner node; the last entry is unused."""
+    """Number of leaves below the heavier child of each inner node, in preorder: int32 [num_leaves];
+    the last entry is unused."""
     left_samples: npt.NDArray[np.int64]
-    """int64 [num_leaves], by inner node; the last entry is unused."""
+    """Samples of these leaves: int64 [num_leaves]; the last entry is unused."""
     sources: npt.NDArray[np.int32]
-    """int32 [num_leaves], by rank."""
+    """The source of each leaf: int32 [num_leaves]. A leaf's index here is its rank."""
     samples: npt.NDArray[np.int64]
-    """int64 [num_leaves], by rank: the totals."""
+    """The total of each leaf, by rank: int64 [num_leaves]."""
 
     def counts(self, n: int) -> npt.NDArray[np.int64]:
         """Return how many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n
@@ -140,7 +141,7 @@ class LanePlan(LocatesMany):
         self._schedules = [
             make_lane_schedule(lanes, slots) for slots in (window, short_window) if slots
         ]
-        """The schedule of a full cycle, and that of the short one if there is one."""
+        """The schedule of a full cycle, and, if there is a short cycle, its schedule."""
         self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
 
@@ -223,7 +224,7 @@ class LanePlan(LocatesMany):
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """Return what is left of each source's period after the first n samples, which must be full
+        """Return the rest of each source's period after the first n samples, which must be full
         cycles."""
         tree = self._tree
         size = len(self._tree.sources)
@@ -262,14 +263,14 @@ class LanePlan(LocatesMany):
 
     @cached_property
     def _ranks(self) -> Int64s:
-        """int64 [num_sources]: the rank of each source in the tree; -1 if it has no samples."""
+        """The rank of each source in the tree, int64 [num_sources]; -1 if it has no samples."""
         ranks = np.full(self.num_sources, -1, np.int64)
         ranks[self._tree.sources] = np.arange(len(self._tree.sources))
         return ranks
 
     @cached_property
     def _totals(self) -> Int64s:
-        """int64 [num_sources]: samples of each source."""
+        """Samples of each source: int64 [num_sources]."""
         totals = np.zeros(self.num_sources, np.int64)
         totals[self._tree.sources] = self._tree.samples
         return totals
@@ -330,11 +331,12 @@ class LanePlan(LocatesMany):
 
     def _sources(self, start: int, stop: int) -> Int32s:
         """Return the sources of samples [start, stop): int32 [stop - start]."""
-        # They do not depend on how many cycles share a run: one does
+        # Sources do not depend on how many cycles share a run, and one cycle is fastest
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
-        """See `locate_many`, if `leaf_cycles` cycles share each run of a leaf's ordinals."""
+        """Like `locate_many`, with `leaf_cycles` cycles that share each run of a leaf's
+        ordinals."""
         sources = np.empty(ks.shape, np.int32)
         ordinals = np.empty(ks.shape, np.int64)
         locate(
@@ -374,7 +376,7 @@ def plan_lanes(stage: StageRequest) -> LanePlan:
 
 
 def _check(lanes: int, window: int, cycles: Int64s) -> None:
-    """Raises: PlanError if an argument of LanePlan is out of range."""
+    """Check arguments of LanePlan. Raises: PlanError if one is out of range."""
     if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
         raise PlanError(
             f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} samples"

@@ -1,5 +1,5 @@
-"""Tails: what is left of the periods of sources when an amendment cuts a stage at the end of a
-cycle.
+"""Tails: the ordinals that are left of the periods of sources when an amendment cuts a stage at the
+end of a cycle.
 
 After the cut, a source counts *next* ordinals, which continue the number of its ordinals that were
 read. The first of them, the tails, stand for the ordinals of the cut period that its lanes have not
@@ -23,13 +23,14 @@ class Tails:
     """The tails of a stage; ordinals are counted from the stage's start."""
 
     first: Int64s
-    """int64 [num_sources], first ordinal of the cut period."""
+    """The first ordinal of each source's cut period, int64 [num_sources]."""
     read: Int64s
-    """int64 [num_sources], number of ordinals that were read, which is the first next ordinal."""
+    """The number of ordinals that were read, which is the first next ordinal: int64
+    [num_sources]."""
     stop: Int64s
-    """int64 [num_sources], the end of the cut period; equal to `read` if nothing is left."""
+    """The end of the cut period, int64 [num_sources]; equal to `read` if nothing is left."""
     ranks: Int64s
-    """int64 [num_sources], rank of each source in `periods` and `parts`."""
+    """The rank of each source in `periods` and `parts`, int64 [num_sources]."""
     lanes: int
     cut: int
     """Number of the first cycle that is not read."""
