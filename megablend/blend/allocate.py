@@ -60,8 +60,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples in proportion to the residuals of the sources: the samples that are
-    `due` less those that were `given`, [D] each, at least 0."""
+    """Divide `total` samples in proportion to the residuals of the sources, [D]: the samples that
+    are `due`, [D], less the samples that were `given`, [D], but at least 0."""
     residuals = [
         max(Fraction(0), target - before) for target, before in zip(due, given, strict=True)
     ]

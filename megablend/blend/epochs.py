@@ -286,8 +286,8 @@ class EpochsBuilder:
         return False
 
     def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
-        """Return the first epoch of a source of which nothing was read, if tokens before position
-        `begun` were read, as a segment that begins with it.
+        """Return the first epoch of a source that was not begun, as a segment that begins with this
+        epoch, if tokens before position `begun` were read.
 
         The extra token of the last sample before `begun` may lie in an epoch of files that are
         gone; that alone is no reason to read the whole epoch.
@@ -369,11 +369,12 @@ class EpochsBuilder:
 
 
 def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
-    """Return the first epoch of which nothing was read, if tokens before position `begun` + `extra`
-    were read, as a segment that begins with it.
+    """Return the first epoch that was not begun, as a segment that begins with this epoch, if
+    tokens before position `begun` + `extra` were read.
 
     Args:
-        whole: if withdrawn files have made the epoch at `begun` shorter, it ends where it does now.
+        whole: whether an epoch at `begun` that withdrawn files have made shorter ends at its new
+            end; see `Stage.whole_epochs`.
     """
     if begun == 0:
         return segments[0]

@@ -116,7 +116,7 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 
 def parse_schedule(record: object) -> Schedule:
-    """Return the inverse of `schedule_record`. Raises: KeyError, TypeError, ValueError,
+    """Parse the result of `schedule_record`. Raises: KeyError, TypeError, ValueError,
     ZeroDivisionError if the record is not that of a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
@@ -136,7 +136,7 @@ def _numerators(values: Sequence[Fraction]) -> list[int]:
 
 
 def _fractions(record: Sequence[object]) -> tuple[Fraction, ...]:
-    """Return the inverse of `_numerators`."""
+    """Return the fractions of a result of `_numerators`."""
     scale, *numerators = map(_parse_count, record)
     return tuple(Fraction(each, scale) for each in numerators)
 

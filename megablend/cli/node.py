@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from megablend.storage.object_options import ObjectOptions
 
 _SLOW_SECONDS = 10.0
-"""For so long an answer is awaited without a word."""
+"""Time after which a command warns that it is waiting for the node process."""
 of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
 
 

@@ -37,6 +37,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         token_files = make_cache_absolute(config.token_files, base, place)
 
     def make_source_absolute(source: Source, *location: str | int) -> Source:
+        """Return a source with absolute paths that knows its place. `location`: its keys."""
         place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
@@ -153,6 +154,7 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
 
 
 def _check_signature(location: str, place: str) -> None:
+    """Check that a URL does not contain a signature. Raises: ConfigError."""
     try:
         check_signature(location)
     except ValueError as error:
@@ -160,6 +162,8 @@ def _check_signature(location: str, place: str) -> None:
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
+    """Return an absolute path, with the home folder for `~`. Raises: ConfigError if the path is
+    empty, a URL, or contains NUL."""
     if "\0" in path:
         raise ConfigError(f"{place}: found {path!r}; paths cannot contain NUL")
     if not path:

@@ -131,6 +131,7 @@ def _check_weights(settings: Settings) -> None:
 
 
 def _check_masks(settings: Settings) -> None:
+    """Check that masks go together, and that the token that they act on is known."""
     masks = settings.masks
     if masks.needs_eod and masks.eod is None:
         raise ValueError(f"eod_token: {_why_no_eod(settings)}")

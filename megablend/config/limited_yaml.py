@@ -180,6 +180,7 @@ class _Reader:
                 self._is_usual = False
 
     def _open(self, event: Any, is_mapping: bool) -> None:
+        """Begin a list or a mapping."""
         if event.anchor is not None or event.tag is not None:
             self._is_usual = False
         if self._nested and self._nested[-1].is_mapping and self._nested[-1].key is None:
@@ -204,6 +205,7 @@ class _Reader:
         return size
 
     def _add_scalar(self, event: Any) -> None:
+        """Add a scalar to the innermost collection, as a key or as a value."""
         line = event.start_mark.line
         nested = self._nested
         if not self._is_usual:  # only the limits are checked from here on
@@ -225,6 +227,7 @@ class _Reader:
         self._add(value, None, line, 1)
 
     def _construct(self, event: Any) -> tuple[Any, str]:
+        """Return the value and the tag of a scalar."""
         tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         if tag in _UNUSUAL_TAGS:
             return event.value, tag

@@ -118,6 +118,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
+        """Check the keys against each other; see `megablend.config.checks`."""
         check_settings(self)
         if self.stages:
             lengths = find_lengths(self)
@@ -212,8 +213,8 @@ class Config(Settings):
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether the order of the top level, or that of a stage, arranges single documents, which
-        requires the length of each."""
+        """Whether the order of the top level, or of a stage, arranges single documents, which
+        requires the length of each document."""
         return _arranges_documents(self.order) or any(
             _arranges_documents(order) for _, order in self._list_train_orders()
         )

@@ -63,8 +63,8 @@ class ReadSpec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
-        """Return the inverse of `record`, for recorded fields. Other keys of `record` are
-        ignored."""
+        """Return the ReadSpec with the fields that `record` returned; fields that it leaves out
+        have their defaults. Other keys of `record` are ignored."""
         named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])

@@ -188,6 +188,7 @@ class Settings(Model):
     @field_validator("sources", mode="before")
     @classmethod
     def _one_list_or_three(cls, value: object) -> object:
+        """Accept one list of sources, or a list for each split."""
         if isinstance(value, (list, tuple)):
             return {"train": value}
         if not isinstance(value, Mapping):

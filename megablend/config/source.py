@@ -98,6 +98,7 @@ class Source(Share):
     @field_validator("path", mode="before")
     @classmethod
     def _paths(cls, value: object) -> object:
+        """Accept one path or a list of paths."""
         paths = tuple(map(parse_path, value if isinstance(value, (list, tuple)) else [value]))
         if not paths or not all(isinstance(path, str) and path for path in paths):
             raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
@@ -139,6 +140,7 @@ class Source(Share):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Source:
+        """Check the keys of the source against each other."""
         self._check_text()
         if self.documents is not None and self.extra_columns:
             raise ValueError(

@@ -48,6 +48,7 @@ class _Changes(Model):
     @model_validator(mode="before")
     @classmethod
     def _refuse_fixed(cls, data: Any) -> Any:
+        """Refuse the keys in `fixed`."""
         if not isinstance(data, Mapping):
             return data
         for key in cls.fixed:
@@ -90,8 +91,8 @@ class StageSettings(_Changes):
     """The sample from which the stage applies, and at which it ends the previous stage early; see
     `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """How many samples from there on continue the previous stage, if the length of samples changes;
-    `megablend amend` prints it."""
+    """The number of first samples that still continue the previous stage, if the length of samples
+    changes; `megablend amend` prints it."""
     samples: Count | None = None
     """The end of the stage, in samples from the start of the run."""
     tokens: Count | None = None
@@ -106,8 +107,8 @@ class StageSettings(_Changes):
     withdraw: tuple[str, ...] = ()
     """Sources that are no longer read, and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
-    """Shares change in steps, over the stage, from those of the previous stage to those of
-    `sources`; by default at once."""
+    """The way in which shares change in steps, over the stage, from the shares of the previous
+    stage to those of `sources`; by default they change at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
     """The most steps of a schedule; it has fewer if they would be shorter than some cycles."""
     sequence_length: Count | None = None
@@ -127,6 +128,7 @@ class StageSettings(_Changes):
     @field_validator("sources", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
+        """Accept only a mapping, by the names of sources."""
         if not isinstance(value, Mapping):
             found = "a list" if isinstance(value, list | tuple) else repr(value)
             raise ValueError(
@@ -137,6 +139,7 @@ class StageSettings(_Changes):
     @field_validator("share")
     @classmethod
     def _at_most_all(cls, value: Fraction | None) -> Fraction | None:
+        """Refuse a share above 1."""
         if value is not None and value > 1:
             raise ValueError(
                 f"found {float(value):g}, expected a share of the run, more than 0 and at most 1"
@@ -145,6 +148,7 @@ class StageSettings(_Changes):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> StageSettings:
+        """Check the keys of the stage against each other."""
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
@@ -276,6 +280,7 @@ def apply_stages(
 
 
 def _change_source(source: Any, stage: StageSettings) -> Any:
+    """Return a source with the changes of a stage."""
     changes = stage.sources.get(source.name)
     update = {} if changes is None else changes.find_changes()
     if source.name in stage.withdraw:

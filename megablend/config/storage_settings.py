@@ -59,6 +59,7 @@ def _load(path: str, place: str) -> ObjectOptions:
 
 @lru_cache(maxsize=8)
 def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOptions:
+    """Load a file in the given version. A relative path is relative to `folder`."""
     keys, places = read_config_file(Path(path))
     if "storage" not in keys:
         raise ConfigError(
@@ -68,6 +69,8 @@ def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOpt
 
 
 def _parse(given: object, place: str, base: Path) -> ObjectOptions:
+    """Parse settings; `base` is the folder that files in them are relative to. Raises:
+    ConfigError."""
     try:
         return make_files_absolute(parse_options(given), base)
     except ValueError as error:

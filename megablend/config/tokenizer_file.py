@@ -127,6 +127,7 @@ def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[st
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Read a file with one JSON object. Raises: ConfigError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -71,6 +71,7 @@ def _read_exact(text: str) -> Fraction:
 
 
 def _parse_positive(value: object) -> Fraction:
+    """Parse a finite number above 0, exactly."""
     number = _parse_number(value, expected="more than 0")
     if number == 0:
         raise ValueError(f"found {value!r}, expected more than 0")
@@ -89,6 +90,7 @@ def _parse_weight(value: object) -> Fraction | Literal["size"]:
 
 
 def _parse_temperature(value: object) -> Fraction:
+    """Parse a temperature: a number, 0.1 or more."""
     number = _parse_number(value, expected="0.1 or more")
     if number < Fraction(1, 10):  # powers of small weights would have thousands of digits
         raise ValueError(
@@ -133,6 +135,7 @@ def _parse_option(value: object) -> object:
 
 
 def _parse_documents(value: object) -> str | int:
+    """Parse the extent of a document; see `Source.documents`."""
     if value in ("file", "row_group"):
         return str(value)
     if isinstance(value, dict) and list(value) == ["eod_token"]:
@@ -146,6 +149,7 @@ def parse_path(value: object) -> object:
 
 
 def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
+    """Parse up to three numbers to the shares of train, valid and test, which sum to 1."""
     if isinstance(value, str):
         parts: list[object] = [*value.split(",")]
     elif isinstance(value, (list, tuple)):

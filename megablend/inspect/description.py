@@ -67,8 +67,8 @@ class SourceDescription(Record):
     """Number of the source's last sample in the run; None if it has none."""
     epoch_ends: tuple[int, ...]
     """For each of the first 32 epochs that end: the sample with which the source has given as many
-    samples as the epoch has. Samples of the epoch that are read later, and samples of the next
-    epoch that are read earlier, are in the same cycle (lanes * shuffle_window samples)."""
+    samples as the epoch has. In the same cycle (lanes * shuffle_window samples), samples of the
+    epoch may come later, and samples of the next epoch earlier."""
     worst_prefix_error: float
     """Largest difference from the source's share, in samples, over the prefixes of each stage that
     end in its first 65,536 samples."""

@@ -225,8 +225,8 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """Return a sample before which two runs that differ only in the version of the plan are the
-    same; 0 for runs that differ in more.
+    """Return a number of samples from the start in which two runs agree that differ only in the
+    version of the plan; 0 for runs that differ in more.
 
     Both versions order a source's samples in the same way until the period in which its first epoch
     ends.
@@ -245,7 +245,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
         if sample is not None:
             blend = a.ledger.blend
             period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
-            # The first epoch may end in the period of the sample, or at the end of the one before
+            # The first epoch may end in the sample's period, or at the end of the previous period
             end = min(end, max(0, sample - 2 * period))
     return end
 

@@ -27,8 +27,8 @@ from megablend.text.places import find_document
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundPiece(Record):
-    """Tokens of a file that a sample has: tokens [first_token, stop_token) of the sample, appended
-    ones counted."""
+    """Tokens of a file that a sample has: tokens [first_token, stop_token) of the sample, counted
+    with appended tokens."""
 
     first_token: int
     stop_token: int

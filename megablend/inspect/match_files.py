@@ -71,8 +71,8 @@ def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
 
 
 def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
-    """Return the paths of the files of tokens whose names end with that of one of the spellings, by
-    the files' numbers. No others can match, and comparing names costs less than making paths."""
+    """Return the paths of the token files whose names end with the file name of a spelling, by the
+    files' numbers. No others can match, and comparing names costs less than making paths."""
     snapshot = run.store.snapshot
     # Extra columns list their files again
     has_tokens = snapshot.files.columns < len(snapshot.sources)

@@ -35,8 +35,8 @@ class Piece(Record):
     """Byte of the file at which the block begins."""
     first_token: int
     stop_token: int
-    """The piece is tokens [first_token, stop_token) of the block, appended ones counted; `find`
-    counts within the sample."""
+    """The piece is tokens [first_token, stop_token) of the block, counted with appended tokens. In
+    the result of `find`, these fields count tokens of the sample instead."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
     """The places of the documents that the tokens belong to, if the source is text."""
@@ -51,13 +51,13 @@ class SampleDescription(Record):
     split: str
     source: str
     ordinal: int
-    """Number of the sample among those of its source."""
+    """Number of the sample among the samples of its source."""
     epochs: tuple[int, ...]
-    """Epochs of the source that the sample has tokens of."""
+    """The epochs of the source from which the sample has tokens."""
     pieces: tuple[Piece, ...]
     document_starts: tuple[int, ...]
-    """Positions in the sample at which a document begins, or a further part of one, which is in
-    another sample or another block; the first is 0."""
+    """Positions in the sample at which a document begins, or continues from another sample or
+    another block; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
     """Numbers of each extra column, one per token, by the column's name."""
@@ -152,20 +152,9 @@ def show_step(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
             f"{micro_step}"
         )
-    num_trained = skips.count_trained(len(dataset))
-    num_steps = num_trained // batch
-    if num_steps == 0:
-        raise ConfigError(
-            f"found a step of {batch:,} samples, expected at most {num_trained:,}, all that {split} has; choose a "
-            "smaller batch"
-        )
-    if not 0 <= whole_number("step", step) < num_steps:
-        raise ConfigError(
-            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} per "
-            "step"
-        )
-    # Numbers of samples that count trained samples only: skipped ones are left out
+    step = _check_step(step, batch, skips.count_trained(len(dataset)), dataset)
     first = step * batch + rank * micro_batch_size
+    # Numbers of samples that count trained samples only: skipped ones are left out
     trained_numbers = [
         number
         for start in range(first, (step + 1) * batch, micro_step)
@@ -180,6 +169,28 @@ def show_step(
             _describe_sample(dataset, skips.position(number)) for number in trained_numbers
         ),
     )
+
+
+def _check_step(step: int, batch: int, num_trained: int, dataset: Dataset) -> int:
+    """Check the number of a step, and return it. Raises: ConfigError if there is no such step.
+
+    Args:
+        num_trained: number of samples that the run does not skip.
+    """
+    split = dataset.run.split
+    num_steps = num_trained // batch
+    if num_steps == 0:
+        raise ConfigError(
+            f"found a step of {batch:,} samples, expected at most {num_trained:,}, all that {split} has; choose a "
+            "smaller batch"
+        )
+    step = whole_number("step", step)
+    if not 0 <= step < num_steps:
+        raise ConfigError(
+            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} per "
+            "step"
+        )
+    return step
 
 
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:

@@ -111,8 +111,8 @@ def _plan_by_ledger(
 def _open_requested(
     config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
 ) -> BlockStore:
-    """Open the blocks that a config's stages read: those of the newest index, or, if a stage has
-    new data, those of the run's indexes, followed by the newest.
+    """Open the blocks that a config's stages read: the blocks of the newest index, or, if a stage
+    has new data, those of the run's indexes, followed by the newest index.
 
     Raises: as `open_stores`.
     """

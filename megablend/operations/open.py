@@ -42,8 +42,8 @@ def open_dataset(
             it was committed, with its files where they were indexed, no masks and no extra columns.
         split: "train", "valid" or "test".
         run: name of the run, if no config is given.
-        stage: for valid and test: number of the config's stage, counted from 0, whose settings they
-            have; by default, they have those of the top level.
+        stage: for valid and test: the number, counted from 0, of the config's stage whose settings
+            they have; by default, they have the settings of the top level.
         state: a state from `state_dict()`: the index snapshots and the stages that it names are
             opened, and the dataset resumes at its position.
         consumed_samples: the position at which to resume, instead of a state, in the run as the

@@ -211,12 +211,12 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the snapshots that a run reads, in order: those of its ledger, and those of further
-    stages of the config with `new_data`, of which the last one reads `newest`.
+    """Return the snapshots that a run reads, in order: the snapshots of its ledger, and those of
+    further stages of the config with `new_data`. The last of these stages reads `newest`.
 
     Args:
-        replaced: snapshots of committed stages that are not in `ledger`; further stages but the
-            last one go on reading them.
+        replaced: snapshots of committed stages that are not in `ledger`; the further stages, except
+            the last one, continue to read them.
 
     Raises: PlanError if the run reads `newest` already.
     """
@@ -251,8 +251,8 @@ def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:
-    """Return whether the ledger's samples before the state's position are those of the state's
-    plan."""
+    """Return whether the ledger and the state's plan have the same samples before the state's
+    position."""
     return agree_until(ledger.links, state.stages, state.consumed_samples) and (
         state.consumed_samples <= ledger.num_samples
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
 from megablend.blend.shares import samples_in
 from megablend.config import Config
@@ -26,41 +27,62 @@ def find_warnings(compiled: Compiled) -> list[str]:
     run = compiled.run
     if not run.is_blended:
         return []
-    limits = compiled.config.warnings
-    length = max(section.sequence_length for section in run.sections)
-    extra = run.extra_token
     samples = run.plan.counts(run.num_samples)
-    read = run.plan.count_tokens(run.num_samples)
     tokens = np.array(run.data.tokens, dtype=np.int64)
-    warnings = []
-    if limits.min_source_samples is not None:
-        holds = np.array([samples_in(n, length, extra) for n in run.data.tokens], dtype=np.int64)
-        small = np.flatnonzero((holds < limits.min_source_samples) & (samples > 0))
-        if len(small):
-            worst = small[tokens[small].argmin()]
-            warnings.append(
-                f"{run.split}: {_count(len(small))} fewer than {_samples(limits.min_source_samples)} of {length:,} tokens; the "
-                f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
-            )
-    if limits.max_epochs is not None:
-        # Sources with a cap repeat as their config says
-        capped = np.array([source.is_capped for source in compiled.sources])
-        epochs = np.array(
-            [
-                float(run.plan.epochs.count(source, n + extra))
-                for source, n in enumerate(read.tolist())
-            ]
-        )
-        epochs[capped | (samples == 0)] = 0
-        often = np.flatnonzero(epochs > float(limits.max_epochs))
-        if len(often):
-            worst = often[epochs[often].argmax()]
-            warnings.append(
-                f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limits.max_epochs):g} times; most often "
-                f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
-                "(warnings.max_epochs; a source's own max_epochs overrides it)"
-            )
-    return warnings
+    return [
+        *_warn_of_small(compiled, samples, tokens),
+        *_warn_of_repeated(compiled, samples, tokens),
+    ]
+
+
+def _warn_of_small(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[str]:
+    """Return a line if sources in use contain too few samples.
+
+    Args:
+        samples: samples that the run reads of each source, int64 [num_sources].
+        tokens: tokens of each source in an epoch, int64 [num_sources].
+    """
+    run = compiled.run
+    limit = compiled.config.warnings.min_source_samples
+    if limit is None:
+        return []
+    length = max(section.sequence_length for section in run.sections)
+    contained = [samples_in(n, length, run.extra_token) for n in run.data.tokens]
+    small = np.flatnonzero((np.array(contained, dtype=np.int64) < limit) & (samples > 0))
+    if not len(small):
+        return []
+    worst = small[tokens[small].argmin()]
+    return [
+        f"{run.split}: {_count(len(small))} fewer than {_samples(limit)} of {length:,} tokens; the "
+        f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
+    ]
+
+
+def _warn_of_repeated(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[str]:
+    """Return a line if sources are read too often. See `_warn_of_small` for the arguments."""
+    run = compiled.run
+    limit = compiled.config.warnings.max_epochs
+    if limit is None:
+        return []
+    read = run.plan.count_tokens(run.num_samples)
+    epochs = np.array(
+        [
+            float(run.plan.epochs.count(source, n + run.extra_token))
+            for source, n in enumerate(read.tolist())
+        ]
+    )
+    # Sources with a cap repeat as often as their config requests
+    capped = np.array([source.is_capped for source in compiled.sources])
+    epochs[capped | (samples == 0)] = 0
+    often = np.flatnonzero(epochs > float(limit))
+    if not len(often):
+        return []
+    worst = often[epochs[often].argmax()]
+    return [
+        f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limit):g} times; most often "
+        f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
+        "(warnings.max_epochs; a source's own max_epochs overrides it)"
+    ]
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
@@ -195,8 +217,10 @@ def warn_of_amplification(config: Config, amplification: float) -> list[str]:
 
 
 def _samples(n: int) -> str:
+    """Return a number of samples as text."""
     return f"{n:,} sample{'s' if n != 1 else ''}"
 
 
 def _count(n: int, one: str = "holds", several: str = "hold") -> str:
+    """Return a number of sources as text, with the verb for one or several."""
     return f"1 source {one}" if n == 1 else f"{n:,} sources {several}"

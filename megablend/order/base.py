@@ -111,7 +111,7 @@ class Order(Protocol):
 
 
 def join_spans(parts: Sequence[Spans]) -> Spans:
-    """Join the spans of several passes, each of which continues the ranges of the previous pass."""
+    """Join the spans of several passes. Each pass continues the ranges of the previous pass."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

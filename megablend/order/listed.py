@@ -45,7 +45,7 @@ token, and the listing."""
 
 
 class ListedOrder(ABC):
-    """An order whose epochs consist of stretches, each of which has a listing."""
+    """An order whose epochs consist of stretches. Each stretch has a listing."""
 
     _blocks: Blocks
 

@@ -277,8 +277,8 @@ class LanePlan(LocatesMany):
 
     @cached_property
     def _inverse_schedules(self) -> tuple[Int64s, Int64s]:
-        """For each schedule, the lane with each residue, int64 [1 or 2, K], and the inverse of its
-        stride, int64 [1 or 2]."""
+        """The inverses of the schedules: for each schedule, the lane with each residue, int64 [1 or
+        2, K], and the inverse of the stride, int64 [1 or 2]."""
         owners = np.argsort(self._firsts % self._lanes, axis=1)
         return owners, np.array(
             [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
