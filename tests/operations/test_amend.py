@@ -196,7 +196,7 @@ def test_a_config_without_stages(
     ends = "{samples: 320}, {samples: 640}" if extended else "{samples: 640}"
     form = f"stages: [{ends}, {{from: 432, ...}}]"
     with pytest.raises(
-        megablend.ConfigError, match=rf"has no `stages`: add `{re.escape(form)}`, with what changes"
+        megablend.ConfigError, match=rf"has no `stages`: add `{re.escape(form)}`, replacing"
     ) as caught:
         megablend.amend(config, at=420)
     (printed,) = re.findall(r"`(stages: [^`]*)`", str(caught.value))
@@ -246,7 +246,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST | {"lanes": 2}, NEXT]},
         {"at": 100},
-        "its order is fixed: lanes was 4 and is now 2.*where training is, restore it, add `stages: ",
+        "its order is fixed: lanes was 4 and is now 2.*during training, restore the config, add `stages: ",
         [({"stages": [FIRST, {"lanes": 2, "samples": 800}]}, {"at": 100})],
     ),
     (
