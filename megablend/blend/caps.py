@@ -15,9 +15,9 @@ from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 
 Weights = Sequence[int | Fraction]
-"""[num_sources], 0 or more."""
+"""The weight of each source, [num_sources], 0 or more."""
 Caps = Sequence[int | None]
-"""[num_sources], the most samples that each source may give in the stage; None for no limit."""
+"""The most samples that each source may give in the stage, [num_sources]; None for no limit."""
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:

@@ -55,7 +55,8 @@ class Epochs:
     """The epochs of a split's sources."""
 
     segments: tuple[tuple[Segment, ...], ...]
-    """[num_sources], at least one segment each, in the order of their positions."""
+    """The segments of each source, [num_sources], in the order of their positions; a source has at
+    least one."""
 
     def start(self, source: int, epoch: int) -> int:
         """Return the position at which an epoch begins."""
@@ -129,22 +130,22 @@ def _count_withdrawn(before: Segment, segment: Segment) -> int:
     if before.tokens == 0 or segment.position == 0:
         return 0
     left = _count_left(before, segment)
-    if left and segment.withdrawn:  # the segment reads those whose files are still there
+    if left and segment.withdrawn:  # the segment reads the tokens whose files are still there
         left -= segment.tokens - segment.offset
     return left
 
 
 def _count_left(before: Segment, segment: Segment) -> int:
-    """Return the number of tokens of an epoch of segment `before` that come after its end, the
-    position of the next segment. Its epochs must have tokens."""
+    """Return the number of tokens of the last epoch of segment `before` that come after the start
+    of the next segment, and so are not read by `before`. Epochs of `before` must have tokens."""
     if before.withdrawn:
         return max(0, before.position + before.tokens - before.offset - segment.position)
     return -before.own_position(segment.position) % before.tokens
 
 
 def _breaks_off(before: Segment, segment: Segment) -> bool:
-    """Return whether a segment begins an epoch while one of the same number is not over, although
-    no file of that is withdrawn."""
+    """Return whether a segment begins an epoch before segment `before` has read its epoch of the
+    same number to the end, although no file of that epoch is withdrawn."""
     if before.tokens == 0 or segment.withdrawn:
         return False
     return before.own_position(segment.position) > segment.epoch * before.tokens
@@ -168,7 +169,7 @@ class ReadBefore(NamedTuple):
     """The tokens that a run has read of its sources before a stage, and what follows from them."""
 
     tokens: list[int]
-    """[num_sources], tokens that were read of each source."""
+    """The number of tokens that were read of each source, [num_sources]."""
     epochs: Epochs
     """The sources' epochs, including those of the stage."""
     first_sample: int
@@ -188,6 +189,8 @@ class EpochsBuilder:
         index: digest of the first stage's snapshot.
         order: order of the first stage.
         extra: tokens of a sample that the next sample of its source has, too.
+        withdrawals: for each source, what it loses if a snapshot lacks some of its files; empty if
+            the run withdraws nothing.
     """
 
     def __init__(
@@ -205,7 +208,9 @@ class EpochsBuilder:
         self._index = index
         self._order = order
         self._shift = np.zeros(len(self._segments), np.int64)
+        """The number that `place` adds to the positions of each source, int64 [num_sources]."""
         self._epoch_tokens = np.array(tokens[index], np.int64)
+        """Tokens of an epoch of each source in the current snapshot, int64 [num_sources]."""
 
     def current_epoch_loses_files(
         self, index: str, cursor: Int64s, *, begun: bool = True, rests: bool = False

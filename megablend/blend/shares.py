@@ -94,9 +94,10 @@ class Shares(NamedTuple):
     """The weights and the length of a requested blend."""
 
     weights: tuple[Fraction, ...]
-    """[num_sources], sum 1; with `on_exhausted: redistribute`, no source exceeds its cap."""
+    """The share of each source, [num_sources], sum 1; with `on_exhausted: redistribute`, no source
+    exceeds its cap."""
     requested: tuple[Fraction, ...]
-    """[num_sources], sum 1: the weights as the config gives them, whatever the caps."""
+    """The shares that the config requests, without regard to caps, [num_sources], sum 1."""
     num_samples: int
 
 

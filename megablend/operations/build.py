@@ -92,8 +92,8 @@ def build(
         launch: the processes that build; by default detected from the environment.
         storage: where files are found and read, instead of the one that the config asks for; the
             same on all ranks.
-        checksums: also make checksums of all blocks of the index, which reads all data once. What
-            is read from elsewhere than a local disk is then compared with them.
+        checksums: also make checksums of all blocks of the index, which reads all data once. Reads
+            from elsewhere than a local disk are then compared with them.
         processes: processes of each rank that tokenise text; by default as many as it has cores.
 
     Returns: the same result on all ranks.
@@ -270,14 +270,14 @@ def _build_document_tables(
         if not all(entry.documents for entry in snapshot.sources):
             continue  # planning refuses this snapshot, which is an older one
         store = open_block_store(config, snapshot, session.run_storage, number=number)
-        numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
+        sources = {entry.name: source for source, entry in enumerate(store.snapshot.sources)}
         tables = build_tables(
             store,
             # Sources that are withdrawn may be missing
-            [numbers[name] for name in config.sources_needing_lengths if name in numbers],
+            [sources[name] for name in config.sources_needing_lengths if name in sources],
             launch=launch,
         )
-    return tables
+    return tables  # of the newest snapshot, which is the last one
 
 
 def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:

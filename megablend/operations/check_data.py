@@ -7,7 +7,7 @@ file is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -82,16 +82,43 @@ def check_data(
     number = len(ledger.indices) - 1 if ledger else 0
     roots = open_block_store(session.config, snapshot, session.storage, number=number).roots
     store = BlockStore(snapshot, roots=roots, storage=session.storage)
+    # Without extra columns, which may have any numbers
     entries = [entry for entry in snapshot.sources if entry.name in sizes]
-    by_file: dict[int, FileTokens] = {}
+    by_file = _check_files(store, entries, sizes, progress)
+    return CheckDataResult(
+        index=snapshot.digest,
+        sources=tuple(
+            _source_tokens(entry, [by_file[i] for i in entry.files], sizes[entry.name])
+            for entry in entries
+        ),
+        problems=tuple(str(file.problem) for file in by_file.values() if file.problem is not None),
+        unread=sum(not file.is_read for file in by_file.values()),
+    )
+
+
+def _check_files(
+    store: BlockStore,
+    entries: Sequence[SourceEntry],
+    sizes: Mapping[str, int | None],
+    progress: Callable[[Progress], None] | None,
+) -> dict[int, FileTokens]:
+    """Read the tokens of all files of some sources in threads.
+
+    Args:
+        sizes: the number of token ids of each source, by its name.
+
+    Returns: the token ids of each file, by its number in the index.
+    """
+    snapshot = store.snapshot
 
     def check(number: int) -> FileTokens:
         entry = snapshot.sources[snapshot.file(number).column]
         return check_file(store, entry, number, sizes[entry.name])
 
-    numbers = [i for entry in entries for i in entry.files]
-    file_bytes = {i: snapshot.file(i).opened.size for i in numbers}
+    numbers = [number for entry in entries for number in entry.files]
+    file_bytes = {number: snapshot.file(number).opened.size for number in numbers}
     num_bytes = sum(file_bytes.values())
+    by_file = dict[int, FileTokens]()
     done = 0
     with ThreadPoolExecutor(min(MAX_THREADS, count_cpus())) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
@@ -103,15 +130,7 @@ def check_data(
                         files=len(by_file), num_files=len(numbers), bytes=done, num_bytes=num_bytes
                     )
                 )
-    return CheckDataResult(
-        index=snapshot.digest,
-        sources=tuple(
-            _source_tokens(entry, [by_file[i] for i in entry.files], sizes[entry.name])
-            for entry in entries
-        ),
-        problems=tuple(str(each.problem) for each in by_file.values() if each.problem is not None),
-        unread=sum(not each.is_read for each in by_file.values()),
-    )
+    return by_file
 
 
 def _source_tokens(
@@ -122,7 +141,7 @@ def _source_tokens(
         name=entry.name,
         files=len(files),
         tokens=entry.tokens,
-        smallest=min((each.smallest for each in files if each.smallest is not None), default=None),
-        largest=max((each.largest for each in files if each.largest is not None), default=None),
+        smallest=min((file.smallest for file in files if file.smallest is not None), default=None),
+        largest=max((file.largest for file in files if file.largest is not None), default=None),
         vocab_size=vocab_size,
     )
