@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import shutil
@@ -26,24 +25,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-SOURCE = "10.9.0.254"
+from machines import (
+    SOURCE,
+    count_cpu,
+    count_sent,
+    kill,
+    make_mirror,
+    make_network,
+    run_inside,
+    run_on_node,
+    start_nginx,
+    start_ring,
+)
+
 SIZES = {"64 KiB": 64 << 10, "4 MiB": 4 << 20}
-NGINX = """daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/errors;
-events {{ worker_connections 1024; }}
-http {{ access_log off; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c;
-uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e; {rest} }}
-"""
-NGINX_RING = """
-proxy_cache_path {folder}/cache keys_zone=kept:10m max_size=10g use_temp_path=off;
-upstream ring {{ hash $uri$slice_range consistent; {servers} keepalive 32; }}
-server {{ listen 8081; location / {{
-    slice 1m; proxy_set_header Range $slice_range; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering on;
-    proxy_next_upstream error timeout; proxy_connect_timeout 2s; proxy_pass http://ring; }} }}
-server {{ listen 8082; location / {{
-    proxy_cache kept; proxy_cache_key $uri$http_range; proxy_cache_lock on; proxy_cache_lock_timeout 60s;
-    proxy_cache_valid 206 1d; proxy_set_header Range $http_range; proxy_http_version 1.1;
-    proxy_set_header Connection ""; proxy_pass http://{source}:8080; }} }}
-"""
 
 
 def main() -> None:
@@ -60,10 +55,7 @@ def main() -> None:
     elif options.inside:
         compare(options)
     else:
-        path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        command = ["unshare", "-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        arguments = [sys.executable, __file__, *sys.argv[1:], "--inside"]
-        sys.exit(subprocess.run([*command, *arguments], env=os.environ | {"PATH": path}).returncode)
+        run_inside()
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -109,7 +101,7 @@ def read_on_all(
     name: str, run: Path, size: str, nodes: range, options: argparse.Namespace
 ) -> dict[str, float]:
     """Read the file on these nodes at the same time."""
-    before = count_sent()
+    before = count_sent("src")
     cpu_before = sum(map(count_cpu, range(options.nodes)))
     started = time.monotonic()
 
@@ -121,22 +113,9 @@ def read_on_all(
             "seed": node,
         }
         order["size"] = options.mb << 20
-        inside = ["ip", "netns", "exec", f"n{node}"]
         if name == "rclone":
-            copied = [
-                *inside,
-                "rclone",
-                "--config",
-                "",
-                "--quiet",
-                "copyurl",
-                order["url"],
-                str(run / f"copy{node}"),
-            ]
-            pid = os.posix_spawnp(copied[0], copied, os.environ)
-            _, status, used = os.wait4(pid, 0)
-            assert status == 0
-            return used.ru_utime + used.ru_stime
+            copy = ["copyurl", order["url"], str(run / f"copy{node}")]
+            return run_on_node(node, ["rclone", "--config", "", "--quiet", *copy])
         order["by_obstore"] = name == "obstore"
         if name == "megablend":
             order["mirror"] = make_mirror(run, node, options.nodes)
@@ -149,21 +128,8 @@ def read_on_all(
     total = options.mb << 20
     return {
         "wall": wall,
-        "source": (count_sent() - before) / total,
+        "source": (count_sent("src") - before) / total,
         "cpu": cpu / (total * len(nodes) / 1e9),
-    }
-
-
-def make_mirror(run: Path, node: int, count: int) -> dict[str, Any]:
-    """The `mirror` setting of a node."""
-    names = [f"10.9.0.{i + 1}:7171" for i in range(count)]
-    return {
-        "folder": str(run / f"node{node}"),
-        "nodes": names,
-        "advertise": names[node],
-        "insecure": True,
-        "reserve": 0,
-        "prefixes": [f"http://{SOURCE}:8080/"],
     }
 
 
@@ -222,81 +188,6 @@ def start_nodes(run: Path, count: int) -> None:
 
     with ThreadPoolExecutor(count) as threads:
         list(threads.map(start, range(count)))
-
-
-def start_ring(run: Path, count: int) -> None:
-    """nginx on each node."""
-    servers = " ".join(f"server 10.9.0.{i + 1}:8082;" for i in range(count))
-    for i in range(count):
-        folder = run / f"nginx{i}"
-        start_nginx(
-            f"n{i}", folder, NGINX_RING.format(folder=folder, servers=servers, source=SOURCE)
-        )
-
-
-def start_nginx(namespace: str, folder: Path, rest: str) -> None:
-    """nginx in a namespace, which answers when this returns."""
-    folder.mkdir(parents=True)
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "conf").write_text(NGINX.format(user=user, folder=folder, rest=rest))
-    command = ["nginx", "-c", str(folder / "conf"), "-e", str(folder / "errors")]
-    subprocess.Popen(["ip", "netns", "exec", namespace, *command])
-    while not (folder / "pid").exists():
-        time.sleep(0.01)
-
-
-def make_network(count: int, rate: str) -> None:
-    """A bridge, with the source, whose rate is limited, and the nodes."""
-    commands = [
-        "mount -t tmpfs none /run",
-        "ip link add br0 type bridge",
-        "ip link set br0 up",
-        "ip link set lo up",
-    ]
-    for name, address in [("src", SOURCE), *((f"n{i}", f"10.9.0.{i + 1}") for i in range(count))]:
-        commands += [
-            f"ip netns add {name}",
-            f"ip link add v{name} type veth peer name eth0 netns {name}",
-            f"ip link set v{name} master br0 up",
-            f"ip -n {name} addr add {address}/24 dev eth0",
-            f"ip -n {name} link set eth0 up",
-            f"ip -n {name} link set lo up",
-        ]
-    commands.append(
-        f"ip netns exec src tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 100ms"
-    )
-    for command in commands:
-        subprocess.run(command.split(), check=True)
-
-
-def count_sent() -> int:
-    """Bytes that have left the source, headers included."""
-    found = subprocess.run(
-        ["ip", "-s", "-j", "-n", "src", "link", "show", "eth0"], capture_output=True, check=True
-    )
-    sent: int = json.loads(found.stdout)[0]["stats64"]["tx"]["bytes"]
-    return sent
-
-
-def list_processes(node: int) -> list[int]:
-    """Process numbers of what runs on a node."""
-    found = subprocess.run(["ip", "netns", "pids", f"n{node}"], capture_output=True, check=True)
-    return [int(each) for each in found.stdout.split()]
-
-
-def count_cpu(node: int) -> float:
-    """CPU seconds of what runs on a node."""
-    ticks = 0
-    for pid in list_processes(node):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def kill(node: int) -> None:
-    """End what runs on a node."""
-    for pid in list_processes(node):
-        os.kill(pid, 9)
 
 
 if __name__ == "__main__":
