@@ -68,6 +68,17 @@ def test_training_resumes_once_the_file_is_restored(
     watch.raise_found()
 
 
+def test_files_that_were_touched_are_counted_once(loader: megablend.Loader, tmp_path: Path) -> None:
+    """However often they are checked while training runs."""
+    for path in (tmp_path / "source0").iterdir():
+        os.utime(path)
+    checker = loader._watch._checker
+    files = [file.number for file in loader._watch._files]
+    for _ in range(3):
+        assert [checker.check(number) for number in files] == [None] * len(files)
+    assert len(checker._touched) == len(files) > 1
+
+
 def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
     loader._watch.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -113,3 +114,19 @@ def test_what_is_known_of_the_ends_is_not_requested(
     middle = (start + stop) // 2
     assert fetched.read("x", middle, stop - middle) == CONTENT[middle:stop]
     assert storage.requested == requested
+
+
+def test_what_is_found_out_while_it_is_taken_is_taken_next() -> None:
+    known = KnownObjects()
+
+    class Met(set[str]):
+        """Another thread meets an object as soon as these were listed."""
+
+        def __iter__(self) -> Iterator[str]:
+            yield from tuple(super().__iter__())
+            known.keep("y", ObjectVersion(1, "y", 0))
+
+    known.keep("x", ObjectVersion(1, "x", 0))
+    known._new = Met(known._new)
+    assert list(known.take_new()) == ["x"]
+    assert list(known.take_new()) == ["y"]

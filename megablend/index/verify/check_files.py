@@ -32,9 +32,9 @@ class FileChecker:
         self._snapshot = snapshot
         self._roots = dict(roots)
         self._storage = storage.for_checking()
-        self._touched = list[str]()
-        """Paths of checked files that have other times or inodes than when they were indexed, but no
-        other sampled content."""
+        self._touched = set[int]()
+        """Numbers of checked files that have other times or inodes than when they were indexed, but
+        no other sampled content. Each is here once: during training, files are checked repeatedly."""
 
     def check(self, number: int) -> DataError | None:
         """Return the problem of a file, as an error; None if it is the file that was indexed.
@@ -55,7 +55,7 @@ class FileChecker:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
                 if self._snapshot.seen[number]:
-                    self._touched.append(path)
+                    self._touched.add(number)
         except DataError as error:
             return _add_source(error, column.source_name)
         return None
@@ -65,9 +65,10 @@ class FileChecker:
         """A warning of the checked files of which only samples were compared, if there are any."""
         if not self._touched:
             return ()
+        first = min(self._snapshot.path(number, self._roots) for number in self._touched)
         more = f" (and {len(self._touched) - 1:,} more)" if len(self._touched) > 1 else ""
         return (
-            f"{min(self._touched)}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
+            f"{first}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
             "file were compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has "
             "checksums",
         )

@@ -328,11 +328,11 @@ class Holding:
     async def _fetch(self) -> bool:
         """Fetch what is missing and has room. Returns: whether to plan anew at once, since pages
         came, or were found to be held by now."""
-        parts = self._list_missing()
-        turn = asyncio.Lock()
-        failed: dict[FileKey | State, Exception] = {}
         # Of these, without a manifest, nothing is known to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
+        parts = self._list_missing(in_trouble)
+        turn = asyncio.Lock()
+        failed: dict[FileKey | State, Exception] = {}
         num_done = 0
 
         async def fetch() -> None:
@@ -383,15 +383,24 @@ class Holding:
                 await self._pages.call(store.write, key, part, memoryview(data), None)
         await self._pages.obtain(engine.Want(key, part))
 
-    async def _list_missing(self) -> AsyncIterator[_Part]:
+    async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
         """List the missing portions that have room, the most important ones first. Raises:
-        DataError."""
+        DataError.
+
+        Args:
+            in_trouble: goals without a manifest, to which those are added that have lost it.
+        """
         for state in self.states:
-            if not state.missing or state.short:
+            if not state.missing or state.short or state in in_trouble:
                 continue
-            files = await beside_loop(self._catalog.read_known_files, state.goal.revision.digest)
+            try:
+                files = await beside_loop(self._catalog.read_files, state.goal.revision.digest)
+            except DataError as error:
+                in_trouble.add(state)
+                _tell(state, error)
+                continue
             earlier = await beside_loop(self._read_earlier, state.goal.revision)
-            for begin in range(0, len(state.share) if files else 0, FILES_AT_A_TIME):
+            for begin in range(0, len(state.share), FILES_AT_A_TIME):
                 missing = await self._pages.call(self._list_parts, state.share, begin)
                 for index, parts in missing.items():
                     file = files[index]
@@ -459,11 +468,16 @@ def _note(state: State, error: Exception) -> None:
     if isinstance(error, MissingFileError | ChangedFileError):
         state.gone[error.path] = type(error)
         state.error = error = _explain(state)
+    _tell(state, error)
+    if not isinstance(error, MegablendError | engine.AwayError):
+        LOG.warning("mirror: this is a bug in megablend", exc_info=error)
+
+
+def _tell(state: State, error: Exception) -> None:
+    """Record the trouble with a goal, and log it if it is news."""
     if state.trouble != str(error):
         state.trouble = str(error)
         LOG.warning("mirror: %s: %s", state.goal.want.target, error)
-    if not isinstance(error, MegablendError | engine.AwayError):
-        LOG.warning("mirror: this is a bug in megablend", exc_info=error)
 
 
 def _explain(state: State) -> DataError:

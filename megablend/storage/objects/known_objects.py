@@ -68,10 +68,10 @@ class KnownObjects:
 
     def take_new(self) -> dict[str, Known]:
         """Return the facts that were found out since the last call, other than by `add`."""
-        new = tuple(self._new)
-        self._new = set()
+        new = self._new
+        self._new = set()  # first: other threads add to it meanwhile
         known = dict[str, Known]()
-        for path in new:
+        for path in tuple(new):
             version = self._versions.get(path)
             if version is not None:
                 known[path] = Known(version, self._ends.get(path))

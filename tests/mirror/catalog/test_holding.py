@@ -139,6 +139,27 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_manifest_that_is_lost_later_is_told_and_waited_for(tmp_path: Path) -> None:
+    """Not by looking for it again and again without a pause, though the share is known."""
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, FailingReader())
+        catalog = make_catalog(store, "d")
+        holding = Holding(pages, Needs(pages), find_all, catalog)
+        await holding._plan()
+        (manifest,) = (tmp_path / "m" / "manifests").iterdir()
+        manifest.unlink()
+        catalog._recent.clear()  # as if those of other datasets had taken its place
+        for _ in range(2):
+            assert not await holding._fetch()
+            assert f"{manifest}: is gone" in holding.states[0].trouble
+            await holding._plan()
+        await pages.close()
+
+    asyncio.run(work())
+
+
 def test_a_manifest_that_no_node_has_is_told_and_waited_for(tmp_path: Path) -> None:
     """Not by looking for it again and again without a pause, in a cluster with etcd."""
 
