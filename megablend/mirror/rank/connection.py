@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from megablend.errors import ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.room import Need
+from megablend.mirror.greeting import find_credentials
 from megablend.mirror.members.launchers import describe_members
 from megablend.mirror.node.frames import (
     HEAD,
@@ -34,7 +35,6 @@ from megablend.mirror.node.frames import (
     pack_needs,
     unpack_error,
 )
-from megablend.mirror.process import find_credentials
 from megablend.storage.base import FileStat
 from megablend.storage.hints import Filled
 from megablend.storage.mirror_options import MirrorOptions

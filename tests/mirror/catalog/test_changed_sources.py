@@ -14,7 +14,7 @@ from megablend.errors import MegablendError
 from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.pages import count_pages, pages_of_file, ranges_of_pages
 from megablend.mirror.node.engine import Want
-from megablend.mirror.process import Node
+from megablend.mirror.node_parts import Node
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.storage.faulty import Faults, FaultySource

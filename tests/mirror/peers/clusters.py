@@ -20,8 +20,9 @@ from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
 from megablend.mirror.members.launchers import Members, Pace, Torchrun
 from megablend.mirror.members.views import View, Views
 from megablend.mirror.node.engine import Want
+from megablend.mirror.node_parts import Node
 from megablend.mirror.peers.cluster import Cluster
-from megablend.mirror.process import Node, make_views
+from megablend.mirror.process import make_views
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.peers.links import Link

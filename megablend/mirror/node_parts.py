@@ -1,0 +1,338 @@
+"""The node of a mirror: the parts of a node process, how they work together, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import megablend
+from megablend.arrays import Bools, Uint32s, Uint64s
+from megablend.errors import ConfigError
+from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import PAGE_BYTES
+from megablend.mirror.disk.room import Need
+from megablend.mirror.greeting import Greeter
+from megablend.mirror.members.launchers import Members, Pace, describe_members
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.frames import PROTOCOL, Kind
+from megablend.mirror.node.local_server import LeavingError, LocalServer
+from megablend.mirror.node.metrics import format_metrics
+from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.source_reads import KnownState, SourceReader, States
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.clients import find_pauses
+from megablend.system.service_manager import notify
+
+if TYPE_CHECKING:
+    from megablend.mirror.catalog.datasets import Datasets
+    from megablend.mirror.catalog.mates import Mates
+    from megablend.mirror.peers.cluster import Cluster
+    from megablend.mirror.web.server import WebServer
+
+_LINGER_SECONDS = 600.0
+"""Seconds without clients after which a node process ends that a rank has started."""
+_FAILED_SECONDS = 6.0
+"""As _LINGER_SECONDS, if the nodes of its cluster cannot work together: long enough for all of them
+to notice it, and short enough that it has ended when a job with better settings starts."""
+_RESERVE_SHARE = 20
+"""By default one part in so many of the file system is left free."""
+_WATCH_SECONDS = 1.0
+_SCRUB_BYTES = 8 << 20
+"""Bytes that are scrubbed at a time: other calls of the store wait for them."""
+_STOP_SECONDS = 0.05
+"""Seconds for the reply to STOP to leave before the process ends."""
+
+
+class Node:
+    """The parts of a node process, and its answers to clients.
+
+    Args:
+        options: the mirror's settings: a service's own, or those of the rank that started it.
+        objects: settings by which the source is reached.
+        folder: the mirror's folder, whose lock this process holds.
+        members: the nodes of the cluster; None without other nodes.
+        is_service: whether it outlives its clients, and reads with its own credentials for all of
+            them.
+    """
+
+    def __init__(
+        self,
+        options: MirrorOptions,
+        objects: ObjectOptions,
+        folder: MirrorFolder,
+        members: Members | None,
+        *,
+        is_service: bool,
+        pace: Pace = Pace(),  # noqa: B008  (a tuple)
+    ) -> None:
+        self.options = options
+        self._folder = folder
+        self._members = members
+        self._is_service = is_service
+        self._pace = pace
+        self.source = SourceReader(options, objects)
+        self.cluster = None if members is None else self._make_cluster(members)
+        # In a cluster with etcd, other nodes may have added datasets that are wanted here
+        self._has_datasets = folder.datasets_path.exists() or options.etcd is not None
+        self._datasets: Datasets | None = None
+        self._datasets_lock = asyncio.Lock()
+        self._datasets_opened = asyncio.Event()
+        reserve = options.reserve
+        if reserve is None:
+            file_system = os.statvfs(folder.path)
+            reserve = file_system.f_blocks * file_system.f_frsize // _RESERVE_SHARE
+        # With datasets the store does not evict yet, since it does not know what is pinned
+        store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
+        self.engine = Engine(store, self.cluster or self.source)
+        tell_needs = None if self.cluster is None else self.cluster.tell_needs
+        self.needs = Needs(self.engine, tell_needs, self._select)
+        self._greeter = Greeter(
+            options, objects, folder, describe_members(options, os.environ), is_service
+        )
+        self._started = time.time()
+        self._ended = asyncio.Event()
+        self.server = LocalServer(
+            folder,
+            self.engine,
+            States(self.engine, self.source, self._find_listed),
+            self.needs,
+            self._greet,
+            {
+                Kind.STATUS: self.get_status,
+                Kind.STOP: self._stop,
+                Kind.SCRUB: self._scrub_all,
+                Kind.REMOVE: self._remove,
+                Kind.CHECK: self._check,
+            },
+            self._answer_datasets,
+        )
+        self.web = None if options.data_port is None else self._make_web()
+
+    def _make_cluster(self, members: Members) -> Cluster:
+        with requires_nodes("nodes"):
+            from megablend.mirror.peers.cluster import Cluster
+        paths = ("/v1/manifest", "/v1/forgotten") if members.views is not None else ()
+        handlers = {("POST", path): partial(self._answer_mate, path) for path in paths}
+        return Cluster(self.options, members, self.source, self.get_metrics, self._pace, handlers)
+
+    def _make_web(self) -> WebServer:
+        with requires_nodes("data_port"):
+            from megablend.mirror.web.server import WebServer
+
+        async def find_datasets() -> Datasets | None:
+            exist = self._has_datasets or self._datasets is not None
+            return await self._find_datasets() if exist else None
+
+        return WebServer(
+            self.options, self.engine, find_datasets, self.get_status, self.server.note_use
+        )
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until stopped; `ready` is called as soon as clients are answered."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        if self.cluster is not None:
+            await self.cluster.start(self.engine, self.needs)
+        if self._has_datasets:
+            # Before anything is evicted, since the store does not know yet what is pinned
+            await self._find_datasets()
+        if self.web is not None:
+            await self.web.start()
+        await self.server.start()
+        ready()
+        self._notify("READY=1")
+        tasks = [
+            asyncio.ensure_future(self._ended.wait()),
+            asyncio.ensure_future(self.needs.run()),
+            asyncio.ensure_future(self._watch()),
+            asyncio.ensure_future(self._hold_datasets()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises the error of a task that failed
+        finally:
+            self._notify("STOPPING=1")
+            self.server.close()
+            for task in tasks:
+                task.cancel()
+            if self.web is not None:
+                await self.web.stop()
+            if self.cluster is not None:
+                await self.cluster.stop()
+            await self.engine.close()
+
+    def _notify(self, state: str) -> None:
+        if self._is_service:
+            notify(state)
+
+    async def _watch(self) -> None:
+        """Each second, evict until the reserve is free; without clients, check a part of the held
+        pages, and end if nobody needs this process any longer."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            await self.engine.call(self.engine.store.evict_to_reserve)
+            self._notify("WATCHDOG=1")  # the event loop and the disk still work
+            if self.server.num_clients:
+                continue
+            await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
+            has_failed = self.cluster is not None and self.cluster.has_failed
+            linger = _FAILED_SECONDS if has_failed else _LINGER_SECONDS
+            if not self._is_service and time.monotonic() - self.server.idle_since > linger:
+                self._ended.set()
+
+    def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Answer a client's greeting. Raises: LeavingError if this process ends, so that the client
+        starts another one; ConfigError if the client cannot use it."""
+        differing = list[str]()
+        # A command may be of any version, so that `megablend node stop` always works
+        is_reader = "options" in hello
+        if is_reader:
+            try:
+                differing = self._greeter.compare(hello, self.server)
+            except LeavingError:
+                self._ended.set()
+                raise
+            self.source.add_queries(dict(hello["queries"]))
+        return {"pid": os.getpid(), "version": megablend.__version__, "differing": differing}
+
+    async def get_status(self) -> dict[str, Any]:
+        """Return what the node holds, and what it has done since its start."""
+        usage = await self.engine.call(self.engine.store.usage)
+        return {
+            "pid": os.getpid(),
+            "version": megablend.__version__,
+            "protocol": PROTOCOL,
+            "folder": str(self._folder.path),
+            "service": self._is_service,
+            "started": self._started,
+            "clients": self.server.num_clients,
+            "held_bytes": usage.num_bytes,
+            "files": usage.num_files,
+            "evicted_bytes": self.engine.store.num_evicted * PAGE_BYTES,
+            "source_bytes": self.source.num_bytes,
+            "source_requests": self.source.requests,
+            "source_pauses": find_pauses(),
+            "peer_bytes": self.engine.peer_bytes,
+            "read_bytes": None if self.web is None else self.web.num_bytes,
+            "wanted": None if self._datasets is None else self._datasets.holding.count(),
+            "listed": None if self._datasets is None else self._datasets.listings.count(),
+            "cluster": None if self.cluster is None else self.cluster.as_json(),
+        }
+
+    async def get_metrics(self) -> str:
+        """Return the status as text for Prometheus."""
+        return format_metrics(await self.get_status())
+
+    async def _stop(self) -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._ended.set)
+        return {"pid": os.getpid()}
+
+    async def _scrub_all(self) -> dict[str, Any]:
+        num_bytes = 0
+        wrong = list[str]()
+        is_done = False
+        while not is_done:
+            is_first = num_bytes == 0
+            report = await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES, is_first)
+            num_bytes += report.num_bytes
+            wrong += [
+                f"{key.location}: blocks {pages.blocks.tolist()}" for key, pages in report.wrong
+            ]
+            is_done = report.is_round_done
+        return {"bytes": num_bytes, "wrong": wrong}
+
+    async def _remove(self) -> dict[str, Any]:
+        usage = await self.engine.call(self.engine.store.usage)
+        if self._datasets is not None:
+            await self.engine.call(self._datasets.remove_all)
+        await self.engine.call(self.engine.store.remove_all)
+        self._folder.remove()
+        self._ended.set()
+        return {"bytes": usage.num_bytes, "files": usage.num_files}
+
+    async def _check(self) -> dict[str, Any]:
+        if self.cluster is None:
+            return {"nodes": 1, "failures": []}
+        return {"nodes": self.cluster.num_nodes, "failures": await self.cluster.check()}
+
+    async def _select(self, need: Need) -> Need:
+        """Return the part of a need that this node should hold, whichever node reads it."""
+        return need if self.cluster is None else await self.cluster.select(need)
+
+    async def _find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
+        """Return which blocks of many files this node should hold: bool [rows]; see
+        Homes.order_rows."""
+        if self.cluster is None:
+            return np.ones(len(blocks), np.bool_)
+        return await self.cluster.find_own(ids, blocks)
+
+    async def _find_datasets(self) -> Datasets:
+        """Return the datasets that are wanted here, which are imported and opened at the first
+        call."""
+        from megablend.mirror.catalog.datasets import Datasets
+
+        async with self._datasets_lock:
+            if self._datasets is None:
+                self._datasets = await Datasets.open(
+                    self.engine, self.source, self.needs, self._find_own, self._find_mates()
+                )
+                if self.cluster is not None:
+                    self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
+                self._datasets_opened.set()
+            return self._datasets
+
+    def _find_mates(self) -> Mates | None:
+        """Return the nodes that share datasets with this one; None if datasets are not shared."""
+        views = None if self._members is None else self._members.views
+        if views is None or self.cluster is None:
+            return None
+        from megablend.mirror.catalog.mates import Mates
+        from megablend.mirror.members.etcd_members import EtcdMembers
+
+        assert isinstance(views, EtcdMembers)
+        return Mates(self.cluster, views)
+
+    async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await (await self._find_datasets()).answer(request)
+
+    async def _answer_mate(
+        self, path: str, node: str, query: Mapping[str, str], body: bytes
+    ) -> bytes:
+        """Answer another node's request about datasets."""
+        shared = (await self._find_datasets()).shared
+        assert shared is not None, "they are shared where there is etcd"
+        return await shared.answer(path, body)
+
+    async def _hold_datasets(self) -> None:
+        """Keep datasets as they are wanted, once there are any."""
+        await self._datasets_opened.wait()
+        await (await self._find_datasets()).run()
+
+    async def _find_listed(self, location: str) -> KnownState | None:
+        """Return the state of a file as datasets list it."""
+        if self._datasets is None:
+            return None
+        return await asyncio.to_thread(self._datasets.catalog.find_state, location)
+
+
+@contextlib.contextmanager
+def requires_nodes(setting: str) -> Iterator[None]:
+    """Turn an ImportError of the context into a ConfigError about `setting`."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}: cannot be used: {error}\ninstall megablend[nodes] on each node"
+        ) from None
