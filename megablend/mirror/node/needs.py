@@ -1,4 +1,5 @@
-"""What the clients of a node process need, and when. Pages are fetched and kept in this order."""
+"""The pages that the clients of a node process need, which are fetched and kept in the order in which
+they are due."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from megablend.arrays import Float64s, Uint32s, Uint64s
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
@@ -38,155 +40,119 @@ _MIN_GRACE_SECONDS = 0.5
 readers."""
 _WARN_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
-"""Pause before a fetch is tried again for which there was no room, or whose node was away."""
+"""Pause before a fetch is tried again that found no room, or whose node was unreachable."""
 
 
 @dataclass(eq=False)
 class Needs:
-    """Merges the needs of clients, and fetches ahead in the order in which they are due."""
+    """Merges the needs of clients, and fetches ahead in the order in which they are due.
+
+    After each change the needs are divided anew into a list of parts (see `order_by_due`), of
+    which fetchers take one after another.
+    """
 
     engine: Engine
-    tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None
+    announce: Callable[[Sequence[Need]], Awaitable[None]] | None = None
     """Called with the needs of all clients after they have changed."""
     select: Callable[[Need], Awaitable[Need]] | None = None
-    """Returns the part of a need that this node is to hold; None if it is to hold all of it."""
-    _needs: dict[str, Sequence[Need]] = field(default_factory=dict)
-    _kept: dict[str, Sequence[Need]] = field(default_factory=dict)
+    """Returns the part of a need that this node should hold; None if it should hold all of it."""
+    _of_clients: dict[str, Sequence[Need]] = field(default_factory=dict)
+    _of_nodes: dict[str, Sequence[Need]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_told: bool = True
-    """Whether `tell` was called since the last change."""
-    _has_parts: asyncio.Event = field(default_factory=asyncio.Event)
-    _num_fetching: int = 0
+    _is_announced: bool = True
+    """Whether `announce` was called since the last change."""
+    _list_number: int = 0
+    """The number of the present list of parts."""
     _parts: Iterator[Want] = field(default_factory=lambda: iter(()))
-    _later: list[Want] = field(default_factory=list)
+    """The parts of the list that no fetcher has taken yet."""
+    _put_off: list[Want] = field(default_factory=list)
+    """The parts of the list whose fetch failed: they come last."""
     _refused: MutableSet[float] = field(default_factory=set)
     """Due times of parts for which there is no room at present."""
-    _turn: int = 0
-    """Number of the present list of parts."""
+    _has_parts: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_fetching: int = 0
     _grace: float = PAST_SECONDS
     _warned_at: float = -_WARN_SECONDS
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
-        """Replace what a client needs."""
-        _replace(self._needs, client, needs)
-        self.tell_again()
+        """Replace the needs of a client."""
+        _replace(self._of_clients, client, needs)
+        self.announce_again()
 
-    def set_kept(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
-        """Replace what another node will request, or add to it if `is_more`. It is kept by its due
-        times, but not fetched before it is requested."""
-        _replace(self._kept, node, [*self._kept.get(node, []), *needs] if is_more else needs)
+    def set_of_node(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
+        """Replace the needs of another node, or add to them if `is_more`. Their pages are kept by
+        their due times, but not fetched before the node requests them."""
+        _replace(
+            self._of_nodes, node, [*self._of_nodes.get(node, []), *needs] if is_more else needs
+        )
         self._changed.set()
 
     @property
     def is_fetching(self) -> bool:
-        """Whether something is being fetched ahead, or is to be."""
+        """Whether a page is being fetched ahead, or will be."""
         return self._has_parts.is_set() or self._num_fetching > 0
 
     def list_needed(self) -> dict[FileKey, Pages]:
-        """All pages that clients or other nodes need."""
-        found: dict[FileKey, Pages] = {}
-        for needs in [*self._needs.values(), *self._kept.values()]:
+        """Return all pages that clients or other nodes need."""
+        needed: dict[FileKey, Pages] = {}
+        for needs in [*self._of_clients.values(), *self._of_nodes.values()]:
             for need in needs:
-                found[need.key] = unite(found.get(need.key, NO_PAGES), need.pages)
-        return found
+                needed[need.key] = unite(needed.get(need.key, NO_PAGES), need.pages)
+        return needed
 
-    def tell_again(self) -> None:
-        """Tell other nodes the needs again, since some may not have heard of them."""
-        self._is_told = False
+    def announce_again(self) -> None:
+        """Announce the needs to other nodes again, since some may not have heard of them."""
+        self._is_announced = False
         self._changed.set()
 
     async def run(self) -> None:
         """Fetch ahead until cancelled."""
         fetchers = [asyncio.ensure_future(self._fetch()) for _ in range(_NUM_FETCHERS)]
-        loop = asyncio.get_running_loop()
-        telling: asyncio.Future[None] = loop.create_future()
+        announcing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                own = [need for needs in self._needs.values() for need in needs]
-                kept = [need for needs in self._kept.values() for need in needs]
-                held = await self.engine.call(self.engine.store.usage)
-                lead = await loop.run_in_executor(
-                    None, find_lead, own, held.num_bytes // _LEAD_SHARE
-                )
-                self.engine.lead = lead
-                self._grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))
-                await self.engine.call(self.engine.store.set_due, own + kept, self._grace)
-                parts = await loop.run_in_executor(None, order_by_due, own)
-                self._turn += 1
-                self._parts = parts
-                self._later = []
-                self._refused = set()
-                self._has_parts.set()
-                # Not after changes by other nodes, or all would go on telling one another
-                if self.tell is not None and not self._is_told:
-                    self._is_told = True
+                own = [need for needs in self._of_clients.values() for need in needs]
+                await self._apply(own)
+                # Not after changes by other nodes, or all would announce to one another for ever
+                if self.announce is not None and not self._is_announced:
+                    self._is_announced = True
                     # Not awaited: a silent node must not delay this loop. A later call replaces it
-                    telling.cancel()
-                    telling = asyncio.ensure_future(self.tell(own))
+                    announcing.cancel()
+                    announcing = asyncio.ensure_future(self.announce(own))
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            for each in (*fetchers, telling):
-                each.cancel()
+            for task in (*fetchers, announcing):
+                task.cancel()
 
-    async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Fetch what this node is to hold of needs, whenever it is due, or only count it if
-        `is_dry`."""
-        own = needs if self.select is None else [await self.select(each) for each in needs]
-        wanted = [_unite_rows(need, *need.sort()) for need in own if len(need.pages.blocks)]
-        filled = Filled()
-        portions = list[Want]()
-        for want in wanted:
-            missing = await self.engine.call(self.engine.store.missing, want.key, want.pages)
-            filled = filled.plus(
-                Filled(
-                    needed=count_bytes(want.pages, want.key.size),
-                    missing=count_bytes(missing, want.key.size),
-                )
-            )
-            portions += [Want(want.key, part) for part in split_portions(missing)]
-        if is_dry:
-            return filled
-        remaining = iter(portions)
-
-        async def fetch() -> Filled:
-            got = Filled()
-            for want in remaining:
-                got = got.plus(await self._fill_portion(want))
-            return got
-
-        for got in await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS))):
-            filled = filled.plus(got)
-        return filled
-
-    async def _fill_portion(self, want: Want) -> Filled:
-        try:
-            origins = await self.engine.obtain(want)
-        except ResourceError:
-            return Filled(refused=count_bytes(want.pages, want.key.size))
-        return Filled(source=origins.source, peers=origins.peers)
+    async def _apply(self, own: list[Need]) -> None:
+        """Replace the due times of the store, and the list of parts, which are of the clients'
+        needs `own` only."""
+        loop = asyncio.get_running_loop()
+        of_nodes = [need for needs in self._of_nodes.values() for need in needs]
+        usage = await self.engine.call(self.engine.store.usage)
+        lead_bytes = usage.num_bytes // _LEAD_SHARE
+        lead = await loop.run_in_executor(None, find_lead, own, lead_bytes)
+        self.engine.lead = lead
+        self._grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))
+        await self.engine.call(self.engine.store.set_due, own + of_nodes, self._grace)
+        parts = await loop.run_in_executor(None, order_by_due, own)
+        self._list_number += 1
+        self._parts = parts
+        self._put_off = []
+        self._refused = set()
+        self._has_parts.set()
 
     async def _fetch(self) -> None:
         """Fetch one part after another of the present list."""
         while True:
-            part = next(self._parts, None)
-            if part is None and self._later:
-                # A pause, since these parts have been tried and put off
-                await asyncio.sleep(_RETRY_SECONDS)
-                # In the meantime there may be a new list, and nothing that was put off
-                part = next(self._parts, None) or (self._later.pop(0) if self._later else None)
-            if part is None:
-                self._has_parts.clear()
-                await self._has_parts.wait()
-                continue
-            turn = self._turn
+            part = await self._take_part()
+            list_number = self._list_number
             try:
-                while (
-                    turn == self._turn
-                    and not self._is_over(part)
-                    and not await self._try_fetch(part)
-                ):
+                while list_number == self._list_number and not self._is_past(part):
+                    if await self._try_fetch(part):
+                        break
                     await asyncio.sleep(_RETRY_SECONDS)
                 continue
             except AwayError:
@@ -197,11 +163,27 @@ class Needs:
                     is_fault = not isinstance(error, MegablendError)
                     LOG.warning("mirror: cannot fetch ahead: %s", error, exc_info=is_fault)
                 await asyncio.sleep(_RETRY_SECONDS)
-            if turn == self._turn:
-                self._later.append(part)
+            if list_number == self._list_number:
+                self._put_off.append(part)
                 self._has_parts.set()
 
-    def _is_over(self, part: Want) -> bool:
+    async def _take_part(self) -> Want:
+        """Wait for the next part of the list, and take it out."""
+        while True:
+            part = next(self._parts, None)
+            if part is None and self._put_off:
+                # A pause, since these parts have been tried and put off
+                await asyncio.sleep(_RETRY_SECONDS)
+                # Meanwhile there may be a new list, of which no part was put off
+                part = next(self._parts, None)
+                if part is None and self._put_off:
+                    part = self._put_off.pop(0)
+            if part is not None:
+                return part
+            self._has_parts.clear()
+            await self._has_parts.wait()
+
+    def _is_past(self, part: Want) -> bool:
         """Whether a part was due so long ago that it counts as read."""
         return part.due < time.monotonic() - self._grace
 
@@ -221,18 +203,57 @@ class Needs:
             self._num_fetching -= 1
         return True
 
+    async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
+        """Fetch the pages of needs that this node should hold, whenever they are due, or only
+        count their bytes if `is_dry`."""
+        own = needs if self.select is None else [await self.select(need) for need in needs]
+        filled = Filled()
+        portions = list[Want]()
+        for need in own:
+            if not len(need.pages.blocks):
+                continue
+            pages = _unite_rows(need.key, *need.sort()).pages
+            missing = await self.engine.call(self.engine.store.missing, need.key, pages)
+            filled = filled.plus(
+                Filled(
+                    needed=count_bytes(pages, need.key.size),
+                    missing=count_bytes(missing, need.key.size),
+                )
+            )
+            portions += [Want(need.key, portion) for portion in split_portions(missing)]
+        if is_dry:
+            return filled
+        remaining = iter(portions)
+
+        async def fetch() -> Filled:
+            fetched = Filled()
+            for portion in remaining:
+                fetched = fetched.plus(await self._fill_portion(portion))
+            return fetched
+
+        for fetched in await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS))):
+            filled = filled.plus(fetched)
+        return filled
+
+    async def _fill_portion(self, portion: Want) -> Filled:
+        try:
+            origins = await self.engine.obtain(portion)
+        except ResourceError:
+            return Filled(refused=count_bytes(portion.pages, portion.key.size))
+        return Filled(source=origins.source, peers=origins.peers)
+
 
 def find_lead(needs: Sequence[Need], size: int) -> float:
-    """In how many seconds from now the first `size` bytes of needs are due; at most
+    """Return in how many seconds from now the first `size` bytes of needs are due; at most
     SOON_SECONDS."""
-    now = time.monotonic()
-    due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - now
+    due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - time.monotonic()
     masks = np.concatenate([np.empty(0, np.uint64), *(need.pages.masks for need in needs)])
     is_coming = (due >= 0) & (due < SOON_SECONDS)
-    order = np.argsort(due[is_coming])
+    due = due[is_coming]
+    order = np.argsort(due)
     sizes = PAGE_BYTES * count_each(masks[is_coming][order])
-    reached = int(np.searchsorted(np.cumsum(sizes), size))
-    return max(0.0, float(due[is_coming][order[reached]])) if reached < len(order) else SOON_SECONDS
+    row = int(np.searchsorted(np.cumsum(sizes), size))
+    return float(due[order[row]]) if row < len(order) else SOON_SECONDS
 
 
 def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
@@ -250,27 +271,28 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
     order = np.lexsort((blocks, need_index, seconds))
     order = order[: np.searchsorted(seconds[order], math.inf)]
     portions = blocks[order] // PORTION_BLOCKS
-    is_first = np.diff(seconds[order]) > 0
-    is_first |= np.diff(need_index[order]) != 0
-    is_first |= np.diff(portions) != 0
-    edges = [*(np.flatnonzero(is_first) + 1).tolist(), len(order)]
+    begins_part = np.diff(seconds[order]) > 0
+    begins_part |= np.diff(need_index[order]) != 0
+    begins_part |= np.diff(portions) != 0
+    stops = [*(np.flatnonzero(begins_part) + 1).tolist(), len(order)]
 
     def parts() -> Iterator[Want]:
         begin = 0
-        for stop in edges:
+        for stop in stops:
             rows = order[begin:stop]
             begin = stop
             if len(rows):
-                yield _unite_rows(needs[need_index[rows[0]]], blocks[rows], masks[rows], due[rows])
+                key = needs[need_index[rows[0]]].key
+                yield _unite_rows(key, blocks[rows], masks[rows], due[rows])
 
     return parts()
 
 
-def _unite_rows(need: Need, blocks: np.ndarray, masks: np.ndarray, due: np.ndarray) -> Want:
-    """Make one want of rows of a need, whose blocks are ascending and may repeat."""
+def _unite_rows(key: FileKey, blocks: Uint32s, masks: Uint64s, due: Float64s) -> Want:
+    """Make one want of rows of a file, whose blocks are ascending and may repeat."""
     starts = np.flatnonzero(np.diff(blocks.astype(np.int64), prepend=-1))
     pages = Pages(blocks[starts], np.bitwise_or.reduceat(masks, starts))
-    return Want(need.key, pages, float(due.min()))
+    return Want(key, pages, float(due.min()))
 
 
 def _replace(needs: dict[str, Sequence[Need]], name: str, new: Sequence[Need]) -> None:

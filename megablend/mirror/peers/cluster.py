@@ -382,9 +382,9 @@ class Cluster:
         self._assemblies = [assembly]
         for name in self._peers.keys() - assembly.peers.keys():
             self._peers.pop(name).close()
-            self._needs.set_kept(name, [])
+            self._needs.set_of_node(name, [])
         self._agreement.reach()
-        self._needs.tell_again()
+        self._needs.announce_again()
         for listen in self.view_listeners:
             listen()
         assembly.tasks.append(self._start_task(assembly.holders.copy()))
@@ -397,7 +397,7 @@ class Cluster:
                 if peer.name in each.peers:
                     each.holders.news[peer.name].set()
                     each.holders.retry()
-                    self._needs.tell_again()
+                    self._needs.announce_again()
 
         uses_tls = self._tls is not None
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
@@ -470,7 +470,7 @@ class Cluster:
 
     async def _set_due(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         if node in self._peers:
-            self._needs.set_kept(node, unpack_needs(body), is_more="more" in query)
+            self._needs.set_of_node(node, unpack_needs(body), is_more="more" in query)
         return b""
 
 

@@ -263,7 +263,7 @@ def test_nodes_do_not_tell_one_another_again_and_again(folder: MirrorFolder) -> 
 
         async def tell(found: Sequence[Need]) -> None:
             told.append(len(found))
-            needs.set_kept("other", [])
+            needs.set_of_node("other", [])
 
         needs = Needs(engine, tell)
         running = asyncio.ensure_future(needs.run())
@@ -274,7 +274,7 @@ def test_nodes_do_not_tell_one_another_again_and_again(folder: MirrorFolder) -> 
                 await asyncio.sleep(0.01)
             await asyncio.sleep(1.0)  # in which it would be told some five times
         assert told == [1, 2]
-        needs.tell_again()
+        needs.announce_again()
         while len(told) < 3:
             await asyncio.sleep(0.01)
         running.cancel()

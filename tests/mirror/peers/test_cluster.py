@@ -144,7 +144,7 @@ def test_needs_of_before_the_nodes_met_are_told(
             kept: list[int] = []
 
             def is_told() -> bool:
-                needs = held._kept.get(nodes.names[0], [])
+                needs = held._of_nodes.get(nodes.names[0], [])
                 kept[:] = [block for need in needs for block in need.pages.blocks.tolist()]
                 return len(kept) >= len(own.pages.blocks)
 
