@@ -16,6 +16,7 @@ import numpy as np
 import megablend
 from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError
+from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import PAGE_BYTES
@@ -27,7 +28,8 @@ from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.node.source_reads import KnownState, SourceReader, States
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.mirror.node.states import States
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import find_pauses
@@ -320,11 +322,12 @@ class Node:
         await self._datasets_opened.wait()
         await (await self._find_datasets()).run()
 
-    async def _find_listed(self, location: str) -> KnownState | None:
+    async def _find_listed(self, location: str) -> SourceState | None:
         """Return the state of a file as datasets list it."""
         if self._datasets is None:
             return None
-        return await asyncio.to_thread(self._datasets.catalog.find_state, location)
+        state = await asyncio.to_thread(self._datasets.catalog.find_state, location)
+        return None if state is None else SourceState(*state)
 
 
 @contextlib.contextmanager

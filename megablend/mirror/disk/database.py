@@ -7,11 +7,12 @@ replaced by an empty one, since its contents can be obtained again (see `is_last
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megablend.errors import DataError
 
@@ -129,3 +130,29 @@ def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
         and isinstance(value, bytes)
         and checksum == _checksum(kind, name, value)
     }
+
+
+class SourceState(NamedTuple):
+    """The state of a source file."""
+
+    size: int
+    """In bytes."""
+    etag: str
+    checked_at: float
+    """When the source was last asked for it, in seconds since 1970; 0 if it is outdated."""
+
+
+class SourceStates:
+    """States of source files by location, whether pages of them are held or not."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, location: str) -> SourceState | None:
+        """Return the state of a file; None if it is unknown. Raises: DataError if the disk fails."""
+        value = self._database.get("state", location)
+        return None if value is None else SourceState(*json.loads(value))
+
+    def put(self, location: str, state: SourceState) -> None:
+        """Remember the state of a file. Raises: DataError if the disk fails."""
+        self._database.put("state", {location: json.dumps(state).encode()})

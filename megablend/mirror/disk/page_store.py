@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.errors import DataError
 from megablend.mirror.disk.block_map import DURABLE
-from megablend.mirror.disk.database import Database
+from megablend.mirror.disk.database import Database, SourceStates
 from megablend.mirror.disk.disk_calls import NO_ROOM, DiskCalls, disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
 from megablend.mirror.disk.pages import (
@@ -46,6 +46,7 @@ from megablend.system.log import LOG
 _NAME = re.compile(r"([0-9a-f]{32})\.(data|map|data\.new)")
 _MAX_OPEN_FILES = 256
 _UNSYNCED_BYTES = 64 << 20
+"""New bytes after which a sync is due: what is not durable is lost with the machine's power."""
 _UNSYNCED_SECONDS = 30.0
 
 
@@ -60,32 +61,31 @@ class ScrubReport(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a mirror holds."""
+    """The size of all held pages, 4 KiB each, and the number of files that have some."""
 
     num_bytes: int
-    """Of held pages, 4 KiB each."""
     num_files: int
 
 
 @dataclass(slots=True)
-class _Entry:
+class _KnownFile:
     key: FileKey
-    num_pages: int = 0
-    """Pages that are held."""
+    num_held: int = 0
+    """The number of held pages."""
     use: int = 0
+    """The store's count of uses when the file was last used."""
 
 
 class PageStore:
     """Writes, reads and evicts pages, for one thread at a time; recovers those of earlier owners.
 
-    Methods that write or read raise DataError if the disk fails; the pages concerned are not held
-    then.
+    Methods that write or read raise DataError if the disk fails. Then their pages are not held.
 
     Args:
-        folder: the caller holds its lock.
-        size: bytes of pages that are held at most; None for no limit.
+        folder: the mirror's folder, whose lock the caller holds.
+        size: the most bytes of pages that may be held; None for no limit.
         reserve: bytes of the file system that are left free for others.
-        evicts: whether size and reserve are enforced at once, not only after `set_kept`.
+        evicts: whether size and reserve are enforced at once, not only by later calls.
     """
 
     def __init__(
@@ -104,112 +104,119 @@ class PageStore:
         self._calls = calls
         self._boot = boot or boot_id()
         self._database = Database(folder.database_path)
-        self._entries: dict[str, _Entry] = {}
+        self.states = SourceStates(self._database)
+        self._entries: dict[str, _KnownFile] = {}
         self._open_files: OrderedDict[str, StoredFile] = OrderedDict()
         self._room = Room(self._list_held, self._find_held)
-        self._num_pages = 0
+        self._num_held = 0
         self.num_evicted = 0
         """Pages evicted since the start."""
-        self._unsynced = set[str]()
-        self._used = set[str]()
-        self._num_unsynced = 0
+        self._num_uses = 0
+        self._unsaved_uses = set[str]()
+        """Digests of the files whose last use is not in the database yet."""
+        self._unsynced_files = set[str]()
+        """Digests of the files with pages that are not durable yet."""
+        self._unsynced_bytes = 0
         self._synced_at = time.monotonic()
         self._to_scrub = self._list_for_scrub()
-        self._use = 0
         self._recover()
         if evicts:
             self.evict_to_reserve()
 
     def _recover(self) -> None:
-        """Find out which pages of existing files can be trusted: the owner before may have been
-        killed, or the machine have lost its power. Raises: DataError if the disk fails."""
-        digests: dict[str, set[str]] = {}
+        """Register the pages of existing files that can be trusted: the previous owner may have
+        been killed, or the machine have lost its power."""
+        endings: dict[str, set[str]] = {}
         for path in (self.folder.path / "files").glob("??/*"):
-            if found := _NAME.fullmatch(path.name):
-                digests.setdefault(found[1], set()).add(found[2])
+            name = _NAME.fullmatch(path.name)
+            if name is not None:
+                endings.setdefault(name[1], set()).add(name[2])
         uses = self._database.get_all("use")
         num_lost = 0
-        for digest, kinds in digests.items():
-            stored = None
-            if "data.new" in kinds:
-                Path(f"{self.folder.data_path(digest)}.new").unlink()
-            if kinds >= {"map", "data"}:
-                stored = StoredFile.open(self.folder, digest, self._calls)
-            if stored is not None:
-                num_lost += stored.recover(self._boot)
-                key = stored.key
-                num_pages = count_pages(stored.map.held().masks)
-                if len(stored.map.held(without=DURABLE).blocks):
-                    self._unsynced.add(digest)
-            elif "map" in kinds:
-                discard(self.folder, digest)
-                continue
-            elif small := read_small(self.folder, digest):
-                key = small[0]
-                num_pages = count_pages(pages_of_file(key.size).masks)
-            else:
-                continue
-            entry = self._add(key, int(uses.get(digest, 0)))
-            self._add_to_count(entry, num_pages)
-            self._use = max(self._use, entry.use)
+        for digest, file_endings in endings.items():
+            num_lost += self._recover_file(digest, file_endings, int(uses.get(digest, 0)))
         if num_lost:
             LOG.warning(
                 "mirror: %s: recovered %d pages; %d were lost when the machine stopped",
                 self.folder.path,
-                self._num_pages,
+                self._num_held,
                 num_lost,
             )
 
+    def _recover_file(self, digest: str, endings: set[str], use: int) -> int:
+        """Register a file, if it can be trusted. Returns: how many of its pages were lost."""
+        stored = None
+        num_lost = 0
+        if "data.new" in endings:
+            Path(f"{self.folder.data_path(digest)}.new").unlink()
+        if endings >= {"map", "data"}:
+            stored = StoredFile.open(self.folder, digest, self._calls)
+        if stored is not None:
+            num_lost = stored.recover(self._boot)
+            key = stored.key
+            num_pages = count_pages(stored.map.held().masks)
+            if len(stored.map.held(without=DURABLE).blocks):
+                self._unsynced_files.add(digest)
+        elif "map" in endings:
+            discard(self.folder, digest)
+            return 0
+        elif small := read_small(self.folder, digest):
+            key, _ = small
+            num_pages = count_pages(pages_of_file(key.size).masks)
+        else:
+            return 0
+        self._add_to_count(self._add(key, use), num_pages)
+        self._num_uses = max(self._num_uses, use)
+        return num_lost
+
     def keys(self) -> list[FileKey]:
-        """All files that are known."""
+        """Return the keys of all known files."""
         return [entry.key for entry in self._entries.values()]
 
     def usage(self) -> Usage:
-        """Bytes and files that are held."""
-        num_files = sum(entry.num_pages > 0 for entry in self._entries.values())
-        return Usage(self._num_pages * PAGE_BYTES, num_files)
+        """Return how much is held."""
+        num_files = sum(entry.num_held > 0 for entry in self._entries.values())
+        return Usage(self._num_held * PAGE_BYTES, num_files)
 
     def held(self, key: FileKey) -> Pages:
-        """The held pages of a file."""
+        """Return the held pages of a file."""
         entry = self._entries.get(key.digest)
-        if entry is None or not entry.num_pages:
+        if entry is None or not entry.num_held:
             return NO_PAGES
         if key.size < SMALL_BYTES:
             return pages_of_file(key.size)
         return self._open(key.digest).map.held()
 
     def missing(self, key: FileKey, pages: Pages) -> Pages:
-        """Those of the pages that are not held. If they are of a file under 64 KiB, all pages of
-        the file: it is written as a whole."""
+        """Return the pages that are not held. Of a file under 64 KiB these are all pages of the
+        file, or none, since it is written as a whole."""
         return self.missing_of(key.digest, key.size, pages)
 
     def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
-        """As `missing`, of a file whose digest and size are known."""
+        """As `missing`, given the digest and the size of the file instead of its key."""
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
-        if entry is None or not entry.num_pages:
+        if entry is None or not entry.num_held:
             return pages_of_file(size) if is_small and len(pages.blocks) else pages
-        if is_small:
-            return NO_PAGES
-        return self._open(digest).map.missing(pages)
+        return NO_PAGES if is_small else self._open(digest).map.missing(pages)
 
     def count_held(self, digests: Sequence[str]) -> Int64s:
-        """How many pages of files are held, by their counts in memory: int64 [files]."""
+        """Return how many pages of each file are held, by counts in memory: int64 [files]."""
         entries = map(self._entries.get, digests)
-        return np.array([entry.num_pages if entry else 0 for entry in entries], np.int64)
+        return np.array([entry.num_held if entry else 0 for entry in entries], np.int64)
 
     def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
         """Store pages of a file, except those that are held already.
 
         Args:
-            pages: all pages of a file under 64 KiB.
+            pages: of a file under 64 KiB all pages.
             data: the bytes of all of `pages`, one after another.
             due: when they will be read, in monotonic seconds; None if never.
 
         Returns: False, with nothing written, if too little may be evicted for them.
         """
         digest = key.digest
-        entry = self._entries.get(digest) or self._add(key, self._use)
+        entry = self._entries.get(digest) or self._add(key, self._num_uses)
         new = self.missing(key, pages)
         num_new = count_pages(new.masks)
         if not num_new:
@@ -223,9 +230,9 @@ class PageStore:
                 write_small(self.folder, key, data, self._calls)
             else:
                 self._open(digest).write(new, select_bytes(pages, data, new, key.size))
-                self._unsynced.add(digest)
+                self._unsynced_files.add(digest)
         except (OSError, DataError) as error:
-            if not entry.num_pages:
+            if not entry.num_held:
                 self._discard(digest)
             cause = error.__cause__ if isinstance(error, DataError) else error
             if isinstance(cause, OSError) and cause.errno in NO_ROOM:
@@ -234,24 +241,22 @@ class PageStore:
                 raise
             raise disk_error(self.folder.data_path(digest), error) from error
         self._add_to_count(entry, num_new)
-        self._use += 1
-        entry.use = self._use
-        self._used.add(digest)
-        self._room.note(digest, new, due, self._use)
-        self._num_unsynced += num_new * PAGE_BYTES
+        self._count_use(entry)
+        self._room.record_write(digest, new, due, self._num_uses)
+        self._unsynced_bytes += num_new * PAGE_BYTES
         self._sync_in_time()
         return True
 
     def make_room(self, key: FileKey, pages: Pages, due: float | None, in_flight: int = 0) -> bool:
-        """Evict what must go before pages that are due at `due` are fetched, and beside them
-        `in_flight` bytes of others. Returns: False, with nothing evicted, if too little may go."""
+        """Evict enough for pages that are due at `due`, and for `in_flight` bytes of other pages.
+        Returns: False, with nothing evicted, if too few pages may be evicted."""
         num_new = count_pages(self.missing(key, pages).masks)
         return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
-        """The bytes of pages, one after another; None if not all of them are held.
+        """Return the bytes of pages, one after another; None if not all of them are held.
 
-        If the checksum of a block is wrong, its pages are not held any more.
+        If the checksum of a block is wrong, its pages are no longer held.
         """
         if len(self.missing(key, pages).blocks):
             return None
@@ -284,15 +289,13 @@ class PageStore:
 
     def touch(self, key: FileKey, pages: Pages) -> None:
         """Record that pages are used now."""
-        if entry := self._entries.get(key.digest):
-            self._use += 1
-            entry.use = self._use
-            self._used.add(key.digest)
-            self._room.touch(key.digest, pages, self._use)
+        entry = self._entries.get(key.digest)
+        if entry is not None:
+            self._count_use(entry)
+            self._room.touch(key.digest, pages, self._num_uses)
 
     def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
-        """Replace all due times, also those given to `write`; see Room.set_due. Pages that are not
-        held may have one."""
+        """Replace all due times, also of pages that are not held; see Room.set_due."""
         self._room.set_due(needs, grace)
 
     def is_complete(self, key: FileKey) -> bool:
@@ -300,26 +303,26 @@ class PageStore:
         return int(self.count_held([key.digest])[0]) == -(-key.size // PAGE_BYTES)
 
     def set_kept(self, kept: Kept) -> None:
-        """Replace what is wanted or pinned."""
+        """Replace the blocks that are kept since datasets want them."""
         self._room.set_kept(kept)
 
     def find_capacity(self) -> int:
-        """Bytes that may be held in all, given what others leave of the file system now."""
-        return self._num_pages * PAGE_BYTES - self._find_shortage(0)
+        """Return how many bytes may be held in all, given the space that other files leave now."""
+        return self._num_held * PAGE_BYTES - self._find_shortage(0)
 
     def remove_file(self, key: FileKey) -> int:
-        """Give up a whole file. Programs that have mapped its copy keep its bytes. Returns: bytes
-        of the pages that were held."""
+        """Give up a whole file. Programs that have mapped its copy keep its bytes. Returns: the
+        bytes of the pages that were held."""
         entry = self._entries.get(key.digest)
-        num_pages = 0 if entry is None else entry.num_pages
-        if entry is not None and num_pages:
-            self._add_to_count(entry, -num_pages)
+        num_held = 0 if entry is None else entry.num_held
+        if entry is not None and num_held:
+            self._add_to_count(entry, -num_held)
             self._discard(key.digest)
-        return num_pages * PAGE_BYTES
+        return num_held * PAGE_BYTES
 
     def evict_to_reserve(self) -> None:
-        """Evict until size and reserve are respected, whatever is due, and sync if it is time. To
-        be called each second. Raises: MissingFileError if the folder was removed."""
+        """Evict until size and reserve are respected, whatever is due, and sync if it is time. The
+        caller repeats it each second. Raises: MissingFileError if the folder was removed."""
         self.folder.check()
         short = self._find_shortage(0)
         if short > 0:
@@ -327,30 +330,29 @@ class PageStore:
         self._sync_in_time()
 
     def sync(self) -> None:
-        """Make all held pages durable. Those that the disk fails to sync are not held any more."""
-        self._num_unsynced = 0
+        """Make all held pages durable. Pages that the disk fails to sync are no longer held."""
+        self._unsynced_bytes = 0
         self._synced_at = time.monotonic()
         failure = None
-        for digest in list(self._unsynced):
+        for digest in list(self._unsynced_files):
             entry = self._entries[digest]
-            if entry.num_pages:
+            if entry.num_held:
                 stored = self._open(digest)
                 try:
                     stored.sync()
                 except DataError as error:
                     failure = error
-                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
-            self._unsynced.discard(digest)
-        used = [self._entries[digest] for digest in self._used]
-        values = {each.key.digest: b"%d" % each.use for each in used}
-        self._database.put("use", values)
-        self._used.clear()
+                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_held)
+            self._unsynced_files.discard(digest)
+        uses = {digest: b"%d" % self._entries[digest].use for digest in self._unsaved_uses}
+        self._database.put("use", uses)
+        self._unsaved_uses.clear()
         if failure is not None:
             raise failure
 
     def scrub(self, max_bytes: int, is_first: bool = False) -> ScrubReport:
-        """Read the next blocks, or the first ones, from the disk, and compare them with their
-        checksums. Blocks that differ are not held any more."""
+        """Read the next blocks from the disk, or the first ones, and compare them with their
+        checksums. Blocks that differ are no longer held."""
         if is_first:
             self._to_scrub = self._list_for_scrub()
         num_bytes = 0
@@ -365,13 +367,13 @@ class PageStore:
         return ScrubReport(num_bytes, wrong, True)
 
     def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
-        """Held blocks, whose next read comes from the disk; maps of files are repaired before."""
+        """Repair maps, and iterate over the held blocks, whose next reads come from the disk."""
         for digest, entry in list(self._entries.items()):
             is_small = entry.key.size < SMALL_BYTES
-            if entry.num_pages and not is_small:
+            if entry.num_held and not is_small:
                 stored = self._open(digest)
                 stored.repair()
-                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_held)
             for pages in by_block(self.held(entry.key)):
                 # Some pages may have been evicted before the turn of this block
                 left = subtract(pages, self.missing(entry.key, pages))
@@ -381,20 +383,11 @@ class PageStore:
                     yield entry.key, left
 
     def remove_all(self) -> None:
-        """Delete the mirror: what it has made, and its folder if nothing else is in it."""
+        """Delete the mirror's own files, and its folder if nothing else is in it."""
         for digest in self._entries:
             self._discard(digest)
         self._database.remove()
         self.folder.remove()
-
-    def get_state(self, location: str) -> tuple[int, str, float] | None:
-        """The size, etag and time of the last check of a source file; None if it is unknown."""
-        value = self._database.get("state", location)
-        return None if value is None else tuple(json.loads(value))
-
-    def put_state(self, location: str, size: int, etag: str, checked_at: float) -> None:
-        """Remember a source file's state, whether pages of it are held or not."""
-        self._database.put("state", {location: json.dumps([size, etag, checked_at]).encode()})
 
     def close(self) -> None:
         """Sync, and close all files."""
@@ -402,23 +395,23 @@ class PageStore:
         self._database.close()
         self._open_files.clear()
 
-    def _add(self, key: FileKey, use: int) -> _Entry:
+    def _add(self, key: FileKey, use: int) -> _KnownFile:
         """Register a file that was last used at count `use`."""
-        entry = _Entry(key, use=use)
+        entry = _KnownFile(key, use=use)
         self._entries[key.digest] = entry
         num_blocks = -(-key.size // BLOCK_BYTES)
         self._room.add_file(key.digest, num_blocks, use, is_whole=key.size < SMALL_BYTES)
         return entry
 
     def _open(self, digest: str) -> StoredFile:
-        """Open a file of at least 64 KiB; a new one if no page is held, or its map is damaged."""
+        """Open a file of at least 64 KiB, created anew if no page is held or its map is damaged."""
         stored = self._open_files.pop(digest, None)
         if stored is None:
             entry = self._entries[digest]
-            if entry.num_pages:
+            if entry.num_held:
                 stored = StoredFile.open(self.folder, digest, self._calls)
             if stored is None:
-                self._add_to_count(entry, -entry.num_pages)
+                self._add_to_count(entry, -entry.num_held)
                 stored = StoredFile.create(self.folder, entry.key, self._boot, self._calls)
         self._open_files[digest] = stored
         if len(self._open_files) > _MAX_OPEN_FILES:
@@ -429,16 +422,21 @@ class PageStore:
         self._open_files.pop(digest, None)
         discard(self.folder, digest)
 
-    def _add_to_count(self, entry: _Entry, num_more: int) -> None:
-        entry.num_pages += num_more
-        self._num_pages += num_more
+    def _count_use(self, entry: _KnownFile) -> None:
+        self._num_uses += 1
+        entry.use = self._num_uses
+        self._unsaved_uses.add(entry.key.digest)
+
+    def _add_to_count(self, entry: _KnownFile, num_more: int) -> None:
+        entry.num_held += num_more
+        self._num_held += num_more
 
     def _remove(self, digest: str, pages: Pages) -> None:
-        """Give up pages. Raises: DataError if the disk fails; they are not held then, either."""
+        """Give up pages. Raises: DataError if the disk fails; then they are not held, either."""
         entry = self._entries[digest]
-        # Programs may have mapped a copy that a dataset's folder links to: no holes are made in it
+        # No holes are made in a copy that a dataset's folder links to: programs may have mapped it
         if entry.key.size < SMALL_BYTES or _is_linked(self.folder.data_path(digest)):
-            self._add_to_count(entry, -entry.num_pages)
+            self._add_to_count(entry, -entry.num_held)
         else:
             stored = self._open(digest)
             missing = count_pages(stored.map.missing(pages).masks)
@@ -446,39 +444,39 @@ class PageStore:
                 stored.remove(pages)
             finally:
                 self._add_to_count(entry, missing - count_pages(stored.map.missing(pages).masks))
-        if not entry.num_pages:
+        if not entry.num_held:
             self._discard(digest)
 
     def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
-        before = self._num_pages
-        for digest, rows in groupby(sorted(chosen.items()), lambda each: each[0][0]):
-            self._remove(digest, pages_of_rows([(block, mask) for (_, block), mask in rows]))
-        self.num_evicted += before - self._num_pages
+        """Give up pages, given their masks by digest and block."""
+        num_before = self._num_held
+        rows = sorted((digest, block, mask) for (digest, block), mask in chosen.items())
+        for digest, file_rows in groupby(rows, itemgetter(0)):
+            self._remove(digest, pages_of_rows([(block, mask) for _, block, mask in file_rows]))
+        self.num_evicted += num_before - self._num_held
 
     def _make_room(self, needed: int, due: float | None) -> bool:
-        """Evict what must go for `needed` bytes that are due at `due`; False if too little may."""
+        """As `make_room`, for `needed` bytes."""
         short = self._find_shortage(needed)
-        if short <= 0:
-            return True
-        chosen = self._room.choose(short, due)
+        chosen = self._room.choose(short, due) if short > 0 else {}
         if chosen is None:
             return False
         self._evict(chosen)
         return True
 
     def _find_shortage(self, needed: int) -> int:
-        """Bytes that have to be evicted before `needed` more are written; not above 0 if none."""
+        """Return how many bytes to evict before `needed` more are written: 0 or less if none."""
         try:
             short = needed + self._reserve - self._calls.free(self.folder.path)
         except OSError as error:
             raise disk_error(self.folder.path, error) from error
         if self._size is not None:
-            short = max(short, needed + self._num_pages * PAGE_BYTES - self._size)
+            short = max(short, needed + self._num_held * PAGE_BYTES - self._size)
         return short
 
     def _sync_in_time(self) -> None:
         is_late = time.monotonic() > self._synced_at + _UNSYNCED_SECONDS
-        if self._num_unsynced >= _UNSYNCED_BYTES or (is_late and self._unsynced):
+        if self._unsynced_bytes >= _UNSYNCED_BYTES or (is_late and self._unsynced_files):
             self.sync()
 
     def _list_held(self) -> Iterator[tuple[str, Pages]]:
@@ -486,7 +484,7 @@ class PageStore:
 
     def _find_held(self, digest: str, block: int) -> int:
         entry = self._entries[digest]
-        if not entry.num_pages:
+        if not entry.num_held:
             return 0
         if entry.key.size < SMALL_BYTES:
             return int(pages_of_file(entry.key.size).masks[0])
@@ -494,6 +492,7 @@ class PageStore:
 
 
 def _is_linked(copy: Path) -> bool:
+    """Whether another folder has a hard link to a copy."""
     try:
         return copy.stat().st_nlink > 1
     except OSError:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from megablend.errors import ChangedFileError, ResourceError
+from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import (
@@ -208,8 +209,10 @@ class Engine:
         except ChangedFileError:
             # The file's known state is outdated: it has to be checked before it is used again
             location, etag, size = want.key
-            known = await self.call(self.store.get_state, location) or (size, etag, 0.0)
-            await self.call(self.store.put_state, location, known[0], known[1], 0.0)
+            state = await self.call(self.store.states.get, location)
+            if state is None:
+                state = SourceState(size, etag, 0.0)
+            await self.call(self.store.states.put, location, state._replace(checked_at=0.0))
             raise
         finally:
             self._disk.submit(self._reserved.pop, flight, 0)

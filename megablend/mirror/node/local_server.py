@@ -30,7 +30,7 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.node.source_reads import States
+from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 from megablend.system.limited_log import LimitedLog
@@ -166,7 +166,7 @@ class LocalServer:
             return pack_json([[each.size, each.etag] for each in await self._stat(payload)])
         if kind == Kind.KNOWN:
             for location, size, etag in parse_json(payload):
-                await self.states.note(str(location), FileStat(size=int(size), etag=str(etag)))
+                await self.states.remember(str(location), FileStat(size=int(size), etag=str(etag)))
             return b""
         if kind == Kind.DUE:
             self.needs.set(client, unpack_needs(payload))

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 ROOT = "/v1/data/"
 _PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
 _NUM_AHEAD = 8
-"""Portions of an answer that are fetched while an earlier one is sent."""
+"""The portion that is sent, and those after it that are fetched meanwhile."""
 _MOST_SENDING = 64
-"""Most portions in memory, for all answers together."""
+"""The most portions in memory, for all responses together."""
 _MOST_OF_ONE = 48
-"""Of these, for the clients of one machine: what they do not take holds up no other machine."""
+"""The most portions in memory for the clients of one machine: if they do not take them, other
+machines still get theirs."""
 _SLOW_SECONDS = 60.0
-"""Longest time in which a client has to take a portion, and for which a node that is away is waited
-for."""
+"""How long a client may need for a portion, and how long an unreachable node is waited for."""
 _BUSY_SECONDS = 5.0
-"""Longest time in which a client has to take a portion while other answers wait for memory."""
+"""How long a client may need for a portion while other responses wait for memory."""
 _RETRY_SECONDS = 1.0
 _LINES_AT_A_TIME = 1000
 """Lines of a list of files that are made and sent at a time."""
@@ -72,15 +72,15 @@ class Place(NamedTuple):
     dataset: str
     revision: str
     path: str
-    """Path in the dataset; that of a folder is empty or ends with a slash."""
+    """The path in the dataset. A folder's path is empty or ends with a slash."""
 
     @classmethod
     def of_url(cls, raw_path: str) -> Place:
         """Parse a URL's path, which is still encoded. Raises: ValueError if no file can have it."""
-        raw = raw_path.partition("?")[0].removeprefix(ROOT).split("/")
-        parts = [unquote_to_bytes(each).decode("utf-8", "surrogateescape") for each in raw]
-        last_part = parts[-1:] if len(parts) > 2 else []
-        for part in parts if last_part != [""] else parts[:-1]:
+        encoded = raw_path.partition("?")[0].removeprefix(ROOT).split("/")
+        parts = [unquote_to_bytes(part).decode("utf-8", "surrogateescape") for part in encoded]
+        is_folder = len(parts) > 2 and parts[-1] == ""
+        for part in parts[:-1] if is_folder else parts:
             if part in ("", ".", "..") or _FORBIDDEN.search(part):
                 raise ValueError(f"found {part!r} between slashes")
         if len(parts) < 2:
@@ -88,7 +88,7 @@ class Place(NamedTuple):
         return cls(parts[0], parts[1], "/".join(parts[2:]))
 
     def sign(self, token: bytes) -> str:
-        """The signature by which this file can be read without sending the token."""
+        """Return the signature by which this file can be read without sending the token."""
         text = json.dumps(self).encode()
         return hmac.new(token, text, hashlib.sha256).hexdigest()
 
@@ -98,7 +98,7 @@ class Place(NamedTuple):
 
 
 class Files:
-    """Answers requests for files.
+    """Answers requests for files of datasets.
 
     Args:
         engine: reads pages.
@@ -124,7 +124,7 @@ class Files:
         """Bytes of files that were sent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer by a file, a part of it, or a list of files."""
+        """Respond with a file, a block of it, or a list of files."""
         block = request.query.get("block")
         try:
             place = Place.of_url(request.raw_path)
@@ -140,14 +140,14 @@ class Files:
         except MegablendError as error:
             raise _refuse(error) from None
         place = place._replace(revision=revision.digest)
-        first = bisect_left(files, (place.path,))
         if not place.path or place.path.endswith("/"):
-            return await self._list(request, place, files, first)
-        if first == len(files) or files[first].path != place.path:
+            return await self._list(request, place, files)
+        index = bisect_left(files, (place.path,))  # files are sorted by path
+        if index == len(files) or files[index].path != place.path:
             raise web.HTTPNotFound(
                 text=f"{revision} has no file {place.path!r}\nto list a folder, end its path with a slash\n"
             )
-        key = files[first].key
+        key = files[index].key
         tag = ETag(key.digest if block is None else f"{key.digest}-{block}")
         part = range(key.size)
         if block is not None:
@@ -157,8 +157,11 @@ class Files:
         return await self._answer_file(request, key, tag, part)
 
     async def _list(
-        self, request: web.Request, place: Place, files: Sequence[DataFile], first: int
+        self, request: web.Request, place: Place, files: Sequence[DataFile]
     ) -> web.StreamResponse:
+        """Respond with the signed URLs of all files below a folder."""
+        first = bisect_left(files, (place.path,))
+        # "0" is the character after the slash at the end of the folder's path
         stop = bisect_left(files, (f"{place.path[:-1]}0",)) if place.path else len(files)
         if first == stop:
             raise web.HTTPNotFound(text=f"there are no files below {place.path!r}\n")
@@ -170,17 +173,16 @@ class Files:
         for begin in range(first, stop, _LINES_AT_A_TIME):
             lines = list[str]()
             for file in files[begin : min(stop, begin + _LINES_AT_A_TIME)]:
-                each = place._replace(path=file.path)
-                lines.append(
-                    f"{request.scheme}://{request.host}{each}?signature={each.sign(self._token)}\n"
-                )
+                target = place._replace(path=file.path)
+                signature = target.sign(self._token)
+                lines.append(f"{request.scheme}://{request.host}{target}?signature={signature}\n")
             await response.write("".join(lines).encode())
         return response
 
     async def _answer_file(
         self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        """Answer by a part of a file, or by the range of that part which the request names."""
+        """Respond with a part of a file, or with the range of this part that the request names."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
@@ -207,21 +209,24 @@ class Files:
     async def _send(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        starts = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
+        """Send a part of a file, portion by portion, while the next portions are fetched."""
+        begins = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
 
-        def cut(start: int) -> range:
-            return range(max(start, part.start), min(start + _PORTION_BYTES, part.stop))
+        def cut(begin: int) -> range:
+            return range(max(begin, part.start), min(begin + _PORTION_BYTES, part.stop))
 
         ahead = set[asyncio.Task[Origins]]()
+        num_started = 1  # the first portion is fetched as it is sent
         try:
-            for i, start in enumerate(starts):
-                for later in starts[i + _NUM_AHEAD - 1 if i else 1 : i + _NUM_AHEAD]:
-                    task = asyncio.ensure_future(self._engine.serve(_want(key, cut(later))))
+            for i, begin in enumerate(begins):
+                for later_begin in begins[num_started : i + _NUM_AHEAD]:
+                    task = asyncio.ensure_future(self._engine.serve(_want(key, cut(later_begin))))
                     ahead.add(task)
                     task.add_done_callback(ahead.discard)
                     # A failure is ignored here: the portion is fetched again when it is sent
                     task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                await self._send_portion(request, response, key, cut(start))
+                num_started = i + _NUM_AHEAD
+                await self._send_portion(request, response, key, cut(begin))
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
@@ -238,8 +243,8 @@ class Files:
     async def _send_portion(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        """Fetch and send a portion. Raises: as Engine.obtain does; TimeoutError if the client does
-        not take it in time."""
+        """Fetch and send a portion. Raises: the same errors as Engine.obtain; TimeoutError if the
+        client does not take it in time."""
         want = _want(key, part)
         turns = self._turns_of.setdefault(request.remote, asyncio.Semaphore(_MOST_OF_ONE))
         deadline = time.monotonic() + _SLOW_SECONDS
@@ -250,9 +255,10 @@ class Files:
                     held, data = await self._engine.read_held(want)
                     if count_pages(held.masks) == count_pages(want.pages.masks):
                         await response.prepare(request)
-                        sent = memoryview(data)[part.start % PAGE_BYTES :][: len(part)]
-                        await self._write(turns, response, sent)
-                        self.num_bytes += len(sent)
+                        begin = part.start % PAGE_BYTES
+                        portion = memoryview(data)[begin : begin + len(part)]
+                        await self._write(turns, response, portion)
+                        self.num_bytes += len(portion)
                         return
                 problem: Exception = ResourceError(
                     "the data is damaged or evicted on every attempt"
@@ -266,8 +272,8 @@ class Files:
     async def _write(
         self, own_turns: asyncio.Semaphore, response: web.StreamResponse, data: memoryview
     ) -> None:
-        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if the client does not take
-        them in time."""
+        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if the client does
+        not take them in time."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
@@ -290,16 +296,16 @@ def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> b
     """Whether the tags of a header contain `own`; `when_absent` without the header."""
     if tags is None:
         return when_absent
-    return any(each.value in ("*", own.value) and not each.is_weak for each in tags)
+    return any(tag.value in ("*", own.value) and not tag.is_weak for tag in tags)
 
 
 def _find_range(request: web.Request, size: int, tag: str) -> range | None:
-    """The range that a request names, empty if it is beyond the file. None if all of the file is to
-    be sent: no range is named, or several are."""
-    found = _RANGE.fullmatch(request.headers.get("Range", ""))
-    if request.method != "GET" or found is None or request.headers.get("If-Range", tag) != tag:
+    """Return the range that a request names, empty if it is beyond the file. None if all of the file
+    should be sent, since the request names no range, or several."""
+    match = _RANGE.fullmatch(request.headers.get("Range", ""))
+    if request.method != "GET" or match is None or request.headers.get("If-Range", tag) != tag:
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     if not first:
         return range(max(0, size - int(last)), size) if last else None
     if last and int(last) < int(first):
@@ -308,7 +314,7 @@ def _find_range(request: web.Request, size: int, tag: str) -> range | None:
 
 
 def _refuse(error: Exception) -> web.HTTPException:
-    """The HTTP answer for an error."""
+    """Return the HTTP response for an error."""
     text = f"{error}\n"
     if isinstance(error, ConfigError):
         return web.HTTPNotFound(text=text)

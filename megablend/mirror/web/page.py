@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from typing import Any
@@ -23,76 +23,101 @@ def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -
     """Format a page as HTML.
 
     Args:
-        status: what `Node.get_status` returns.
-        datasets: what `Datasets.list_all` and `get_status` return, merged; None without datasets.
+        status: the result of `Node.get_status`.
+        datasets: the results of `Datasets.list_all` and `get_status`, merged; None without
+            datasets.
     """
     cluster = status["cluster"]
-    name = cluster["own"] if cluster else status["folder"]
+    name = escape(cluster["own"] if cluster else status["folder"])
     kind = "a service" if status["service"] else "started by a job"
     about = f"megablend {status['version']}, process {status['pid']}, {kind}, since {_time(status['started'])}"
-    parts = [_HEAD, f"<title>megablend: {escape(name)}</title><h1>{escape(name)}</h1><p>{about}"]
-    facts = {
-        "held": f"{_gb(status['held_bytes'])} of {status['files']:,} files",
-        "evicted": _gb(status["evicted_bytes"]),
-        "read from the source": _gb(status["source_bytes"]),
-        "read from other nodes": _gb(status["peer_bytes"]),
-        "clients": f"{status['clients']:,}",
-    }
+    parts = [_HEAD, f"<title>megablend: {name}</title><h1>{name}</h1><p>{about}"]
+    facts = _list_facts(status)
     if cluster:
-        away = cluster["away_nodes"]
-        facts["nodes"] = f"{cluster['nodes']:,}, view {cluster['view']}"
-        if away:
-            more = f" and {len(away) - _MAX_NAMES:,} more" if len(away) > _MAX_NAMES else ""
-            facts["away"] = f"{len(away):,} nodes: {', '.join(away[:_MAX_NAMES])}{more}"
-        if not cluster["formed"]:
-            facts["nodes do not work together"] = cluster["trouble"] or "some are missing"
-        facts["copies owed"] = _gb(cluster.get("bytes_to_copy", 0))
+        facts |= _list_facts_of_cluster(cluster)
     if datasets:
-        facts["room"] = _gb(datasets["capacity"])
-        if datasets["trouble"]:
-            facts["datasets are not looked after"] = datasets["trouble"]
-        bad = {
-            name: each["trouble"] for name, each in datasets["listed"].items() if each["trouble"]
-        }
-        facts |= {f"source of {name}": bad[name] for name in sorted(bad)[:_MAX_NAMES]}
+        facts |= _list_facts_of_datasets(datasets)
     parts.append(_table(_row(map(escape, fact)) for fact in facts.items()))
     if datasets:
         rows = sorted(_list_rows(datasets["revisions"], datasets["goals"]))
         head = _row(["dataset", "files", "size", "added", "held", ""], "th")
         parts.append(_table([head, *(row for _, _, row in rows[:_MAX_ROWS])]))
         if len(rows) > _MAX_ROWS:
-            parts.append(
-                f"<p>and {len(rows) - _MAX_ROWS:,} more: <code>megablend datasets list</code>"
-            )
+            num_more = len(rows) - _MAX_ROWS
+            parts.append(f"<p>and {num_more:,} more: <code>megablend datasets list</code>")
     return "\n".join(parts)
+
+
+def _list_facts(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return texts about the node by their labels."""
+    return {
+        "held": f"{_gb(status['held_bytes'])} of {status['files']:,} files",
+        "evicted": _gb(status["evicted_bytes"]),
+        "read from the source": _gb(status["source_bytes"]),
+        "read from other nodes": _gb(status["peer_bytes"]),
+        "clients": f"{status['clients']:,}",
+    }
+
+
+def _list_facts_of_cluster(cluster: Mapping[str, Any]) -> dict[str, str]:
+    facts = {"nodes": f"{cluster['nodes']:,}, view {cluster['view']}"}
+    away = cluster["away_nodes"]
+    if away:
+        num_more = len(away) - _MAX_NAMES
+        more = f" and {num_more:,} more" if num_more > 0 else ""
+        facts["away"] = f"{len(away):,} nodes: {', '.join(away[:_MAX_NAMES])}{more}"
+    if not cluster["formed"]:
+        facts["nodes do not work together"] = cluster["trouble"] or "some are missing"
+    facts["copies owed"] = _gb(cluster.get("bytes_to_copy", 0))
+    return facts
+
+
+def _list_facts_of_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
+    facts = {"room": _gb(datasets["capacity"])}
+    if datasets["trouble"]:
+        facts["datasets are not looked after"] = datasets["trouble"]
+    troubles = {name: source["trouble"] for name, source in datasets["listed"].items()}
+    failing = sorted(name for name, trouble in troubles.items() if trouble)
+    return facts | {f"source of {name}": troubles[name] for name in failing[:_MAX_NAMES]}
 
 
 def _list_rows(
     revisions: Sequence[Mapping[str, Any]], goals: Iterable[Mapping[str, Any]]
-) -> Iterable[tuple[int, str, str]]:
-    """A row for each revision, after its rank and name, by which rows are sorted. Revisions in
+) -> Iterator[tuple[int, str, str]]:
+    """Make a row for each revision, after its rank and name, by which rows are sorted. Revisions in
     trouble come first, then incomplete ones, complete ones, and those that nobody wants."""
-    wanted = {(goal["want"].partition("@")[0], goal["revision"]): goal for goal in goals}
-    for each in revisions:
-        goal = wanted.get((each["dataset"], each["digest"]))
-        name = f"{each['dataset']}@{each['digest'][:12]}"
-        cells = [f"<code>{escape(name)}</code>", f"{each['num_files']:,}", _gb(each["num_bytes"])]
-        cells.append(_time(each["added"]) + ", found by listing again" * each["is_found"])
+    goal_of = {(goal["want"].partition("@")[0], goal["revision"]): goal for goal in goals}
+    for revision in revisions:
+        name = f"{revision['dataset']}@{revision['digest'][:12]}"
+        origin = ", found by listing again" if revision["is_found"] else ""
+        cells = [
+            f"<code>{escape(name)}</code>",
+            f"{revision['num_files']:,}",
+            _gb(revision["num_bytes"]),
+            _time(revision["added"]) + origin,
+        ]
+        goal = goal_of.get((revision["dataset"], revision["digest"]))
         if goal is None:
             yield 3, name, _row([*cells, "", "not wanted"])
             continue
-        needed = goal["bytes"]
-        held = needed - goal["missing"]
-        bar = f"<progress max={max(1, needed)} value={held if needed else 1}></progress>"
-        bad = [f"does not fit: {_gb(goal['short'])} too much"] if goal["short"] else []
-        bad += [escape(goal["trouble"])] if goal["trouble"] else []
-        state = f"<span class=bad>{'; '.join(bad)}</span>" if bad else "pinned" * goal["pinned"]
-        rank = 2
-        if bad:
+        troubles = []
+        if goal["short"]:
+            troubles.append(f"does not fit: {_gb(goal['short'])} too much")
+        if goal["trouble"]:
+            troubles.append(escape(goal["trouble"]))
+        if troubles:
             rank = 0
-        elif goal["missing"]:
-            rank = 1
-        yield rank, name, _row([*cells, f"{bar} {_gb(held)} of {_gb(needed)}", state])
+            state = f"<span class=bad>{'; '.join(troubles)}</span>"
+        else:
+            rank = 1 if goal["missing"] else 2
+            state = "pinned" if goal["pinned"] else ""
+        yield rank, name, _row([*cells, _progress(goal["bytes"], goal["missing"]), state])
+
+
+def _progress(needed: int, missing: int) -> str:
+    held = needed - missing
+    limits = f"max={needed} value={held}" if needed else "max=1 value=1"
+    return f"<progress {limits}></progress> {_gb(held)} of {_gb(needed)}"
 
 
 def _table(rows: Iterable[str]) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
 
 _PING = "/v1/ping"
-_SCHEMES = ("basic", "bearer")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -86,7 +85,7 @@ class WebServer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of files that were sent."""
+        """The bytes of files that were sent."""
         return self._files.num_bytes
 
     async def stop(self) -> None:
@@ -110,22 +109,27 @@ class WebServer:
 
     async def _answer_page(self, _: web.Request) -> web.Response:
         datasets = await self._find_datasets()
-        state = None
+        about_datasets = None
         if datasets is not None:
-            state = await datasets.list_all() | await datasets.get_status()
-        text = format_page(await self._get_status(), state)
+            about_datasets = await datasets.list_all() | await datasets.get_status()
+        text = format_page(await self._get_status(), about_datasets)
         data = text.encode("utf-8", "replace")
         return web.Response(body=data, content_type="text/html", charset="utf-8")
 
     def _has_token(self, request: web.Request) -> bool:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        found = given.strip().encode("utf-8", "replace")
-        is_basic = scheme.lower() == "basic"
-        try:
-            password = base64.b64decode(found).partition(b":")[2] if is_basic else found
-        except ValueError:
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        credentials = text.strip().encode("utf-8", "replace")
+        if scheme.lower() == "basic":
+            try:
+                user_and_password = base64.b64decode(credentials)
+            except ValueError:
+                return False
+            token = user_and_password.partition(b":")[2]
+        elif scheme.lower() == "bearer":
+            token = credentials
+        else:
             return False
-        return scheme.lower() in _SCHEMES and hmac.compare_digest(password, self._token)
+        return hmac.compare_digest(token, self._token)
 
     def _is_signed(self, request: web.Request) -> bool:
         if not request.path.startswith(ROOT):
@@ -134,8 +138,8 @@ class WebServer:
             expected = Place.of_url(request.raw_path).sign(self._token)
         except ValueError:
             return False
-        found = request.query.get("signature", "").encode("utf-8", "replace")
-        return hmac.compare_digest(found, expected.encode())
+        signature = request.query.get("signature", "").encode("utf-8", "replace")
+        return hmac.compare_digest(signature, expected.encode())
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

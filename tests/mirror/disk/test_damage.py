@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from megablend.errors import ConfigError, DataError, MissingFileError
+from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.disk_calls import DiskCalls
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.mirrored_file import MirroredFile
@@ -40,7 +41,7 @@ def fill(store: PageStore) -> None:
     put(store, KEYS[1], pages_of_file(9000))
     put(store, KEYS[2], pages_of_file(2 * BLOCK))
     for key in KEYS:
-        store.put_state(key.location, key.size, key.etag, 1.0)
+        store.states.put(key.location, SourceState(key.size, key.etag, 1.0))
     store.sync()
 
 
@@ -184,11 +185,11 @@ def test_flipped_bits_of_the_database_are_not_believed(tmp_path: Path, flips: in
             flip(store.folder.database_path, rng.randrange(num_bits))
         again = open_store(tmp_path / "m")
         for key in KEYS:
-            state = again.get_state(key.location)
+            state = again.states.get(key.location)
             assert state in (None, (key.size, key.etag, 1.0))
             kept += state is not None
-        again.put_state("s3://b/new", 5, "e", 2.0)
-        assert again.get_state("s3://b/new") == (5, "e", 2.0)
+        again.states.put("s3://b/new", SourceState(5, "e", 2.0))
+        assert again.states.get("s3://b/new") == (5, "e", 2.0)
         assert to_sets(again.held(KEYS[0])) == to_sets(SOME)
         again.close()
     assert 3 * flips < kept < 6 * flips
@@ -296,7 +297,7 @@ def fill_disk(fd: int) -> bool:
 
 def put_states(store: PageStore, count: int) -> None:
     for i in range(count):
-        store.put_state(f"s3://b/{i}", 5, "e" * 900, 1.0)
+        store.states.put(f"s3://b/{i}", SourceState(5, "e" * 900, 1.0))
 
 
 def test_a_full_disk_is_survived(small_disk: Path) -> None:
@@ -316,8 +317,8 @@ def test_a_full_disk_is_survived(small_disk: Path) -> None:
     with pytest.raises(DataError, match=r"mirror\.db: cannot be used .*free space there"):
         put_states(store, 10_000)
     (small_disk / "other").unlink()
-    store.put_state("s3://b/x", 5, "e", 1.0)
-    assert store.get_state("s3://b/x") == (5, "e", 1.0)
+    store.states.put("s3://b/x", SourceState(5, "e", 1.0))
+    assert store.states.get("s3://b/x") == (5, "e", 1.0)
     again = open_store(small_disk / "m")
     for key in again.keys():  # noqa: SIM118
         assert again.read(key, again.held(key)) == bytes_of(key, again.held(key))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import NO_PAGES, Pages, pages_of_file, subtract
@@ -252,13 +253,13 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
 
 def test_states_outlive_the_owner(tmp_path: Path) -> None:
     store = open_store(tmp_path / "m")
-    assert store.get_state("s3://b/x") is None
-    store.put_state("s3://b/\udcffx", 5, "e", 1.5)
-    store.put_state("s3://b/x", 6, "f", 2.5)
-    store.put_state("s3://b/x", 7, "g", 3.5)
+    assert store.states.get("s3://b/x") is None
+    store.states.put("s3://b/\udcffx", SourceState(5, "e", 1.5))
+    store.states.put("s3://b/x", SourceState(6, "f", 2.5))
+    store.states.put("s3://b/x", SourceState(7, "g", 3.5))
     again = open_store(tmp_path / "m")
-    assert again.get_state("s3://b/x") == (7, "g", 3.5)
-    assert again.get_state("s3://b/\udcffx") == (5, "e", 1.5)
+    assert again.states.get("s3://b/x") == (7, "g", 3.5)
+    assert again.states.get("s3://b/\udcffx") == (5, "e", 1.5)
 
 
 def test_pages_in_parts_of_what_is_given_are_taken(tmp_path: Path) -> None:

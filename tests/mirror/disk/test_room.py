@@ -27,7 +27,7 @@ def test_a_page_whose_time_has_passed_goes_before_those_to_come() -> None:
     )
     room.add_file(F, 3, 0)
     for use, (block, due) in enumerate(((0, 101.0), (1, 300.0), (2, 200.0)), start=1):
-        room.note(F, make_pages(block), due, use)
+        room.record_write(F, make_pages(block), due, use)
     assert room.choose(PAGE_BYTES, 150.0) == {(F, 1): 1}  # the one that is due last
     assert room.choose(PAGE_BYTES, 301.0) is None
     now = 101.0 + 2 * PAST_SECONDS
@@ -106,8 +106,8 @@ def test_what_is_wanted_goes_after_what_nobody_needs_and_pinned_never() -> None:
     )
     room.add_file(F, 4, 0)
     room.add_file("g", 1, 0)
-    room.note(F, make_pages(0, 1, 2, 3), None, 1)
-    room.note("g", make_pages(0), None, 2)
+    room.record_write(F, make_pages(0, 1, 2, 3), None, 1)
+    room.record_write("g", make_pages(0), None, 2)
     dues = np.array([200.0, 300.0])
     room.set_due([Need(FILE, make_pages(1, 2), dues)])
     room.set_kept({F: np.array([WANTED, WANTED, PINNED, PINNED])})
@@ -128,11 +128,11 @@ def test_a_pinned_page_that_comes_for_a_job_stays() -> None:
     held = {F: make_pages(0, 1)}
     room = Room(held.items, lambda _, block: int(block in held[F].blocks), lambda: 100.0)
     room.add_file(F, 3, 0)
-    room.note(F, make_pages(0, 1), None, 1)
+    room.record_write(F, make_pages(0, 1), None, 1)
     room.set_kept({F: np.array([-NEVER, -NEVER, PINNED])})
     assert room.choose(PAGE_BYTES, None, any_due=True) == {(F, 0): 1}
     held[F] = make_pages(1, 2)
-    room.note(F, make_pages(2), 500.0, 2)
+    room.record_write(F, make_pages(2), 500.0, 2)
     assert room.choose(9 * PAGE_BYTES, None, any_due=True) == {(F, 1): 1}
 
 
@@ -145,7 +145,7 @@ def test_any_blocks_go_in_their_order(seed: int) -> None:
     room.add_file(F, 12, 0)
     uses = (1 + draw.permutation(12)).tolist()
     for block in range(12):
-        room.note(F, make_pages(block), None, uses[block])
+        room.record_write(F, make_pages(block), None, uses[block])
     kept = draw.choice([-NEVER, WANTED, PINNED], 12)
     due = {block: 101.0 + block for block in draw.permutation(12)[:5].tolist()}
     rows = np.array([*due], np.uint32)

@@ -12,11 +12,13 @@ import pytest
 from megablend.errors import ChangedFileError
 from megablend.mirror.catalog.catalog import Catalog, Revision
 from megablend.mirror.catalog.manifest import Manifest, pack_line
+from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.node.engine import Engine, Keep, Want
-from megablend.mirror.node.source_reads import KnownState, SourceReader, States
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
@@ -64,8 +66,9 @@ def test_a_listed_file_is_not_asked_for_until_it_is_found_to_have_changed(tmp_pa
         pages = Engine(store, source)
         catalog = Catalog(folder)
 
-        async def find_listed(location: str) -> KnownState | None:
-            return catalog.find_state(location)
+        async def find_listed(location: str) -> SourceState | None:
+            state = catalog.find_state(location)
+            return None if state is None else SourceState(*state)
 
         states = States(pages, source, find_listed)
         add(catalog, "d", KEY)

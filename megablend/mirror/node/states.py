@@ -1,0 +1,73 @@
+"""The last known states of source files, for which the source is asked once for all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from megablend.errors import DataError, MissingFileError
+from megablend.mirror.disk.database import SourceState
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.base import FileStat
+from megablend.system.log import LOG
+
+FRESH_SECONDS = 600.0
+"""How long a file's state is used before the source is asked for it again."""
+_WAIT_SECONDS = 5.0
+"""How long the source is awaited if an older state of the file is known."""
+
+
+@dataclass(eq=False)
+class States:
+    """The states that the engine's store remembers, and those in listings of datasets."""
+
+    engine: Engine
+    source: SourceReader
+    find_listed: Callable[[str], Awaitable[SourceState | None]]
+    """Finds the state of a file in listings of datasets."""
+    _requests: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
+
+    async def get(self, location: str) -> FileStat:
+        """Return the state of a file, not older than FRESH_SECONDS if the source responds.
+
+        Raises: the same errors as Storage.stat.
+        """
+        known = await self.engine.call(self.engine.store.states.get, location)
+        # An outdated state has to be asked for, whatever was listed
+        if known is None or known.checked_at:
+            listed = await self.find_listed(location)
+            if known is None or (listed is not None and listed.checked_at > known.checked_at):
+                known = listed
+        if known is not None and 0 <= time.time() - known.checked_at < FRESH_SECONDS:
+            return FileStat(size=known.size, etag=known.etag)
+        request = self._requests.get(location)
+        if request is None:
+            request = asyncio.ensure_future(self._ask(location))
+            self._requests[location] = request
+            request.add_done_callback(lambda _: self._requests.pop(location, None))
+        if known is None:
+            return await asyncio.shield(request)
+        try:
+            return await asyncio.wait_for(asyncio.shield(request), _WAIT_SECONDS)
+        except MissingFileError:
+            raise
+        except (DataError, asyncio.TimeoutError):
+            LOG.warning(
+                "mirror: the source of %s is not responding; assuming that it has not changed",
+                location,
+            )
+            return FileStat(size=known.size, etag=known.etag)
+
+    async def _ask(self, location: str) -> FileStat:
+        state = await self.source.stat(location)
+        await self.remember(location, state)
+        return state
+
+    async def remember(self, location: str, stat: FileStat) -> None:
+        """Remember that a file has this state now. Raises: ConfigError if it may not be read."""
+        self.source.check_allowed(location)
+        state = SourceState(stat.size, stat.etag, time.time())
+        await self.engine.call(self.engine.store.states.put, location, state)
