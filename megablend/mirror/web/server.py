@@ -63,7 +63,7 @@ class WebServer:
         self._tls = make_reader_context(options)
         self._is_open = self._tls is not None or options.insecure
         self._token = read_token("token_file", options.token_file)
-        self._listener = Listener("`data_port` of `mirror`")
+        self._listener = Listener("`mirror.data_port`")
         self._files = Files(engine, find_datasets, self._token, self._listener.log.warn)
         self._find_datasets = find_datasets
         self._get_status = get_status

@@ -490,7 +490,7 @@ def test_clients_that_take_nothing_are_cut_off_while_others_wait(
             await until_async(lambda: not server.connections)
             for each in slow:
                 each.close()
-        assert caplog.text.count("an answer is cut off") == 1  # each minute
+        assert caplog.text.count("a response was cut off") == 1  # each minute
 
     with FaultySource({"d/a.bin": bytes(range(256)) * (16 << 12)}) as source:
         asyncio.run(run())
@@ -541,8 +541,8 @@ def test_clients_that_take_nothing_hold_up_no_other_machine(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data_port": 7172}, "data_port and token_file: found one of them"),
-        ({"token_file": "/t"}, "data_port and token_file: found one of them"),
+        ({"data_port": 7172}, "data_port and token_file: only one of them is set"),
+        ({"token_file": "/t"}, "data_port and token_file: only one of them is set"),
         ({"data_port": 0, "token_file": "/t"}, "data_port: found 0, expected a port"),
         (
             {"data_port": 7171, "token_file": "/t", "nodes": ["a:7171"]},
