@@ -13,59 +13,95 @@ All little-endian. Both words of a record are aligned, and each is stored and lo
 instruction: NumPy's assignment and a memoryview of 64-bit items copy 8 bytes, a constant size.
 
 The checksum is a sum over pages (`sum_of_pages`), to which pages can be added, and from which they
-can be removed. The seal makes the exclusive or of both words a multiple of a prime; a single
-flipped bit changes it by a power of two, so that it no longer is. A block whose seal is wrong
-counts as not held. So it does for a reader that loads its words between the owner's stores of the
-first and the second.
+can be removed. The seal makes the exclusive or of both words a multiple of a prime. A single
+flipped bit changes the exclusive or by a power of two, so that it is no longer a multiple. A block
+whose seal is wrong counts as not held. The seal is also wrong for a reader that loads one of the
+words before the owner's store, and the other one after it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
 import struct
+import threading
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
 from megablend.arrays import Bools, Uint64s
 from megablend.errors import DataError
-from megablend.mirror.disk.disk_calls import fence
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
 
 DURABLE = 1
 """Flag of a record: the held pages of the block are on the disk, and survive a loss of power."""
 RETIRED = (1 << 64) - 1
-"""Value of punches that tells readers that the owner gave the file up."""
+"""The value of the counter of punches after the owner gave the file up."""
 HEADER_BYTES = 4096
 FIRST_WORD = HEADER_BYTES // 8
 """Index of the first word of the first record, in 64-bit words."""
 SEAL_BITS = 40
+"""Bits of a record's second word below its seal."""
 PRIME = (1 << 24) - 3
+"""The greatest prime below 2**24, so that a seal fits into the 24 bits above SEAL_BITS."""
 _BELOW_SEAL = (1 << SEAL_BITS) - 1
 _INVERSE = pow(1 << SEAL_BITS, -1, PRIME)
 _HEAD = struct.Struct("<8sQII")
-_START = struct.Struct("<16sI")
-_START_OFFSET = 32
+_BOOT_AND_CHECKSUM = struct.Struct("<16sI")
+_BOOT_OFFSET = 32
 _MAGIC = b"MBMAP\0\0\1"
 _PUNCHES_WORD = 3
 _JSON_OFFSET = 64
 WORD_FACTORS: Uint64s = np.arange(1, PAGE_BYTES // 4, 2, dtype=np.uint64) * np.uint64(
     0x9E3779B97F4A7C15
 )
-"""uint64 [512], an odd factor for each word of a page."""
+"""An odd factor for each word of a page: uint64 [512]."""
+_IS_ORDERED = platform.machine() == "x86_64"
+"""Whether the processor alone keeps the order that `fence` enforces."""
+
+
+class Record(NamedTuple):
+    """The record of a block."""
+
+    pages: int
+    """The mask of the held pages."""
+    flags: int
+    checksum: int
+
+
+def fence() -> None:
+    """Order memory: loads and stores of this thread before the call, including those of system
+    calls, come before all that follow it.
+
+    Nothing that precedes a lock's release moves past it, and nothing that follows an acquire moves
+    before it. A release and the acquire after it are not reordered with each other either (on
+    ARMv8 they are the instructions LDAR and STLR, or their atomic forms, which keep their order).
+    So the first release and the second acquire together are a fence. A new lock is taken each
+    time, since other threads, a signal handler in this one, or a forked child could block on a
+    shared one. x86-64 does not reorder loads with loads or stores with stores, and nothing here
+    needs a load to be ordered after a store.
+    """
+    if _IS_ORDERED:
+        return
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+    lock.release()
 
 
 def seal(pages: int, flags: int, checksum: int) -> int:
-    """The second word of a record whose first word is `pages`."""
+    """Return the second word of a record whose first word is `pages`."""
     rest = flags << 32 | checksum
     high = -((pages & _BELOW_SEAL) ^ rest) * _INVERSE % PRIME
     return ((pages >> SEAL_BITS) ^ high) << SEAL_BITS | rest
 
 
 def sum_of_pages(mask: int, data: memoryview) -> int:
-    """What some pages contribute to the checksum of their block.
+    """Return the contribution of some pages to the checksum of their block.
 
     A page's own sum is the upper half of the sum of its 64-bit words, each times an odd factor, so
     that every flipped bit changes it. These sums, again times odd factors, are added up modulo
@@ -75,8 +111,8 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
         mask: the pages.
         data: their bytes, one after another.
     """
-    missing = -len(data) % PAGE_BYTES  # at the end of the file
-    words = np.frombuffer(bytes(data) + bytes(missing) if missing else data, "<u8")
+    padding = bytes(-len(data) % PAGE_BYTES)  # for the page at the end of the file
+    words = np.frombuffer(bytes(data) + padding if padding else data, "<u8")
     sums = np.einsum("ij,j->i", words.reshape(-1, len(WORD_FACTORS)), WORD_FACTORS)
     bits = np.unpackbits(np.array([mask], "<u8").view(np.uint8), bitorder="little")
     pages = np.flatnonzero(bits)[: len(sums)]
@@ -92,7 +128,7 @@ class BlockMap:
         self.key = key
         self.boot = boot
         self.words = memoryview(mapping).cast("Q")
-        """All of the file; records begin at FIRST_WORD."""
+        """The whole file as 64-bit words; records begin at FIRST_WORD."""
         self._records: Uint64s = np.frombuffer(mapping, np.uint64)[FIRST_WORD:].reshape(-1, 2)
 
     @classmethod
@@ -110,13 +146,13 @@ class BlockMap:
             return None
         mapping = mmap.mmap(fd, length, access=access)
         magic, size, _, json_size = _HEAD.unpack_from(mapping)
-        boot, checksum = _START.unpack_from(mapping, _START_OFFSET)
+        boot, checksum = _BOOT_AND_CHECKSUM.unpack_from(mapping, _BOOT_OFFSET)
         text = mapping[_JSON_OFFSET : min(_JSON_OFFSET + json_size, HEADER_BYTES)]
         expected = _checksum_header(mapping[: _HEAD.size], boot, text)
         if magic != _MAGIC or length != map_bytes(size) or checksum != expected:
             return None
-        found = cls(mapping, FileKey.unpack(text, size), boot)
-        return None if found.punches == RETIRED else found
+        block_map = cls(mapping, FileKey.unpack(text, size), boot)
+        return None if block_map.punches == RETIRED else block_map
 
     def store_header(self, boot: bytes) -> None:
         """Write the header, except punches. Raises: DataError if the file's location and etag are
@@ -130,45 +166,45 @@ class BlockMap:
             )
         self.boot = boot
         head = _HEAD.pack(_MAGIC, self.key.size, BLOCK_BYTES.bit_length() - 1, len(text))
-        start = _START.pack(boot, _checksum_header(head, boot, text))
-        for offset, part in ((0, head), (_START_OFFSET, start), (_JSON_OFFSET, text)):
+        start = _BOOT_AND_CHECKSUM.pack(boot, _checksum_header(head, boot, text))
+        for offset, part in ((0, head), (_BOOT_OFFSET, start), (_JSON_OFFSET, text)):
             self.mapping[offset : offset + len(part)] = part
 
     @property
     def punches(self) -> int:
-        """The counter that the owner increments before it makes holes; or RETIRED."""
+        """The counter that the owner increments before it makes holes, or RETIRED."""
         return self.words[_PUNCHES_WORD]
 
     def add_punch(self) -> None:
-        """Tell readers that pages which they are reading may become a hole. The owner calls it
+        """Notify readers that pages which they are reading may become a hole. The owner calls this
         after it takes the pages out of the map, and before it makes the hole."""
         fence()
         self.words[_PUNCHES_WORD] = self.punches + 1
         fence()
 
-    def load(self, block: int) -> tuple[int, int, int]:
-        """The mask of held pages, flags and checksum of a block; zeros if its seal is wrong."""
+    def load(self, block: int) -> Record:
+        """Load the record of a block. Returns: zeros if its seal is wrong."""
         pages = self.words[FIRST_WORD + 2 * block]
         word = self.words[FIRST_WORD + 2 * block + 1]
         if (pages ^ word) % PRIME:
-            return 0, 0, 0
-        return pages, word >> 32 & 0xFF, word & 0xFFFFFFFF
+            return Record(0, 0, 0)
+        return Record(pages, word >> 32 & 0xFF, word & 0xFFFFFFFF)
 
     def store(self, block: int, pages: int, flags: int, checksum: int) -> None:
-        """Write the record of a block; that of a block without pages is zeros."""
+        """Write the record of a block. The record of a block without pages is zeros."""
         record = self._records[block]
         record[1] = np.uint64(seal(pages, flags, checksum) if pages else 0)
         record[0] = np.uint64(pages)
 
     def held(self, *, without: int = 0) -> Pages:
-        """All held pages, except those of blocks that have any of the flags `without`."""
+        """Return the held pages, except in blocks that have any of the flags `without`."""
         pages = self._records[:, 0].copy()
         words = self._records[:, 1].copy()
         pages[~_are_sealed(pages, words) | (words & np.uint64(without << 32) != 0)] = 0
         return drop_empty(np.arange(len(pages), dtype=np.uint32), pages)
 
     def missing(self, pages: Pages) -> Pages:
-        """Those of the pages that are not held."""
+        """Return the pages that are not held."""
         records = self._records[pages.blocks]
         held = np.where(_are_sealed(records[:, 0], records[:, 1]), records[:, 0], np.uint64(0))
         return drop_empty(pages.blocks, pages.masks & ~held)
@@ -181,14 +217,14 @@ class BlockMap:
 
 
 def retire(map_fd: int) -> None:
-    """Tell readers that a file is given up. Its map has to be open for writing, and may be damaged.
-    Raises: OSError."""
+    """Notify readers that a file is given up. Its map has to be open for writing, and may be
+    damaged. Raises: OSError."""
     if os.fstat(map_fd).st_size >= HEADER_BYTES:
         os.pwrite(map_fd, RETIRED.to_bytes(8, "little"), 8 * _PUNCHES_WORD)
 
 
 def map_bytes(size: int) -> int:
-    """Bytes of the map of a file of `size` bytes."""
+    """Return the size of the map of a file of `size` bytes."""
     return HEADER_BYTES + 16 * -(-size // BLOCK_BYTES)
 
 

@@ -1,5 +1,5 @@
-"""Small tables that the owner of a mirror keeps besides pages: states of source files, and when
-files were last used.
+"""Small tables that the owner of a mirror keeps in addition to pages: states of source files, and
+when files were last used.
 
 Each row has a checksum, and a damaged row counts as missing. A database that SQLite cannot read is
 replaced by an empty one, since its contents can be obtained again (see `is_lasting` for others).
@@ -32,7 +32,7 @@ _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 
 
 class Database:
-    """Values by kind and name, in an SQLite file. Its methods raise DataError if the disk fails.
+    """Values by kind and name, in an SQLite file. The methods raise DataError if the disk fails.
 
     Args:
         is_lasting: whether the contents cannot be obtained again. If so, a damaged database is an
@@ -45,19 +45,20 @@ class Database:
         self._connection: sqlite3.Connection | None = None
 
     def get(self, kind: str, name: str) -> bytes | None:
-        """The value of a name; None if there is none."""
-        return _select_sound(kind, self._run(_GET, [(kind, _encode(name))])).get(name)
+        """Return the value of a name; None if it has none."""
+        rows = self._run(_GET, [(kind, _encode(name))])
+        return _select_sound(kind, rows).get(name)
 
     def get_all(self, kind: str) -> dict[str, bytes]:
-        """All values of a kind, by name."""
+        """Return all values of a kind, by name."""
         rows = self._run(_GET_ALL, [(kind,)])
-        found = _select_sound(kind, rows)
-        if self._is_lasting and len(found) < len(rows):
+        values = _select_sound(kind, rows)
+        if self._is_lasting and len(values) < len(rows):
             raise DataError(str(self._path), f"a row of {kind} is damaged{_RESTORE}")
-        return found
+        return values
 
     def put(self, kind: str, values: dict[str, bytes]) -> None:
-        """Store values in place of those of the same names: all of them, or none."""
+        """Store values by name, all of them or none. Earlier values of the names are replaced."""
         rows = [(kind, _encode(name), value) for name, value in values.items()]
         self._run(_PUT, [(*row, _checksum(*row)) for row in rows])
 
@@ -122,7 +123,7 @@ def _checksum(kind: str, name: bytes, value: bytes) -> int:
 
 
 def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
-    """Values by name, of the rows whose checksum is right."""
+    """Return the values by name of the rows whose checksum is right."""
     return {
         name.decode("utf-8", "surrogateescape"): value
         for name, value, checksum in rows

@@ -1,10 +1,10 @@
-"""The folder of a mirror: whose it is, which process owns it, and where its files are.
+"""The folder of a mirror: its user, the process that owns it, and the paths of its files.
 
 mirror.json                     the marker: format, id, group
 node.lock, node.sock            the owner's lock, with its pid; its socket
 mirror.db                       small tables of the owner
 files/<2 hex>/<32 hex>.data     a sparse copy, with the offsets of its source
-files/<2 hex>/<32 hex>.map      which pages of it are held
+files/<2 hex>/<32 hex>.map      the map of the pages that the copy holds
 datasets.db, manifests/, folders/   datasets that are wanted: see `mirror.catalog`
 """
 
@@ -54,18 +54,18 @@ class FileKey(NamedTuple):
     """A version of a source file."""
 
     location: str
-    """Without a query."""
+    """Its path or URL, without a query."""
     etag: str
     size: int
     """Bytes."""
 
     @property
     def digest(self) -> str:
-        """Its name in the mirror: 32 hex digits."""
+        """The name of the file in the mirror: 32 hex digits."""
         return self.hash().hex()
 
     def hash(self) -> bytes:
-        """The 16 bytes of its digest."""
+        """Return the 16 bytes of the digest."""
         text = f"1\0{self.location}\0{self.etag}\0{self.size}"
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
@@ -76,13 +76,13 @@ class FileKey(NamedTuple):
 
     @classmethod
     def unpack(cls, text: bytes, size: int) -> FileKey:
-        """Decode what `pack` has encoded for a file of `size` bytes."""
+        """Decode the result of `pack` for a file of `size` bytes."""
         fields = parse_json(text)
         return cls(fields["location"], fields["etag"], size)
 
 
 def boot_id() -> bytes:
-    """The kernel's boot id: 16 bytes, new at each start of this machine."""
+    """Return the kernel's boot id: 16 bytes, new at each start of this machine."""
     return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
 
 
@@ -95,7 +95,8 @@ class MirrorFolder:
     """Random hex digits in the marker. Another id at the same path means that another mirror was
     made there."""
     group: str | None = None
-    """For the owner: the group whose members may read the mirror, in addition to its user."""
+    """The group whose members may read the mirror, in addition to its user; known to the owner
+    only."""
 
     @classmethod
     def create(
@@ -111,9 +112,10 @@ class MirrorFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_user(path, path.stat(), None)
             names = {
-                each.name
-                for each in path.iterdir()
-                if each.name not in _LEFT_BY_SYSTEM and not each.name.startswith(_TEMPORARY_PREFIX)
+                entry.name
+                for entry in path.iterdir()
+                if entry.name not in _LEFT_BY_SYSTEM
+                and not entry.name.startswith(_TEMPORARY_PREFIX)
             }
             if names and _MARKER not in names:
                 raise ConfigError(
@@ -122,7 +124,8 @@ class MirrorFolder:
                 )
             if not names:
                 _check_file_system(path, calls or DiskCalls())
-            with contextlib.suppress(FileExistsError):  # made before, or by a process beside us
+            # If the marker exists, it was created earlier, or by another process at the same time
+            with contextlib.suppress(FileExistsError):
                 _write_new(path / _MARKER, {"format": _FORMAT, "id": secrets.token_hex(16)})
             folder = cls(path, _read_marker(path)["id"], group)
             folder.open_to_group(path)
@@ -190,8 +193,8 @@ class MirrorFolder:
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
-            for place in (self.path / "files").glob("??"):
-                place.rmdir()
+            for subfolder in (self.path / "files").glob("??"):
+                subfolder.rmdir()
             (self.path / "files").rmdir()
             self.path.rmdir()
 
@@ -237,8 +240,8 @@ class MirrorFolder:
         return {}
 
     def open_file(self, path: Path, flags: int) -> int:
-        """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, the folder
-        that it is in is made, too.
+        """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, its parent
+        folder is created, too.
 
         Raises: DataError if it is a link, belongs to another user, or cannot be opened.
         """
@@ -299,7 +302,7 @@ def _read_marker(path: Path) -> dict[str, Any]:
 
 def _write_new(path: Path, content: dict[str, Any]) -> None:
     """Write a new file of JSON, which appears only when it is complete. Raises: FileExistsError if
-    there is one; OSError."""
+    the path exists; OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY_PREFIX) as file:
         file.write(json.dumps(content).encode())
         file.flush()

@@ -11,8 +11,8 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.errors import MissingFileError
-from megablend.mirror.disk.block_map import FIRST_WORD, PRIME, RETIRED, BlockMap
-from megablend.mirror.disk.disk_calls import disk_error, fence
+from megablend.mirror.disk.block_map import FIRST_WORD, PRIME, RETIRED, BlockMap, fence
+from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
 from megablend.mirror.disk.pages import (
     ALL_PAGES,
@@ -26,16 +26,17 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES, read_small
 from megablend.storage.base import Bytes
 
 _TRIES = 4
+"""Reads before the pages count as missing, since the owner makes holes all the time."""
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
-    """Reads what is held of one file. Thread-safe, and usable in a forked child. Closed when
-    nothing refers to it any more.
+    """Reads the held pages of one file. Thread-safe, and usable in a forked child. Closed when
+    nothing refers to it any longer.
 
     A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
     counter again. The owner takes pages out of the map, increments the counter, and only then makes
-    holes. So if both values are equal, no hole was made in the meantime in pages that were held.
+    holes. So if both values are equal, none of the pages became a hole in the meantime.
     """
 
     def __init__(self, path: Path, data_fd: int, block_map: BlockMap) -> None:
@@ -46,16 +47,17 @@ class MirroredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
-        """Open a mirrored file. Returns: None if no page of it is held yet, as far as a reader can
-        tell. Raises: DataError if the folder's files cannot be opened; MissingFileError if the
-        folder is gone."""
+        """Open a mirrored file. Returns: None if no page of it is known to be held. Raises:
+        DataError if the folder's files cannot be opened; MissingFileError if the folder is gone."""
         digest = key.digest
+        if key.size == 0:
+            return _WholeFile(b"")
         if key.size < SMALL_BYTES:
-            small = read_small(folder, digest) if key.size else None
-            if small is None and key.size:
+            small = read_small(folder, digest)
+            if small is None:
                 folder.check()
                 return None
-            return _WholeFile(small[1] if small else b"")
+            return _WholeFile(small[1])
         path = folder.data_path(digest)
         try:
             map_fd = folder.open_file(folder.map_path(digest), os.O_RDONLY)
@@ -63,7 +65,7 @@ class MirroredFile:
                 block_map = BlockMap.read(map_fd, mmap.ACCESS_READ)
             finally:
                 os.close(map_fd)
-            # After a restart of the machine the owner has to find out first which pages are left.
+            # After a restart of the machine the owner has to check first which pages are left
             if block_map is None or block_map.key != key or block_map.boot != boot_id():
                 return None
             return cls(path, folder.open_file(path, os.O_RDONLY), block_map)
@@ -77,8 +79,8 @@ class MirroredFile:
 
     @property
     def is_current(self) -> bool:
-        """False if the owner gave the file up: it may have made another in its place, which has to
-        be opened anew."""
+        """Whether the owner has not given the file up. If it has, there may be another file at the
+        same path, which has to be opened anew."""
         return self._map.punches != RETIRED
 
     @property
@@ -87,10 +89,8 @@ class MirroredFile:
         return not len(self.find_missing(pages_of_file(self._map.key.size)).blocks)
 
     def find_missing(self, pages: Pages) -> Pages:
-        """Those of the pages that are not held now."""
-        if not self.is_current:
-            return pages
-        return self._map.missing(pages)
+        """Return the pages that are not held now."""
+        return self._map.missing(pages) if self.is_current else pages
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
         """Read ranges of the file into `out`.
@@ -118,12 +118,12 @@ class MirroredFile:
         return False
 
     def load_punches(self) -> int:
-        """The current value of the map's counter of punches."""
+        """Return the current value of the map's counter of punches."""
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """As `read_into`, but whether the ranges are held or not. Returns: False if the copy ends
-        before they do. Raises: DataError."""
+        """As `read_into`, without a check that the ranges are held. Returns: False if a range goes
+        beyond the end of the copy. Raises: DataError."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])

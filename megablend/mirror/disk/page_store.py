@@ -488,7 +488,7 @@ class PageStore:
             return 0
         if entry.key.size < SMALL_BYTES:
             return int(pages_of_file(entry.key.size).masks[0])
-        return self._open(digest).map.load(block)[0]
+        return self._open(digest).map.load(block).pages
 
 
 def _is_linked(copy: Path) -> bool:

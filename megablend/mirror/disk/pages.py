@@ -15,32 +15,32 @@ PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
 PORTION_BLOCKS = 4
-"""Blocks of a portion, which is requested at a time: 1 MiB, since what is in flight when a process
-is killed is lost."""
+"""Blocks of a portion, which is requested at a time: only 1 MiB, since portions in flight are lost
+when a process is killed."""
 PIECE_BLOCKS = 32
-"""Blocks of a piece, 8 MiB of a file that have the same homes."""
+"""Blocks of a piece: 8 MiB of a file that have the same homes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held whole."""
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
 _ONE = np.uint64(1)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
-"""uint8 [256], how many bits of each byte are set; `np.bitwise_count` needs NumPy 2."""
+"""How many bits of each byte are set: uint8 [256]. `np.bitwise_count` needs NumPy 2."""
 
 
 class Pages(NamedTuple):
     """A set of pages."""
 
     blocks: Uint32s
-    """uint32 [n], ascending, each once."""
+    """The numbers of the blocks: uint32 [n], ascending, without repeats."""
     masks: Uint64s
-    """uint64 [n], bit i stands for page i of the block; no mask is 0."""
+    """The masks of the blocks: uint64 [n], none of them 0. Bit i stands for page i of the block."""
 
 
 NO_PAGES = Pages(np.empty(0, np.uint32), np.empty(0, np.uint64))
 
 
 def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
-    """The pages that contain ranges of bytes.
+    """Return the pages that contain ranges of bytes.
 
     Args:
         offsets, sizes: int64 [n], in bytes; ranges may be in any order and overlap.
@@ -50,8 +50,8 @@ def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
 
 
 def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
-    """The pages of each range: one row for each block that the range touches, so that blocks may
-    repeat. Empty ranges have no rows.
+    """Return the pages of each range: one row for each block that the range touches, so that blocks
+    may repeat. Empty ranges have no rows.
 
     Args:
         offsets, sizes: int64 [n], in bytes.
@@ -62,89 +62,90 @@ def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
     first = offsets[nonempty] // PAGE_BYTES
     last = (offsets[nonempty] + sizes[nonempty] - 1) // PAGE_BYTES
     counts = last // PAGES_PER_BLOCK - first // PAGES_PER_BLOCK + 1
-    of_row = np.repeat(np.arange(len(nonempty)), counts)
-    ordinal = np.arange(len(of_row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    blocks = first[of_row] // PAGES_PER_BLOCK + ordinal
-    low = np.maximum(first[of_row] - blocks * PAGES_PER_BLOCK, 0).astype(np.uint64)
-    high = np.minimum(last[of_row] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1).astype(
-        np.uint64
-    )
-    # Bits `low` to `high`
-    every = np.uint64(ALL_PAGES)
-    masks = (every << low) & (every >> (_LAST_BIT - high))
-    return nonempty[of_row], Pages(blocks.astype(np.uint32), masks)
+    range_of_row = np.repeat(np.arange(len(nonempty)), counts)
+    row_in_range = np.arange(len(range_of_row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    blocks = first[range_of_row] // PAGES_PER_BLOCK + row_in_range
+    low = np.maximum(first[range_of_row] - blocks * PAGES_PER_BLOCK, 0)
+    high = np.minimum(last[range_of_row] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1)
+    from_low = np.uint64(ALL_PAGES) << low.astype(np.uint64)
+    up_to_high = np.uint64(ALL_PAGES) >> (_LAST_BIT - high.astype(np.uint64))
+    return nonempty[range_of_row], Pages(blocks.astype(np.uint32), from_low & up_to_high)
 
 
 def pages_of_file(size: int) -> Pages:
-    """All pages of a file of `size` bytes; not to be written to."""
+    """Return all pages of a file of `size` bytes, as arrays that are read-only."""
     num_pages = -(-size // PAGE_BYTES)
-    return _first_pages(num_pages) if num_pages <= PAGES_PER_BLOCK else _make_first(num_pages)
+    return _share_first(num_pages) if num_pages <= PAGES_PER_BLOCK else _make_first(num_pages)
 
 
 def _make_first(num_pages: int) -> Pages:
     masks = np.full(-(-num_pages // PAGES_PER_BLOCK), ALL_PAGES, np.uint64)
-    if num_left := num_pages % PAGES_PER_BLOCK:
+    num_left = num_pages % PAGES_PER_BLOCK
+    if num_left:
         masks[-1] = (1 << num_left) - 1
     pages = Pages(np.arange(len(masks), dtype=np.uint32), masks)
-    for each in pages:
-        each.flags.writeable = False
+    pages.blocks.flags.writeable = False
+    pages.masks.flags.writeable = False
     return pages
 
 
-_first_pages = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
-"""Of files of one block, which may be millions."""
+_share_first = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
+"""As _make_first, with the same arrays for all files of one block, which may be millions."""
 
 
 def unite(a: Pages, b: Pages) -> Pages:
-    """The union of two sets."""
+    """Return the union of two sets."""
     return _merge_blocks(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
 
 
 def intersect(a: Pages, b: Pages) -> Pages:
-    """The intersection of two sets."""
+    """Return the intersection of two sets."""
     return drop_empty(a.blocks, a.masks & _masks_at(b, a.blocks))
 
 
 def subtract(a: Pages, b: Pages) -> Pages:
-    """Pages of `a` that are not in `b`."""
+    """Return the pages of `a` that are not in `b`."""
     return drop_empty(a.blocks, a.masks & ~_masks_at(b, a.blocks))
 
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """The set of pages of ascending blocks, without the blocks whose mask is 0."""
+    """Make a set of ascending blocks, without the blocks whose mask is 0."""
     nonempty = masks != 0
     return Pages(blocks[nonempty], masks[nonempty])
 
 
 def count_pages(masks: Uint64s) -> int:
-    """How many pages the masks contain."""
+    """Return how many pages the masks contain."""
     return int(count_each(masks).sum())
 
 
 def count_each(masks: Uint64s) -> Int64s:
-    """How many pages each mask contains: int64 [n]."""
+    """Return how many pages each mask contains: int64 [n]."""
     octets = np.ascontiguousarray(masks).view(np.uint8).reshape(-1, 8)
     counts: Int64s = _BITS_OF_BYTE[octets].sum(axis=1, dtype=np.int64)
     return counts
 
 
 def count_bytes(pages: Pages, file_size: int) -> int:
-    """Bytes of a file of `file_size` bytes in the pages; its last page may be short."""
-    last = (file_size - 1) // PAGE_BYTES
-    bit = np.uint64(1 << last % PAGES_PER_BLOCK)
-    has_last = bool(((pages.blocks == last // PAGES_PER_BLOCK) & (pages.masks & bit != 0)).any())
-    return count_pages(pages.masks) * PAGE_BYTES - has_last * (-file_size % PAGE_BYTES)
+    """Return how many bytes of a file of `file_size` bytes the pages contain."""
+    last_page = (file_size - 1) // PAGE_BYTES
+    is_in_last_block = pages.blocks == last_page // PAGES_PER_BLOCK
+    last_bit = np.uint64(1 << last_page % PAGES_PER_BLOCK)
+    num_bytes = count_pages(pages.masks) * PAGE_BYTES
+    if (pages.masks[is_in_last_block] & last_bit).any():
+        num_bytes -= -file_size % PAGE_BYTES  # the last page may be short
+    return num_bytes
 
 
 def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
-    """Offsets and sizes of the pages in bytes: int64 [n] each, ascending. Adjacent pages are one
-    range; no range goes beyond the end of the file."""
+    """Return the offsets and sizes of the pages in bytes: arrays of int64 [n], by ascending offset.
+    Adjacent pages are one range; no range goes beyond the end of the file."""
     blocks = pages.blocks.astype(np.int64)
     masks = pages.masks
     is_next = blocks[1:] == blocks[:-1] + 1
     before = np.zeros_like(masks)  # bit 0: the page before the block is in the set
     before[1:] = (masks[:-1] >> _LAST_BIT) * is_next
-    after = np.zeros_like(masks)  # bit 63: the page after it is
+    after = np.zeros_like(masks)  # bit 63: the page after the block is in the set
     after[:-1] = (masks[1:] & _ONE) * is_next << _LAST_BIT
     begins = _list_pages(blocks, masks & ~(masks << _ONE | before)) * PAGE_BYTES
     stops = (_list_pages(blocks, masks & ~(masks >> _ONE | after)) + 1) * PAGE_BYTES
@@ -152,7 +153,7 @@ def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
 
 
 def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) -> memoryview:
-    """The bytes of a subset of pages.
+    """Return the bytes of a subset of pages, one after another.
 
     Args:
         data: the bytes of `pages`, one after another.
@@ -161,28 +162,28 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
         return data
     offsets, sizes = ranges_of_pages(pages, file_size)
     data_begins = sizes.cumsum() - sizes
-    wanted_offsets, wanted_sizes = ranges_of_pages(subset, file_size)
-    containing = np.searchsorted(offsets, wanted_offsets, "right") - 1
-    starts = (data_begins[containing] + wanted_offsets - offsets[containing]).tolist()
-    parts = [data[a : a + size] for a, size in zip(starts, wanted_sizes.tolist(), strict=True)]
-    return memoryview(b"".join(parts))
+    subset_offsets, subset_sizes = ranges_of_pages(subset, file_size)
+    containing = np.searchsorted(offsets, subset_offsets, "right") - 1
+    begins = data_begins[containing] + subset_offsets - offsets[containing]
+    ranges = zip(begins.tolist(), subset_sizes.tolist(), strict=True)
+    return memoryview(b"".join([data[begin : begin + size] for begin, size in ranges]))
 
 
 def split_portions(pages: Pages) -> list[Pages]:
-    """The pages of each portion that has some; portions begin at multiples of PORTION_BLOCKS."""
+    """Split a set by portion; portions begin at multiples of PORTION_BLOCKS."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
 
 
 def by_block(pages: Pages) -> Iterator[Pages]:
-    """The pages of each block."""
+    """Split a set by block."""
     for i in range(len(pages.blocks)):
         yield Pages(pages.blocks[i : i + 1], pages.masks[i : i + 1])
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
-    """The number of each page, counted from the start of the file: int64 [n], ascending."""
+    """Return the number of each page, counted from the start of the file: int64 [n], ascending."""
     nonempty = np.flatnonzero(masks)
     bits = np.unpackbits(masks[nonempty].astype("<u8").view(np.uint8), bitorder="little")
     row, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
@@ -190,15 +191,15 @@ def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
 
 
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
-    """The masks of some blocks, 0 for those that are not in the set."""
+    """Return the masks of some blocks, 0 for blocks that are not in the set."""
     if not len(pages.blocks):
         return np.zeros(len(blocks), np.uint64)
-    at = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
-    return np.where(pages.blocks[at] == blocks, pages.masks[at], np.uint64(0))
+    row = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
+    return np.where(pages.blocks[row] == blocks, pages.masks[row], np.uint64(0))
 
 
 def _merge_blocks(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """The set of pages of blocks that may be in any order and repeat."""
+    """Make a set of blocks that may be in any order and repeat."""
     order = np.argsort(blocks, kind="stable")
     blocks = blocks[order]
     masks = masks[order]

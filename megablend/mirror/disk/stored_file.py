@@ -2,10 +2,9 @@
 process, the machine or the disk may fail at any time.
 
 A source file under 64 KiB is mirrored as one file without a map. It is held whole or not at all,
-appears whole, and is removed whole: bytes that were read from it stay right, whatever becomes of
-it.
+and appears and is removed whole, so that bytes that were read from it stay right.
 
-    size bytes   the source's
+    size bytes   the bytes of the source file
     n bytes      JSON by FileKey.pack
     16 bytes     "MBSF\\0\\0\\0\\1" | u32 n | u32 crc32 of all before it
 """
@@ -23,8 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from megablend.errors import DataError, MissingFileError
-from megablend.mirror.disk.block_map import DURABLE, BlockMap, map_bytes, retire, sum_of_pages
-from megablend.mirror.disk.disk_calls import DiskCalls, disk_error, fence
+from megablend.mirror.disk.block_map import (
+    DURABLE,
+    BlockMap,
+    fence,
+    map_bytes,
+    retire,
+    sum_of_pages,
+)
+from megablend.mirror.disk.disk_calls import DiskCalls, disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import (
     BLOCK_BYTES,
@@ -61,24 +67,25 @@ class StoredFile:
         self._fd = fd
         self._calls = calls
         self._may_be_durable = True
-        """Whether the map on the disk may call blocks durable, whatever the map in memory says."""
+        """Whether the map on the disk may have the flag DURABLE, even if the map in memory has
+        not."""
 
     @classmethod
     def create(
         cls, folder: MirrorFolder, key: FileKey, boot: bytes, calls: DiskCalls
     ) -> StoredFile:
-        """Create a file without pages, in place of an existing one. Raises: DataError; OSError if
-        there is no room for its map."""
+        """Create a file without pages, which replaces an existing one. Raises: DataError; OSError
+        if there is no room for its map."""
         digest = key.digest
-        new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         discard(folder, digest)
-        map_fd = folder.open_file(folder.map_path(digest), new)
+        map_fd = folder.open_file(folder.map_path(digest), flags)
         try:
-            # Whole, since a store into a hole of a map on a full disk would end the process.
+            # Without holes, since a store into a hole on a full disk would end the process
             calls.allocate(map_fd, 0, map_bytes(key.size))
             block_map = BlockMap(mmap.mmap(map_fd, map_bytes(key.size)), key, boot)
             block_map.store_header(boot)
-            fd = folder.open_file(folder.data_path(digest), new)
+            fd = folder.open_file(folder.data_path(digest), flags)
         except (OSError, DataError):
             folder.map_path(digest).unlink(missing_ok=True)
             raise
@@ -101,8 +108,8 @@ class StoredFile:
         if block_map is None or block_map.key.digest != digest:
             return None
         fd = folder.open_file(folder.data_path(digest), os.O_RDWR)
-        found = cls(folder, block_map, fd, calls)
-        return found if os.fstat(fd).st_size == block_map.key.size else None
+        stored = cls(folder, block_map, fd, calls)
+        return stored if os.fstat(fd).st_size == block_map.key.size else None
 
     def __del__(self) -> None:
         with suppress(OSError):
@@ -123,11 +130,11 @@ class StoredFile:
         fence()
         begin = 0
         for block, mask in _list_blocks(pages):
-            held, _, checksum = self.map.load(block)
+            record = self.map.load(block)
             stop = begin + self._count_bytes(block, mask)
-            checksum += sum_of_pages(mask, data[begin:stop])
+            checksum = record.checksum + sum_of_pages(mask, data[begin:stop])
             # Without DURABLE: the new pages are not synced yet
-            self.map.store(block, held | mask, 0, checksum & _CHECKSUM_MASK)
+            self.map.store(block, record.pages | mask, 0, checksum & _CHECKSUM_MASK)
             begin = stop
 
     def read(self, pages: Pages) -> tuple[bytes, Pages]:
@@ -145,42 +152,44 @@ class StoredFile:
             if not is_whole or sum_of_pages(held, memoryview(data)) != checksum:
                 wrong.append((block, held))
             else:
-                every = pages_of_rows([(block, held)])
-                some = pages_of_rows([(block, mask)])
-                parts.append(select_bytes(every, memoryview(data), some, self.key.size))
+                held_pages = pages_of_rows([(block, held)])
+                wanted_pages = pages_of_rows([(block, mask)])
+                parts.append(
+                    select_bytes(held_pages, memoryview(data), wanted_pages, self.key.size)
+                )
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
         """Take pages out of the map, and make holes of them. Returns: how many were held.
 
-        Raises: DataError if the disk fails: they are not held then, either.
+        Raises: DataError if the disk fails. Then the pages are not held, either.
         """
-        removed = []
+        removed_rows = []
         for block, mask in _list_blocks(pages):
             held, flags, checksum = self.map.load(block)
             kept = held & ~mask
             if kept:
-                gone = held & mask
-                data = self._read_block(block, gone)
-                checksum -= sum_of_pages(gone, memoryview(data))
-                if len(data) < self._count_bytes(block, gone):
-                    kept = 0  # without their bytes, the checksum of the others is not known
+                removed = held & mask
+                data = self._read_block(block, removed)
+                checksum -= sum_of_pages(removed, memoryview(data))
+                if len(data) < self._count_bytes(block, removed):
+                    kept = 0  # the checksum of the others cannot be computed
             self.map.store(block, kept, flags, checksum & _CHECKSUM_MASK)
-            removed.append((block, held & ~kept))
-        gone_pages = pages_of_rows(removed)
+            removed_rows.append((block, held & ~kept))
+        removed_pages = pages_of_rows(removed_rows)
         self.map.add_punch()
         try:
             if self._may_be_durable:
-                # After a power loss a map that calls them durable must not meet the hole.
+                # Else, after a power loss, the map could say that the hole is durable pages
                 self._calls.flush(self.map.mapping)
-            self._punch(gone_pages)
+            self._punch(removed_pages)
         except OSError as error:
             raise disk_error(self.path, error) from error
-        return count_pages(gone_pages.masks)
+        return count_pages(removed_pages.masks)
 
     def sync(self) -> None:
-        """Make what is held durable. Raises: DataError if the disk fails: what was not durable is
-        not held any more, since the system may have lost it."""
+        """Make the held pages durable. Raises: DataError if the disk fails. Then pages that were
+        not durable are no longer held, since the system may have lost them."""
         new = self.map.held(without=DURABLE)
         try:
             self._calls.sync(self._fd)
@@ -193,14 +202,15 @@ class StoredFile:
             self.map.store(block, held, DURABLE, checksum)
 
     def recover(self, boot: bytes) -> int:
-        """Keep what can be trusted after another owner: durable blocks, and others if the machine
-        was not restarted since, or if their checksum is right. Returns: how many pages were
-        removed. Raises: DataError."""
+        """Keep the blocks of a previous owner that can be trusted: durable ones, and others if the
+        machine was not restarted since, or if their checksum is right. Returns: how many pages
+        were removed. Raises: DataError."""
         self.repair()
         num_lost = 0
         if self.map.boot != boot:
-            for part in by_block(self.map.held(without=DURABLE)):
-                num_lost += self.remove(self.read(part)[1])
+            for block_pages in by_block(self.map.held(without=DURABLE)):
+                _, wrong = self.read(block_pages)
+                num_lost += self.remove(wrong)
             self.map.store_header(boot)
         return num_lost
 
@@ -225,7 +235,7 @@ class StoredFile:
         os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
 
     def _read_block(self, block: int, mask: int) -> bytes:
-        """Bytes of some pages of a block; fewer if the disk fails."""
+        """Return the bytes of some pages of a block; fewer if the disk fails."""
         parts = []
         with suppress(OSError):
             for offset, size in self._list_ranges(pages_of_rows([(block, mask)])):
@@ -241,12 +251,12 @@ class StoredFile:
         return zip(offsets.tolist(), sizes.tolist(), strict=True)
 
     def _count_bytes(self, block: int, mask: int) -> int:
-        """Bytes of some pages of a block."""
+        """Return the size of some pages of a block."""
         return count_bytes(pages_of_rows([(block, mask)]), self.key.size)
 
 
 def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | None:
-    """Read a file under 64 KiB. Returns: its key and its bytes; None if it is not held, or damaged.
+    """Read a file under 64 KiB. Returns: its key and its bytes; None if it is not held or is damaged.
     Raises: DataError if it cannot be read."""
     path = folder.data_path(digest)
     try:
@@ -273,21 +283,21 @@ def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: Dis
     content = b"".join((data, metadata, _MAGIC, struct.pack("<I", len(metadata))))
     content += struct.pack("<I", zlib.crc32(content))
     path = folder.data_path(key.digest)
-    new = Path(f"{path}.new")
-    new.unlink(missing_ok=True)
-    fd = folder.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    new_path = Path(f"{path}.new")
+    new_path.unlink(missing_ok=True)
+    fd = folder.open_file(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         calls.write(fd, memoryview(content), 0)
-        new.rename(path)
+        new_path.rename(path)
     except OSError:
-        new.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
         raise
     finally:
         os.close(fd)
 
 
 def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
-    """The set of pages given by (block, mask) pairs, sorted by block."""
+    """Make the set of pages of (block, mask) pairs, which are sorted by block."""
     blocks, masks = zip(*rows, strict=True) if rows else ((), ())
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
 
@@ -297,7 +307,7 @@ def _list_blocks(pages: Pages) -> Iterator[tuple[int, int]]:
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
-    """Remove a file, if it exists, and tell readers that have it open. Raises: DataError."""
+    """Remove a file, if it exists, and notify readers that have it open. Raises: DataError."""
     path = folder.map_path(digest)
     try:
         with suppress(MissingFileError):

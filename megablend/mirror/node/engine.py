@@ -6,7 +6,7 @@ import asyncio
 import enum
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -26,43 +26,51 @@ from megablend.mirror.disk.pages import (
 
 T = TypeVar("T")
 SOON_SECONDS = 15.0
-"""What is due within this time is not delayed for a node that may come back."""
+"""Pages that are due within this time do not wait for a node that may come back."""
 _MAX_SERVED = 32
 """Portions that are fetched at a time for readers of this machine: each may take a connection."""
 _MAX_TRIES = 8
-"""Times that a call tries to get its pages held: they may be evicted before, and fetches of other
-calls may fail."""
+"""Rounds in which a call fetches its pages: pages that it has fetched may be evicted before the
+others are held, and fetches of other calls may fail."""
 
 
 class Mode(enum.Enum):
-    """Where pages are fetched from."""
+    """The places from which pages are fetched."""
 
     NEEDED = enum.auto()
-    """From other nodes, and from the source if none of them provides the pages."""
+    """Other nodes, and the source if none of them provides the pages."""
     COPY = enum.auto()
-    """From other nodes only: this node keeps copies for them."""
+    """Other nodes only: this node keeps copies for them."""
     FRESH = enum.auto()
-    """As NEEDED, after the pages that this node holds turned out to be wrong. If they are as they
-    had been written, nodes that may have them from the same place are not asked."""
+    """As NEEDED, after the pages that this node holds turned out to be wrong. If this disk has not
+    changed them, nodes that may have them from the same place are not asked."""
 
 
 class Want(NamedTuple):
-    """Pages of a file that are to be fetched."""
+    """Pages of a file that should be held."""
 
     key: FileKey
     pages: Pages
     due: float = math.inf
-    """When they will be read, in seconds of the monotonic clock; infinite if that is not known."""
+    """When the pages will be read, in seconds of the monotonic clock; infinite if unknown."""
     mode: Mode = Mode.NEEDED
 
 
 class Origins(NamedTuple):
-    """How many bytes came from where."""
+    """How many bytes came from the source, and how many from other nodes."""
 
     source: int = 0
-    """From the source."""
     peers: int = 0
-    """From other nodes."""
+
+
+def sum_origins(parts: Iterable[Origins]) -> Origins:
+    """Add up the bytes of several reads."""
+    source = 0
+    peers = 0
+    for part in parts:
+        source += part.source
+        peers += part.peers
+    return Origins(source, peers)
 
 
 Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
@@ -70,21 +78,20 @@ Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
 
 
 class PageReader(Protocol):
-    """From where an engine fetches pages."""
+    """Fetches pages for an engine."""
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """Call `keep` with all pages of the want, in portions in any order. The want's pages are of
-        one portion.
+        """Call `keep` with all pages of the want, which are of one portion, in any order.
 
-        Raises: as Storage.read does; ConfigError if they may not be read here; AwayError if they
-            have to wait for a node that has them.
+        Raises: the same errors as Storage.read; ConfigError if the file may not be read here;
+            AwayError if the pages have to wait for a node that has them.
         """
         ...
 
 
 class AwayError(Exception):
-    """A node does not answer, and what it has is not due so soon that it has to come from
-    elsewhere."""
+    """A node is unreachable, and the pages that it has are not due so soon that they have to come
+    from elsewhere."""
 
 
 class _Flight:
@@ -92,8 +99,7 @@ class _Flight:
 
     def __init__(self, want: Want) -> None:
         self.want = want
-        self.source = 0
-        self.peers = 0
+        self.origins = Origins()
         self.task: asyncio.Task[None]
 
 
@@ -109,8 +115,8 @@ class Engine:
         self.store = store
         self._reader = reader
         self.lead = SOON_SECONDS
-        """In seconds. Pages that are due later than this do not displace pages with a due time,
-        which would have to be fetched twice."""
+        """Pages that are due in more seconds than this displace no pages with a due time, which
+        would have to be fetched twice."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
@@ -127,58 +133,59 @@ class Engine:
     async def serve(self, want: Want) -> Origins:
         """As `obtain`, for a reader of this machine: a few portions at a time."""
 
-        async def get(part: Pages) -> Origins:
-            # The turn comes before the fetch: other nodes that want the pages do not wait for turns
-            # of this node, else nodes could wait for one another's turns for ever
+        async def get(portion: Pages) -> Origins:
+            # Only readers of this machine take turns: if other nodes did, too, nodes could wait for
+            # one another's turns for ever
             async with self._turns:
-                return await self.obtain(want._replace(pages=part))
+                return await self.obtain(want._replace(pages=portion))
 
-        origins = await asyncio.gather(*(get(part) for part in split_portions(want.pages)))
-        return Origins(sum(each.source for each in origins), sum(each.peers for each in origins))
+        portions = split_portions(want.pages)
+        return sum_origins(await asyncio.gather(*map(get, portions)))
 
     async def obtain(self, want: Want) -> Origins:
-        """Fetch those of the pages that are not held, and wait until all of them are.
+        """Fetch the pages that are not held, and wait until all of them are.
 
         Returns: the bytes that were fetched for this call, not those of other calls' fetches.
 
-        Raises: as the reader does; ResourceError if there is no room for them.
+        Raises: the same errors as the reader; ResourceError if there is no room for the pages.
         """
         if want.mode is Mode.FRESH:
             held, _ = await self.read_held(want)
             if len(subtract(want.pages, held).blocks):
-                # Some were changed on this disk, and are dropped now: other nodes may have right
-                # ones
+                # This disk has changed some pages, which are dropped now: other nodes may have
+                # right ones
                 want = want._replace(mode=Mode.NEEDED)
             else:
                 await self.call(self.store.drop, want.key, want.pages)
-        started = list[_Flight]()
+        own_flights = list[_Flight]()
         for _ in range(_MAX_TRIES):
-            missing = await self.call(self._look, want)
+            missing = await self.call(self._find_missing, want)
             if not len(missing.blocks):
                 break
             new_flights = list[_Flight]()
             joined_flights = list[_Flight]()
             for part in split_portions(missing):
-                for flight in self._flights.get(_place_of(want.key, part), []):
-                    if len(intersect(part, flight.want.pages).blocks):
+                left = part
+                for flight in self._flights.get(_portion_of(want.key, part), []):
+                    if len(intersect(left, flight.want.pages).blocks):
                         joined_flights.append(flight)
-                        part = subtract(part, flight.want.pages)
-                if len(part.blocks):
-                    new_flights.append(self._start(want._replace(pages=part)))
-            started += new_flights
+                        left = subtract(left, flight.want.pages)
+                if len(left.blocks):
+                    new_flights.append(self._start(want._replace(pages=left)))
+            own_flights += new_flights
             # Shielded, since other calls may await them: they go on if this call is cancelled
-            await asyncio.gather(*(asyncio.shield(each.task) for each in new_flights))
+            await asyncio.gather(*(asyncio.shield(flight.task) for flight in new_flights))
             if not joined_flights:
                 break
-            await asyncio.wait([each.task for each in joined_flights])
+            await asyncio.wait([flight.task for flight in joined_flights])
         else:
             raise ResourceError(
                 f"{self.store.folder.path}: pages are evicted before they are read; raise `mirror.size`"
             )
-        return Origins(sum(each.source for each in started), sum(each.peers for each in started))
+        return sum_origins(flight.origins for flight in own_flights)
 
-    def _look(self, want: Want) -> Pages:
-        """The pages that are not held. If there are none, record that all of them are used now."""
+    def _find_missing(self, want: Want) -> Pages:
+        """Return the pages that are not held. If all are held, record that they are used now."""
         missing = self.store.missing(want.key, want.pages)
         if not len(missing.blocks):
             self.store.touch(want.key, want.pages)
@@ -187,7 +194,7 @@ class Engine:
     def _start(self, want: Want) -> _Flight:
         """Start to fetch pages of one portion."""
         flight = _Flight(want)
-        self._flights.setdefault(_place_of(want.key, want.pages), []).append(flight)
+        self._flights.setdefault(_portion_of(want.key, want.pages), []).append(flight)
         flight.task = asyncio.ensure_future(self._fetch(flight))
         flight.task.add_done_callback(partial(self._land, flight))
         return flight
@@ -198,8 +205,7 @@ class Engine:
             raise self._no_room()
 
         async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
-            flight.source += origins.source
-            flight.peers += origins.peers
+            flight.origins = sum_origins([flight.origins, origins])
             self.peer_bytes += origins.peers
             if not await self.call(self._write, flight, part, data):
                 raise self._no_room()
@@ -218,7 +224,7 @@ class Engine:
             self._disk.submit(self._reserved.pop, flight, 0)
 
     def _reserve(self, flight: _Flight) -> bool:
-        """Make room for pages, beside those that other fetches bring and that are due as early or
+        """Make room for pages, in addition to the pages of other fetches that are due as early or
         earlier. Returns: whether there is room."""
         want = flight.want
         is_far = want.due > time.monotonic() + self.lead
@@ -246,15 +252,15 @@ class Engine:
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         """Forget a fetch that has ended."""
         if not task.cancelled():
-            task.exception()  # retrieved, since perhaps no call awaits it any more
-        place = _place_of(flight.want.key, flight.want.pages)
-        flights = self._flights[place]
+            task.exception()  # retrieved, since perhaps no call awaits it any longer
+        portion = _portion_of(flight.want.key, flight.want.pages)
+        flights = self._flights[portion]
         flights.remove(flight)
         if not flights:
-            del self._flights[place]
+            del self._flights[portion]
 
     async def read_held(self, want: Want) -> tuple[Pages, bytes]:
-        """Read those of the pages that are held, and whose checksums are right.
+        """Read the pages that are held, and whose checksums are right.
 
         Returns: these pages, and their bytes one after another.
         """
@@ -263,13 +269,13 @@ class Engine:
             while True:
                 held = subtract(want.pages, self.store.missing(want.key, want.pages))
                 data = self.store.read(want.key, held)
-                if data is not None:  # otherwise the damaged pages are not held any more
+                if data is not None:  # otherwise the damaged pages are no longer held
                     return held, data
 
         return await self.call(read)
 
     async def close(self) -> None:
-        """End all fetches, make what is held durable, and close the store."""
+        """End all fetches, make the held pages durable, and close the store."""
         for flights in self._flights.values():
             for flight in list(flights):
                 flight.task.cancel()
@@ -278,12 +284,12 @@ class Engine:
 
 
 def is_soon(due: float) -> bool:
-    """Whether something is due so soon that it cannot wait for a node that may come back."""
+    """Whether pages are due so soon that they cannot wait for a node that may come back."""
     return due < time.monotonic() + SOON_SECONDS
 
 
-def _place_of(key: FileKey, pages: Pages) -> tuple[str, int]:
-    """The digest of the file, and the number of the portion that all of `pages` are in."""
+def _portion_of(key: FileKey, pages: Pages) -> tuple[str, int]:
+    """Return the digest of the file, and the number of the portion that contains `pages`."""
     return key.digest, int(pages.blocks[0]) // PORTION_BLOCKS
 
 

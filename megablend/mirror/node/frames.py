@@ -1,11 +1,11 @@
 """Frames on the socket between ranks and their node process. All numbers are little-endian.
 
     frame   u32 length of the payload, u8 kind, u64 number of the request, payload
-    pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of that and of the bytes, the bytes of all pages in turn
-    needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, i32 due, u64 pages))
+    pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of all before and of the bytes, bytes of all pages in turn
+    needs   u32 n, n x (u32 length of the JSON, JSON [location, etag, size], u32 m, m x (u32 block, i32 due, u64 pages))
 
-A due time is in milliseconds from now, since clocks of processes differ; below 0, it has passed.
-The greatest value means never.
+A due time is in milliseconds from now, since clocks of processes differ. A negative one has passed;
+the greatest value means never.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ORIGINS = struct.Struct("<QQ")
 """Bytes that were fetched for a request: from the source, and from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
-"""Bytes of needs that are sent at a time, so that other requests do not wait long."""
+"""Bytes of needs in one batch, so that other requests do not wait long."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
 _NEVER = 0x7FFFFFFF
 
 
 class Kind(enum.IntEnum):
-    """What a frame asks for, or answers."""
+    """The kinds of requests, and of answers (DONE, FAILED)."""
 
     HELLO = 1
     """JSON of the client and its settings; answered by JSON of the node."""
     STAT = 2
-    """JSON list of locations; answered by a list of [size, etag]."""
+    """JSON list of locations; answered by a JSON list of [size, etag]."""
     WANT = 3
     """Needs; answered by ORIGINS once their pages are held."""
     DUE = 4
@@ -59,18 +59,18 @@ class Kind(enum.IntEnum):
     STOP = 7
     """Ends the process, after the answer."""
     SCRUB = 8
-    """Compares all held pages with their checksums; answered by JSON of what was wrong."""
+    """Compares all held pages with their checksums; answered by JSON of the wrong blocks."""
     REMOVE = 9
     """Deletes all copies, and ends the process."""
     KNOWN = 10
     """JSON list of [location, size, etag], the present states of files."""
     CHECK = 11
-    """Answered by JSON: a line for each node that another node does not reach."""
+    """Answered by JSON with a line for each node that another node does not reach."""
     FILL = 12
     """A byte, which is 1 to count only, and needs, which are fetched whenever they are due;
     answered by JSON of `Filled`."""
     DATASETS = 13
-    """JSON of a verb of `megablend datasets`, and what it is about; answered by JSON."""
+    """JSON of a verb of `megablend datasets` and its arguments; answered by JSON."""
     DONE = 16
     FAILED = 17
     """JSON of an error."""
@@ -102,28 +102,29 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
     return _COUNT.pack(count) + b"".join(parts)
 
 
-def batch_needs(needs: Iterable[Need], most: int = _BATCH_BYTES) -> Iterator[list[Need]]:
-    """Divide needs into one or more batches, each of which packs into about `most` bytes."""
+def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterator[list[Need]]:
+    """Divide needs into one or more batches, each of which packs into about `max_bytes`."""
     batch = list[Need]()
-    left = most
+    left = max_bytes
     for key, pages, due in needs:
         begin = 0
         while begin < len(due):
             left -= len(pack_json(key)) + 2 * _COUNT.size
             rows = slice(begin, begin + max(1, left // _ROWS.itemsize))
-            batch.append(Need(key, Pages(pages.blocks[rows], pages.masks[rows]), due[rows]))
-            left -= len(batch[-1].due) * _ROWS.itemsize
+            need = Need(key, Pages(pages.blocks[rows], pages.masks[rows]), due[rows])
+            batch.append(need)
+            left -= len(need.due) * _ROWS.itemsize
             begin = rows.stop
             if left < _ROWS.itemsize:
                 yield batch
                 batch = []
-                left = most
+                left = max_bytes
     yield batch
 
 
 def check_pages(key: FileKey, pages: Pages) -> None:
-    """Check pages from outside. Raises: ValueError unless they are ascending pages of the file, at
-    least one."""
+    """Check the pages of a request. Raises: ValueError unless they are ascending pages of the file,
+    at least one."""
     if not len(pages.blocks) or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1
@@ -137,7 +138,7 @@ def _is_ascending(pages: Pages) -> bool:
 
 
 def unpack_needs(data: bytes) -> list[Need]:
-    """Unpack what `pack_needs` packed. Raises: ValueError if it is damaged."""
+    """Unpack the result of `pack_needs`. Raises: ValueError if it is damaged."""
     now = time.monotonic()
     try:
         (count,) = _COUNT.unpack_from(data)
@@ -148,9 +149,9 @@ def unpack_needs(data: bytes) -> list[Need]:
             offset += _COUNT.size
             location, etag, num_bytes = parse_json(data[offset : offset + size])
             offset += size
-            (rows_count,) = _COUNT.unpack_from(data, offset)
+            (num_rows,) = _COUNT.unpack_from(data, offset)
             offset += _COUNT.size
-            rows = np.frombuffer(data, _ROWS, rows_count, offset)
+            rows = np.frombuffer(data, _ROWS, num_rows, offset)
             offset += rows.nbytes
             due = np.where(rows["due"] == _NEVER, math.inf, now + rows["due"] / 1000)
             pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
@@ -169,10 +170,10 @@ def pack_pages(pages: Pages, data: bytes) -> bytes:
     return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
 
 
-def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memoryview]:
+def unpack_pages(answer: bytes, key: FileKey, requested: Pages) -> tuple[Pages, memoryview]:
     """Unpack pages of the file `key`, and their bytes one after another.
 
-    Raises: ValueError if they are damaged, or not all of them are in `asked`.
+    Raises: ValueError if they are damaged, or not all of them are in `requested`.
     """
     try:
         (count,) = _COUNT.unpack_from(answer)
@@ -186,7 +187,7 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
     # The checksum covers the list of pages, which matters as much as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
         raise ValueError("the bytes are not those that were sent")
-    if not _is_ascending(pages) or len(subtract(pages, asked).blocks):
+    if not _is_ascending(pages) or len(subtract(pages, requested).blocks):
         raise ValueError("found pages that were not requested")
     expected = count_bytes(pages, key.size)
     if len(data) != expected:
@@ -196,15 +197,17 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memo
 
 def pack_error(error: Exception) -> bytes:
     """Pack an error for another process."""
-    kinds = [each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__)]
-    fields: dict[str, Any] = {"class": [*kinds, type(error).__name__][0], "text": str(error)}
+    # A subclass of another module is packed as its base in `errors`, if it has one
+    names = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
+    name = names[0] if names else type(error).__name__
+    fields: dict[str, Any] = {"class": name, "text": str(error)}
     if isinstance(error, DataError):
         fields |= {"path": error.path, "problem": error.problem, "offset": error.offset}
     return pack_json(fields)
 
 
 def unpack_error(data: bytes) -> Exception:
-    """The error that `pack_error` packed; a RuntimeError for a type that is not ours."""
+    """Unpack the result of `pack_error`: a RuntimeError if the error was no MegablendError."""
     fields = parse_json(data)
     kind = getattr(errors, fields["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, MegablendError)):

@@ -18,7 +18,7 @@ import numpy as np
 
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import MirrorFolder
-from megablend.mirror.node.engine import Engine, Mode, Want
+from megablend.mirror.node.engine import Engine, Mode, Want, sum_origins
 from megablend.mirror.node.frames import (
     HEAD,
     MAX_PAYLOAD,
@@ -37,9 +37,11 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
-"""Requests of one client that are answered at a time; its further ones wait."""
+"""Requests of one client that are answered at a time; further requests wait."""
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
 """Requests about files, which only clients that read files may send."""
+_CREDENTIALS = struct.Struct("3i")
+"""Linux's struct ucred: process, user, group."""
 
 
 class LeavingError(Exception):
@@ -65,8 +67,7 @@ class LocalServer:
     _log: LimitedLog = field(default_factory=LimitedLog)
     _server: asyncio.AbstractServer | None = None
     _readers: dict[str, list[Any]] = field(default_factory=dict)
-    """For each client that reads files the nodes that it reads with, if any; commands are left
-    out."""
+    """For each client that reads files: the nodes that it reads with, if any."""
 
     @property
     def is_read(self) -> bool:
@@ -137,6 +138,7 @@ class LocalServer:
     async def _answer(
         self, writer: asyncio.StreamWriter, client: str, kind: int, number: int, payload: bytes
     ) -> None:
+        """Answer a request, by its result or its error."""
         try:
             answer = pack(Kind.DONE, number, await self._do(client, kind, payload))
         except LeavingError:
@@ -144,7 +146,7 @@ class LocalServer:
             return
         except Exception as error:
             if not isinstance(error, MegablendError):
-                # Once a minute for each kind: a client may send frames that are none
+                # Log each kind once a minute at most: a client may send data that is not a frame
                 kind_of_error = type(error).__name__
                 self._log.warn(f"a request failed ({kind_of_error})", str(error), error)
             answer = pack(Kind.FAILED, number, pack_error(error))
@@ -154,6 +156,7 @@ class LocalServer:
                 await writer.drain()
 
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
+        """Fulfil a request. Returns: the payload of the answer."""
         if kind == Kind.HELLO:
             hello = parse_json(payload)
             answer = self.describe(hello)
@@ -163,7 +166,7 @@ class LocalServer:
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client requested files before it sent its settings")
         if kind == Kind.STAT:
-            return pack_json([[each.size, each.etag] for each in await self._stat(payload)])
+            return pack_json([[stat.size, stat.etag] for stat in await self._stat(payload)])
         if kind == Kind.KNOWN:
             for location, size, etag in parse_json(payload):
                 await self.states.remember(str(location), FileStat(size=int(size), etag=str(etag)))
@@ -172,14 +175,11 @@ class LocalServer:
             self.needs.set(client, unpack_needs(payload))
             return b""
         if kind == Kind.WANT:
-            source = 0
-            peers = 0
-            for key, pages, due in unpack_needs(payload):
-                want = Want(key, pages, float(np.min(due, initial=np.inf)))
-                origins = await self.engine.serve(want)
-                source += origins.source
-                peers += origins.peers
-            return ORIGINS.pack(source, peers)
+            wants = [
+                Want(need.key, need.pages, float(np.min(need.due, initial=np.inf)))
+                for need in unpack_needs(payload)
+            ]
+            return ORIGINS.pack(*sum_origins([await self.engine.serve(want) for want in wants]))
         if kind == Kind.DISTRUST:
             for key, pages, _ in unpack_needs(payload):
                 LOG.warning(
@@ -199,29 +199,28 @@ class LocalServer:
         raise ConfigError(f"the node process does not know requests of kind {kind}")
 
     async def _stat(self, payload: bytes) -> list[FileStat]:
-        states = await asyncio.gather(
-            *(self.states.get(each) for each in parse_json(payload)), return_exceptions=True
-        )
-        for each in states:
-            if isinstance(each, BaseException):
-                raise each
-        return [each for each in states if isinstance(each, FileStat)]
+        requests = [self.states.get(location) for location in parse_json(payload)]
+        # All of them end before the first error is raised
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        stats = list[FileStat]()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            stats.append(result)
+        return stats
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
     """Check that the process at the other end may read the folder. Raises: ConfigError if it may
     not."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, group = struct.unpack("3i", credentials)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, group = _CREDENTIALS.unpack(credentials)
     if user in (0, os.geteuid()):
         return
     if folder.group is not None:
-        wanted = grp.getgrnam(folder.group)
+        readers = grp.getgrnam(folder.group).gr_gid
         with contextlib.suppress(KeyError):
-            if group == wanted.gr_gid or wanted.gr_gid in os.getgrouplist(
-                pwd.getpwuid(user).pw_name, group
-            ):
+            if group == readers or readers in os.getgrouplist(pwd.getpwuid(user).pw_name, group):
                 return
     raise ConfigError(
         f"{folder.path}: belongs to user {os.geteuid()}, but this process runs as user {user}\n"

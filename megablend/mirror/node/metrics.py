@@ -12,12 +12,13 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def format_metrics(status: Mapping[str, Any]) -> str:
-    """What `Node.get_status` says, in Prometheus's text format. Names that end with `_total` are
+    """Format the result of `Node.get_status` as Prometheus's text. Names that end with `_total` are
     counters, which begin at 0 when the process starts."""
     cluster = status["cluster"] or {}
     wanted = status["wanted"] or {}
     listed = status["listed"] or {}
     sent = {"nodes": cluster.get("sent_bytes"), "readers": status["read_bytes"]}
+    # For each name its help, its labels and its value; see `_list_samples`
     families: dict[str, tuple[str, tuple[str, ...], Any]] = {
         "build_info": ("The version that runs.", ("version",), {status["version"]: 1}),
         "start_time_seconds": ("When it started, since 1970.", (), status["started"]),
@@ -69,19 +70,21 @@ def format_metrics(status: Mapping[str, Any]) -> str:
         if samples:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP megablend_{name} {about}", f"# TYPE megablend_{name} {kind}"]
-        lines += [f"megablend_{name}{of} {number}" for of, number in samples]
+        lines += [f"megablend_{name}{pairs} {number}" for pairs, number in samples]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _list_samples(
-    labels: tuple[str, ...], value: Any, found: str = ""
+    labels: tuple[str, ...], value: Any, pairs: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Labels and numbers; a value with labels is a mapping, with several it is nested."""
-    if not labels:
-        if value is not None:
-            # True is 1
-            yield f"{{{found[1:]}}}" if found else "", +value
+    """List the labels and the number of each sample. A value with labels is a mapping from texts of
+    the first label to values with the other labels; None has no samples."""
+    if value is None:
         return
-    for text, inner in (value or {}).items():
-        pair = f'{found},{labels[0]}="{text.translate(_ESCAPES)}"'
-        yield from _list_samples(labels[1:], inner, pair)
+    if labels:
+        for text, inner in value.items():
+            pair = f'{labels[0]}="{text.translate(_ESCAPES)}"'
+            yield from _list_samples(labels[1:], inner, (*pairs, pair))
+    else:
+        number = +value  # 1 for True
+        yield f"{{{','.join(pairs)}}}" if pairs else "", number

@@ -50,11 +50,11 @@ _RETRY_SECONDS = 0.05
 _MAX_REPEATS = 3
 """Times that a request is sent again because the node process ended."""
 _PROBE_NUMBER = 0
-"""The number of the request that finds out whether a silent node process still answers."""
+"""The number of the request that checks whether a silent node process still answers."""
 
 
 class NodeLostError(Exception):
-    """The node process has ended, or does not answer."""
+    """The node process has ended, or is not responding."""
 
 
 class _EndedError(NodeLostError):
@@ -66,9 +66,9 @@ class Connection:
     the node process has ended, and anew in each process after a fork.
 
     Args:
-        starts: whether a node process is started if there is none.
-        asks_only: whether only commands are sent. Then the settings need not agree with those of
-            the node process, since no files are read.
+        starts: whether a node process is started if none is running.
+        asks_only: whether only commands are sent. Then the settings need not agree with the
+            settings of the node process, since no files are read.
         joins: whether this process reads together with the `nodes` of its settings; if not, only
             its other settings need to agree.
     """
@@ -90,8 +90,8 @@ class Connection:
         self._reset()
 
     def _reset(self) -> None:
-        """Start without a connection, also after a fork: thread, socket and announcements were
-        those of the parent."""
+        """Begin without a connection, also after a fork: thread, socket and announcements belong
+        to the parent."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -101,29 +101,30 @@ class Connection:
         self._lost_at = -1e9
 
     def stat(self, locations: Sequence[str]) -> list[FileStat]:
-        """The states of files, as the node process knows them. Raises: NodeLostError; as
-        Storage.stat."""
-        states = parse_json(self._ask(Kind.STAT, pack_json(list(locations))))
+        """Return the states of files, as the node process knows them. Raises: NodeLostError; the
+        same errors as Storage.stat."""
+        states = parse_json(self._get_answer(Kind.STAT, pack_json(list(locations))))
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
-        """Request pages. The future is done once all of them are held, with their packed ORIGINS;
-        it fails as the read of the source did, or with NodeLostError."""
+        """Request pages. The result of the future is their packed ORIGINS, once all of them are
+        held; its error is that of the read of the source, or NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
         """Have the node process replace pages that differ from a checksum. Raises: NodeLostError;
-        as the source."""
-        self._ask(Kind.DISTRUST, pack_needs([need]))
+        the errors of the source."""
+        self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
-    def tell_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
-        """Tell the node process the states of files that were just listed. Raises:
-        NodeLostError."""
-        self._ask(Kind.KNOWN, pack_json([[path, state.size, state.etag] for path, state in states]))
+    def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
+        """Report the states of files that were just listed. Raises: NodeLostError."""
+        self._get_answer(
+            Kind.KNOWN, pack_json([[path, state.size, state.etag] for path, state in states])
+        )
 
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
-        """Announce what a reader of this process will need, in place of its last announcement.
-        After a new connection all announcements are repeated. Raises: NodeLostError."""
+        """Announce the needs of a reader of this process, which replace its last announcement. On
+        a new connection all announcements are repeated. Raises: NodeLostError."""
         if self._pid != os.getpid():
             self._reset()
         self._due = {**self._due, reader: needs}
@@ -133,9 +134,9 @@ class Connection:
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
         """Have needs fetched now, whenever they are due, or only counted if `is_dry`. Raises:
-        NodeLostError; as the source."""
+        NodeLostError; the errors of the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
-        return Filled(*parse_json(self._ask(Kind.FILL, payload)))
+        return Filled(*parse_json(self._get_answer(Kind.FILL, payload)))
 
     def _pack_due(self) -> bytes:
         return pack_needs([need for needs in self._due.values() for need in needs])
@@ -151,17 +152,19 @@ class Connection:
 
     def command(self, kind: Kind, about: Any = None) -> Any:
         """Send a command, and return its answer, parsed from JSON. Raises: NodeLostError."""
-        return parse_json(self._ask(kind, b"" if about is None else pack_json(about)))
+        return parse_json(self._get_answer(kind, b"" if about is None else pack_json(about)))
 
-    def _ask(self, kind: Kind, payload: bytes) -> bytes:
+    def _get_answer(self, kind: Kind, payload: bytes) -> bytes:
         """Send a request that may be repeated, and return its answer. Raises: NodeLostError."""
-        return _repeat(lambda: wait_for(self._request(kind, payload)))
+        return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
-        return _repeat(lambda: self._request(kind, payload))
+        """Send a request. Returns: a future of the answer's payload. Raises: NodeLostError;
+        ConfigError if the mirror cannot be used."""
+        return _repeat(lambda: self._request_once(kind, payload))
 
-    def _request(self, kind: Kind, payload: bytes) -> Future[bytes]:
+    def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
+        """As `request`. Raises: _EndedError if the node process has ended meanwhile, too."""
         answer = Future[bytes]()
         if self._pid != os.getpid():
             self._reset()
@@ -181,7 +184,8 @@ class Connection:
             raise _EndedError(str(error)) from None
 
     def _open(self) -> socket.socket:
-        """Connect to the node process, which is started if there is none. Raises: as `_start`."""
+        """Connect to the node process, which is started if none is running. Raises: the same errors
+        as `_start`; NodeLostError if it is not responding."""
         if time.monotonic() - self._lost_at < self._options.patience:
             raise NodeLostError("it was not responding a moment ago")
         deadline = time.monotonic() + self._options.patience
@@ -205,7 +209,7 @@ class Connection:
 
     def _connect(self) -> socket.socket | None:
         """Connect, and exchange greetings. Returns: None if no node process is listening. Raises:
-        ConfigError if it refuses this process."""
+        ConfigError if the node process refuses this process."""
         try:
             folder = MirrorFolder.attach(self._options.folder)
         except ConfigError:
@@ -216,15 +220,7 @@ class Connection:
         try:
             # A socket's path has at most 107 bytes
             connection.connect(f"/proc/self/fd/{fd}/{folder.socket_path.name}")
-            hello: dict[str, Any] = {"protocol": PROTOCOL}
-            if not self._asks_only:
-                options = self._options if self._joins else self._options.alone()
-                hello |= {
-                    "credentials": find_credentials(self._objects, folder.id),
-                    "queries": [[url, query] for url, query in self._objects.urls if query],
-                    "options": options.as_json(),
-                    "members": describe_members(self._options, os.environ) if self._joins else [],
-                }
+            hello = self._make_hello(folder)
             connection.sendall(pack(Kind.HELLO, 0, pack_json(hello)))
             kind, _, payload = _read_frame(connection)
         except PermissionError:
@@ -241,13 +237,26 @@ class Connection:
         if kind == Kind.FAILED:
             connection.close()
             raise unpack_error(payload)
-        if differing := parse_json(payload)["differing"]:
+        differing = parse_json(payload)["differing"]
+        if differing:
             LOG.warning(
                 "mirror: %s: the node process uses its own %s, not those of this config",
                 folder.path,
                 ", ".join(differing),
             )
         return connection
+
+    def _make_hello(self, folder: MirrorFolder) -> dict[str, Any]:
+        hello: dict[str, Any] = {"protocol": PROTOCOL}
+        if not self._asks_only:
+            options = self._options if self._joins else self._options.alone()
+            hello |= {
+                "credentials": find_credentials(self._objects, folder.id),
+                "queries": [[url, query] for url, query in self._objects.urls if query],
+                "options": options.as_json(),
+                "members": describe_members(self._options, os.environ) if self._joins else [],
+            }
+        return hello
 
     def _start(self) -> socket.socket | None:
         """Start a node process, and connect to it. Returns: None if another process of this machine
@@ -257,7 +266,8 @@ class Connection:
             raise NodeLostError("none listens")
         folder = self._options.folder.encode(errors="surrogateescape")
         folder_hash = hashlib.blake2b(folder, digest_size=8).hexdigest()
-        # Not in the mirror's folder or beside it, where this user may not be allowed to write
+        # The lock is not in or next to the mirror's folder, where this user may not be allowed to
+        # write
         private, _ = find_private_folder(
             [Path(tempfile.gettempdir())], Path(f"megablend-{os.geteuid()}"), prefix="megablend-"
         )
@@ -268,12 +278,13 @@ class Connection:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            if (connected := self._connect()) is not None:
+            connected = self._connect()
+            if connected is not None:
                 return connected
             settings = {"mirror": self._options.as_json(), "by_prefix": self._objects.by_prefix}
-            # The node process is none of the job's processes, among which limits are divided
+            # Limits are divided among the job's processes, of which the node process is none
             environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
-            started = subprocess.run(
+            starter = subprocess.run(
                 [sys.executable, "-m", "megablend.mirror.process"],
                 input=json.dumps(settings).encode(),
                 stdout=subprocess.DEVNULL,
@@ -286,17 +297,18 @@ class Connection:
             return None
         finally:
             os.close(fd)
-        # Without a message it was killed while it started: another one may succeed
-        if started.returncode and (message := started.stderr.decode(errors="replace").strip()):
+        message = starter.stderr.decode(errors="replace").strip()
+        # Without a message it was killed while it started: another start may succeed
+        if starter.returncode and message:
             raise ConfigError(f"mirror: {message}")
         return self._connect()
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
-        """Pass answers to those who wait for them, until the connection ends."""
+        """Pass answers to their futures in `pending`, until the connection ends."""
 
         def probe() -> None:
-            """If answers are pending after `patience` seconds of silence, request one that is sent
-            at once. Raises: EOFError if that was done before, and in vain."""
+            """After `patience` seconds of silence with pending answers, send a request that is
+            answered at once. Raises: EOFError if such a request is still pending."""
             if _PROBE_NUMBER in pending:
                 raise EOFError
             if pending:
@@ -325,7 +337,7 @@ class Connection:
             self._socket = None
             unanswered = self._pending
             self._pending = {}
-            # In another thread: their callbacks may send requests, which take the lock
+            # In another thread: callbacks of the futures may send requests, which take the lock
             threading.Thread(
                 target=_fail_all, args=(list(unanswered.values()),), daemon=True
             ).start()
@@ -334,30 +346,30 @@ class Connection:
 
 @lru_cache(maxsize=16)
 def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
-    """The connection to a mirror's node process that all of this process shares."""
+    """Return the connection to a mirror's node process, which this whole process shares."""
     return Connection(options, objects)
 
 
-def _repeat(ask: Callable[[], T]) -> T:
-    """Call `ask`, and again if the node process ended during the call."""
+def _repeat(function: Callable[[], T]) -> T:
+    """Call a function, and again if the node process ended during the call."""
     for _ in range(_MAX_REPEATS):
         with contextlib.suppress(_EndedError):
-            return ask()
-    return ask()
+            return function()
+    return function()
 
 
 def _fail_all(answers: list[Future[bytes]]) -> None:
-    """Fail those futures that are not cancelled."""
-    for each in answers:
-        if each.set_running_or_notify_cancel():
-            each.set_exception(_EndedError("the node process ended"))
+    """Fail the futures that are not cancelled."""
+    for answer in answers:
+        if answer.set_running_or_notify_cancel():
+            answer.set_exception(_EndedError("the node process ended"))
 
 
 def _read_frame(
     connection: socket.socket, on_timeout: Callable[[], None] | None = None
 ) -> tuple[int, int, bytes]:
-    """Read a frame: its kind, number and payload. `on_timeout` is called each time that nothing has
-    come for the socket's time-out. Raises: EOFError at the end; OSError; as `on_timeout` does."""
+    """Read a frame: its kind, number and payload. `on_timeout` is called each time that the socket
+    times out. Raises: EOFError at the end; OSError; the errors of `on_timeout`."""
     size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, on_timeout))
     return kind, number, _read_exactly(connection, size, on_timeout)
 

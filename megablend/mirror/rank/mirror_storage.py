@@ -37,15 +37,16 @@ from megablend.storage.waits import wait_for
 from megablend.storage.wrapper import WrapperStorage
 from megablend.system.log import LOG
 
-_MAX_TRIES = 8
-"""Times that a read requests its pages, since they may be evicted before it reads them."""
+_MAX_REQUESTS = 8
+"""The most requests of a read for its pages, which may be evicted before they are read."""
 _WARN_SECONDS = 60.0
 """Least time between warnings about a mirror."""
+_NUM_THREADS = 16
 
 
 @dataclass(slots=True)
 class _Opened:
-    """The version of a file that is read, and its copy, once it was found in the mirror."""
+    """The version of a file that is read, and its copy, once the mirror has one."""
 
     state: FileStat
     key: FileKey
@@ -53,12 +54,13 @@ class _Opened:
     is_complete: bool = False
 
     def read(
-        self, offsets: Int64s, sizes: Int64s, allocate: Allocate, got: int = 0
+        self, offsets: Int64s, sizes: Int64s, allocate: Allocate, num_fetched: int = 0
     ) -> tuple[Bytes, Int64s] | None:
         """As Storage.read_ranges, from the copy. Returns: None if not all of the ranges are held.
 
         Args:
-            got: bytes that the node process fetched for this read: they are counted elsewhere.
+            num_fetched: bytes that the node process fetched for this read, which are not counted
+                as bytes from the mirror.
         """
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
@@ -67,15 +69,15 @@ class _Opened:
         begins = ends - sizes
         out = allocate(int(ends[-1]) if len(ends) else 0)
         if copy.read_into(offsets, sizes, begins, out):
-            count("mirror_bytes", max(0, len(out) - got))
+            count("mirror_bytes", max(0, len(out) - num_fetched))
             return out, begins
         self.is_complete = False
         return None
 
     def find_copy(self, folder: str) -> None:
-        """Open the copy, if there is one by now, and see whether all of it is held."""
+        """Open the copy, if there is one by now, and find out whether all of it is held."""
         if self.copy is None or not self.copy.is_current:
-            # If the folder was removed, the node process makes it again, or says why it cannot
+            # If the folder was removed, the node process creates it again, or reports why it cannot
             with suppress(ConfigError, MissingFileError):
                 self.copy = MirroredFile.open(MirrorFolder.attach(folder), self.key)
         self.is_complete = self.copy is not None and self.copy.is_complete
@@ -83,7 +85,7 @@ class _Opened:
 
 class MirrorStorage(WrapperStorage):
     """Serves files below the mirror's prefixes from this node's mirror. The node process fetches
-    what is not held; without one, or without room, `inner` is read.
+    pages that are not held. If it is not responding, or has no room for them, `inner` is read.
 
     Args:
         objects: settings by which the node process reaches the source.
@@ -119,7 +121,7 @@ class MirrorStorage(WrapperStorage):
         )
 
     def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits. Those of a local disk if all of the file is held."""
+        """See Storage.limits. A file that is held completely has the limits of a local disk."""
         opened = self._opened.get(path)
         if opened is not None and opened.is_complete:
             return LIMITS
@@ -136,7 +138,7 @@ class MirrorStorage(WrapperStorage):
             # The listing may have newer versions than the node process knows
             states = [(split_query(path)[0], self._opened[path].state) for path in paths]
             try:
-                self.connection.tell_states(states)
+                self.connection.report_states(states)
             except NodeLostError as error:
                 self.warn(error)
         return found
@@ -154,12 +156,12 @@ class MirrorStorage(WrapperStorage):
         return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends. Of mirrored files none are kept: the mirror holds
-        them."""
+        """See HeadAndTailStorage.get_ends. The ends of mirrored files are kept in the mirror
+        only."""
         return None if self._covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends. Those of mirrored files are read into the mirror."""
+        """See HeadAndTailStorage.read_ends. The ends of mirrored files are read into the mirror."""
         if not self._covers(path):
             super().read_ends(path)
             return
@@ -179,34 +181,40 @@ class MirrorStorage(WrapperStorage):
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
-        opened = self._opened.get(path)
-        found = None if opened is None else opened.read(offsets, sizes, allocate)
-        return found or wait_for(self._fetch(path, offsets, sizes, allocate))
+        held = self._read_held(path, offsets, sizes, allocate)
+        return held or wait_for(self._fetch(path, offsets, sizes, allocate))
 
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch. The future is done at once if all pages are held."""
-        opened = self._opened.get(path)
-        found = None if opened is None else opened.read(offsets, sizes, allocate)
-        if found is None:
+        held = self._read_held(path, offsets, sizes, allocate)
+        if held is None:
             return self._fetch(path, offsets, sizes, allocate)
         done = Future[tuple[Bytes, Int64s]]()
-        done.set_result(found)
+        done.set_result(held)
         return done
+
+    def _read_held(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s] | None:
+        """Read ranges of a file that was opened before. Returns: None if not all are held."""
+        opened = self._opened.get(path)
+        return None if opened is None else opened.read(offsets, sizes, allocate)
 
     def _fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """As `fetch`, for ranges that were not found in a copy."""
+        """As `fetch`, for ranges that are not held."""
         if not self._covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
             opened = self._open(path)
-            for i in np.flatnonzero(
-                (offsets < 0) | (sizes < 0) | (offsets > opened.key.size - sizes)
-            ):
-                raise ends_early(path, int(offsets[i]), int(sizes[i]), opened.key.size)
+            size = opened.key.size
+            outside = np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > size - sizes))
+            if len(outside):
+                i = outside[0]
+                raise ends_early(path, int(offsets[i]), int(sizes[i]), size)
         except MegablendError as error:
             return fail_now(error)
         read = _Read(self, path, opened, offsets, sizes, allocate)
@@ -245,20 +253,21 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """The needs of those ranges whose files are mirrored. Raises: NodeLostError; as
-        Storage.stat does."""
-        mirrored = [each for each in ranges if self._covers(each.path)]
-        self._open_all([each.path for each in mirrored])
+        """Return the needs of the ranges whose files are mirrored. Raises: NodeLostError; the same
+        errors as Storage.stat."""
+        mirrored = [of_file for of_file in ranges if self._covers(of_file.path)]
+        self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()
         needs = list[Need]()
-        for each in mirrored:
-            rows, pages = rows_of_ranges(each.offsets, each.sizes)
-            needs.append(Need(self._open(each.path).key, pages, now + each.due[rows]))
+        for of_file in mirrored:
+            range_of_row, pages = rows_of_ranges(of_file.offsets, of_file.sizes)
+            due = now + of_file.due[range_of_row]
+            needs.append(Need(self._open(of_file.path).key, pages, due))
         return needs
 
     @property
     def folder(self) -> str:
-        """Path of the mirror's folder."""
+        """The path of the mirror's folder."""
         return self._options.folder
 
     @property
@@ -267,8 +276,8 @@ class MirrorStorage(WrapperStorage):
         return find_connection(self._options, self._objects)
 
     def _open_all(self, paths: Sequence[str]) -> None:
-        """Decide which versions of files are read, by one request. Raises: NodeLostError; as
-        Storage.stat."""
+        """Decide which versions of files are read, by one request. Raises: NodeLostError; the same
+        errors as Storage.stat."""
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
@@ -278,7 +287,7 @@ class MirrorStorage(WrapperStorage):
         return self._options.covers(path)
 
     def _open(self, path: str) -> _Opened:
-        """The version of a file that is read. Raises: as Storage.stat does."""
+        """Return the version of a file that is read. Raises: the same errors as Storage.stat."""
         if path not in self._opened:
             try:
                 self._open_all([path])
@@ -300,7 +309,7 @@ class MirrorStorage(WrapperStorage):
 
 @dataclass(slots=True)
 class _Read:
-    """One call of `fetch`: requests pages and reads them, until all of them were held during a
+    """One call of `fetch`: requests pages and reads them, until all of them are held during a
     read."""
 
     storage: MirrorStorage
@@ -309,8 +318,8 @@ class _Read:
     offsets: Int64s
     sizes: Int64s
     allocate: Allocate
-    tries: int = 0
-    got: int = 0
+    num_requests: int = 0
+    num_fetched: int = 0
     """Bytes that the node process fetched for this call."""
     result: Future[tuple[Bytes, Int64s]] = field(default_factory=Future)
 
@@ -318,33 +327,33 @@ class _Read:
         """Read if all pages are held, otherwise request them, and continue when they are."""
         try:
             self.opened.find_copy(self.storage.folder)
-            found = self.opened.read(self.offsets, self.sizes, self.allocate, self.got)
-            if found is None:
-                self._ask()
+            held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
+            if held is None:
+                self._request_pages()
             elif self.result.set_running_or_notify_cancel():
-                self.result.set_result(found)
+                self.result.set_result(held)
         except Exception as error:
             self._fail(error)
 
-    def _ask(self) -> None:
-        self.tries += 1
-        if self.tries > _MAX_TRIES:
+    def _request_pages(self) -> None:
+        self.num_requests += 1
+        if self.num_requests > _MAX_REQUESTS:
             raise ResourceError(
                 f"{self.storage.folder}: pages are evicted before they are read; raise `mirror.size`"
             )
         need = Need.of(self.opened.key, pages_of_ranges(self.offsets, self.sizes), time.monotonic())
-        self.storage.connection.want(need).add_done_callback(self._go_on)
+        self.storage.connection.want(need).add_done_callback(self._continue)
 
-    def _go_on(self, wanted: Future[bytes]) -> None:
-        error = wanted.exception()
+    def _continue(self, request: Future[bytes]) -> None:
+        error = request.exception()
         if error is None:
-            source, peers = ORIGINS.unpack(wanted.result())
+            source, peers = ORIGINS.unpack(request.result())
             count("source_bytes", source)
             count("peer_bytes", peers)
-            self.got += source + peers
+            self.num_fetched += source + peers
             self.run()
-        elif isinstance(error, NodeLostError) and self.tries < _MAX_TRIES:
-            # In another thread, since connecting anew may take a while: other answers do not wait
+        elif isinstance(error, NodeLostError) and self.num_requests < _MAX_REQUESTS:
+            # In another thread: connecting anew may take a while, in which other answers come
             _threads(os.getpid()).submit(self.run)
         else:
             self._fail(error)
@@ -358,25 +367,26 @@ class _Read:
             self.result.set_exception(error)
 
     def _read_source(self) -> tuple[Bytes, Int64s]:
-        """Read the same version from the source. Raises: as Storage.read does; DataError if the
-        source has another version."""
+        """Read the same version from the source. Raises: the same errors as Storage.read; DataError
+        if the source has another version."""
         inner = self.storage.inner
-        found = inner.read_ranges(self.path, self.offsets, self.sizes, self.allocate)
+        out, begins = inner.read_ranges(self.path, self.offsets, self.sizes, self.allocate)
         state = inner.stat_opened(self.path)
         if make_key(self.opened.key.location, state) != self.opened.key:
             raise replaced_error(self.path)
-        count("direct_bytes", len(found[0]))
-        return found
+        count("direct_bytes", len(out))
+        return out, begins
 
 
 _warned = dict[str, float]()
-"""When the last warning about a mirror was given, in monotonic seconds, by its folder."""
+"""The time of the last warning about each mirror, in monotonic seconds, by folder."""
 
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Threads for reads that may wait: of `process`, since threads do not survive a fork."""
-    return ThreadPoolExecutor(16, "megablend-mirror")
+    """Return threads for reads that may wait, which belong to one process: threads do not survive a
+    fork."""
+    return ThreadPoolExecutor(_NUM_THREADS, "megablend-mirror")
 
 
 def _allocate(size: int) -> Bytes:
