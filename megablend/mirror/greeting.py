@@ -37,13 +37,9 @@ class Greeter:
     is_service: bool
 
     def compare(self, hello: dict[str, Any], server: LocalServer) -> list[str]:
-        """Compare the settings of a client that reads files.
+        """Compare the settings in the HELLO of a client that reads files.
 
-        Args:
-            hello: the client's HELLO.
-
-        Returns: the names of the mirror's settings that differ, but do not keep the client from
-            reading.
+        Returns: the names of settings that differ, but do not keep the client from reading.
 
         Raises: LeavingError if the node process has to end; ConfigError if it cannot end, and the
             client cannot use it.

@@ -50,7 +50,6 @@ _RESERVE_SHARE = 20
 """By default one part in so many of the file system is left free."""
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
-"""Bytes that are scrubbed at a time: other calls of the store wait for them."""
 _STOP_SECONDS = 0.05
 """Seconds for the reply to STOP to leave before the process ends."""
 
@@ -198,9 +197,8 @@ class Node:
         """Answer a client's greeting. Raises: LeavingError if this process ends, so that the client
         starts another one; ConfigError if the client cannot use it."""
         differing = list[str]()
-        # A command may be of any version, so that `megablend node stop` always works
-        is_reader = "options" in hello
-        if is_reader:
+        # Not of a command, which may be of any version: `megablend node stop` always works
+        if "options" in hello:
             try:
                 differing = self._greeter.compare(hello, self.server)
             except LeavingError:
@@ -274,15 +272,13 @@ class Node:
         return need if self.cluster is None else await self.cluster.select(need)
 
     async def _find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Return which blocks of many files this node should hold: bool [rows]; see
-        Homes.order_rows."""
+        """Return which blocks this node should hold: bool [rows]; see Homes.order_rows."""
         if self.cluster is None:
             return np.ones(len(blocks), np.bool_)
         return await self.cluster.find_own(ids, blocks)
 
     async def _find_datasets(self) -> Datasets:
-        """Return the datasets that are wanted here, which are imported and opened at the first
-        call."""
+        """Return the datasets that are wanted here; the first call imports and opens them."""
         from megablend.mirror.catalog.datasets import Datasets
 
         async with self._datasets_lock:

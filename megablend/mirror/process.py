@@ -139,8 +139,7 @@ def main() -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Log to a file from now on, which begins anew when it is too long, and close the inherited
-    standard streams."""
+    """Log to a file, which begins anew if it is too long, instead of the inherited streams."""
     if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
         path.unlink()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)

@@ -155,8 +155,7 @@ class BlockMap:
         return None if block_map.punches == RETIRED else block_map
 
     def store_header(self, boot: bytes) -> None:
-        """Write the header, except punches. Raises: DataError if the file's location and etag are
-        too long."""
+        """Write the header, except punches. Raises: DataError if location and etag are too long."""
         text = self.key.pack()
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
@@ -217,8 +216,7 @@ class BlockMap:
 
 
 def retire(map_fd: int) -> None:
-    """Notify readers that a file is given up. Its map has to be open for writing, and may be
-    damaged. Raises: OSError."""
+    """Notify readers that a file is given up. Its map, which may be damaged, has to be writable."""
     if os.fstat(map_fd).st_size >= HEADER_BYTES:
         os.pwrite(map_fd, RETIRED.to_bytes(8, "little"), 8 * _PUNCHES_WORD)
 

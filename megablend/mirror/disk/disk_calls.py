@@ -37,8 +37,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def count_free(path: Path) -> int:
-    """Return the bytes that are free for this user on the file system of `path`. Raises:
-    OSError."""
+    """Return the bytes that are free for this user on a file system. Raises: OSError."""
     file_system = os.statvfs(path)
     return file_system.f_bavail * file_system.f_frsize
 

@@ -92,11 +92,9 @@ class MirrorFolder:
 
     path: Path
     id: str
-    """Random hex digits in the marker. Another id at the same path means that another mirror was
-    made there."""
+    """Random hex digits in the marker: a mirror that replaces another at its path has another id."""
     group: str | None = None
-    """The group whose members may read the mirror, in addition to its user; known to the owner
-    only."""
+    """The group whose members may read the mirror; known to the owner only."""
 
     @classmethod
     def create(
@@ -168,8 +166,7 @@ class MirrorFolder:
         return self.path / "files" / digest[:2] / f"{digest}.map"
 
     def open_to_group(self, path: Path) -> None:
-        """Give a folder its group and permissions. Raises: OSError; ConfigError if there is no such
-        group."""
+        """Give a folder its group and permissions. Raises: OSError; ConfigError without the group."""
         if self.group is None:
             path.chmod(0o700)
             return
@@ -188,8 +185,7 @@ class MirrorFolder:
         return 0o400 if self.group is None else 0o440
 
     def remove(self) -> None:
-        """Delete the mirror's own files, and the folder if nothing else is in it. All copies have
-        to be removed before."""
+        """Delete the mirror's files, except copies, and the folder if nothing else is in it."""
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -199,8 +195,7 @@ class MirrorFolder:
             self.path.rmdir()
 
     def check(self) -> None:
-        """Check that this mirror is still at its path. Raises: MissingFileError if the folder was
-        removed or replaced."""
+        """Check that this mirror is still at its path. Raises: MissingFileError if it is not."""
         try:
             if _read_marker(self.path)["id"] == self.id:
                 return
@@ -272,8 +267,7 @@ def _open_regular(path: Path, flags: int, mode: int) -> int:
 
 
 def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
-    """Check that a path is a folder of this process's user, or of one of its groups. Raises:
-    ConfigError."""
+    """Check that a folder belongs to this process's user or groups. Raises: ConfigError."""
     if not stat.S_ISDIR(state.st_mode):
         raise ConfigError(f"{path}: is not a folder\nset `mirror.folder` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
@@ -312,8 +306,7 @@ def _write_new(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_file_system(path: Path, calls: DiskCalls) -> None:
-    """Check that the file system has holes, shared mappings and locks. Raises: ConfigError if one
-    of them is missing; OSError."""
+    """Check that the file system has all that a mirror needs. Raises: ConfigError; OSError."""
     with tempfile.TemporaryFile(dir=path) as file:
         fd = file.fileno()
         feature = "holes in files"

@@ -1,5 +1,4 @@
-"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB: pure
-arithmetic."""
+"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
 NEVER = 1 << 62
 """Greater than all due times in microseconds, and than all counts of uses."""
 PAST_SECONDS = 2.0
-"""Seconds after which a page that was due counts as read, and as one without a due time: the
-default of `grace`."""
+"""The default of `grace`: seconds after its due time from which a page has none."""
 WANTED = -(NEVER >> 1)
 """Less than the keys of pages with a due time, greater than those of pages that nobody wants."""
 PINNED = NEVER
@@ -40,12 +39,10 @@ PINNED = NEVER
 _SORT_SECONDS = 2.0
 """Seconds after which the queue is sorted again, since due times pass; `grace` if it is less."""
 _SORT_SHARE = 20
-"""Least pause between two sorts, in durations of the last sort: so that sorting takes a twentieth
-of the time at most."""
+"""Least pause between sorts, in durations of the last one: sorting takes a 20th of the time."""
 _MIN_SORTED = 4096
 _SORTED_FRACTION = 16
-"""One block in so many, those that are evicted first, is in the queue after a sort; but at least
-_MIN_SORTED blocks are."""
+"""After a sort the first one in so many blocks is in the queue, but _MIN_SORTED at least."""
 
 _Entry: TypeAlias = tuple[int, str, int]
 """An entry of the queue: key, digest of the file, block."""
@@ -58,8 +55,7 @@ class Need(NamedTuple):
     pages: Pages
     """Here blocks may be in any order and repeat. The earliest of a page's due times counts."""
     due: Float64s
-    """When each row is read: float64 [rows], in seconds of this process's monotonic clock; infinite
-    if never."""
+    """When each row is read, in seconds of the monotonic clock; infinite if never: float64 [rows]."""
 
     @classmethod
     def of(cls, key: FileKey, pages: Pages, due: float) -> Need:
@@ -197,8 +193,7 @@ class Room:
         return chosen
 
     def _list_by_key(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
-        """Return the held pages of a block as (key, mask), in the order in which they are
-        evicted."""
+        """Return the held pages of a block as (key, mask), the first to be evicted first."""
         key_without_due = int(self._keys_without_due(digest, block))
         if key_without_due >= PINNED:
             return [(key_without_due, held)] if held else []

@@ -67,8 +67,7 @@ class StoredFile:
         self._fd = fd
         self._calls = calls
         self._may_be_durable = True
-        """Whether the map on the disk may have the flag DURABLE, even if the map in memory has
-        not."""
+        """Whether a flag DURABLE may be on the disk, even if it is not in memory."""
 
     @classmethod
     def create(
@@ -98,8 +97,7 @@ class StoredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
-        """Open an existing file. Returns: None if its map is damaged, or its copy has the wrong
-        size. Raises: DataError."""
+        """Open an existing file. Returns: None if map or copy are damaged. Raises: DataError."""
         map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
         try:
             block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)

@@ -90,8 +90,7 @@ class PageReader(Protocol):
 
 
 class AwayError(Exception):
-    """A node is unreachable, and the pages that it has are not due so soon that they have to come
-    from elsewhere."""
+    """A node is unreachable, and the pages that it has can wait for it."""
 
 
 class _Flight:

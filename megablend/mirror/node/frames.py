@@ -123,8 +123,7 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
 
 
 def check_pages(key: FileKey, pages: Pages) -> None:
-    """Check the pages of a request. Raises: ValueError unless they are ascending pages of the file,
-    at least one."""
+    """Check that there are pages, ascending ones and of the file. Raises: ValueError."""
     if not len(pages.blocks) or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1

@@ -84,8 +84,7 @@ class LocalServer:
         self.idle_since = time.monotonic()
 
     async def start(self) -> None:
-        """Start listening. An old socket belongs to no process, since this one holds the folder's
-        lock."""
+        """Start listening. An old socket is of no process, since this one holds the lock."""
         path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -211,8 +210,7 @@ class LocalServer:
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
-    """Check that the process at the other end may read the folder. Raises: ConfigError if it may
-    not."""
+    """Check that the process at the other end may read the folder. Raises: ConfigError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, group = _CREDENTIALS.unpack(credentials)
     if user in (0, os.geteuid()):

@@ -1,5 +1,4 @@
-"""The pages that the clients of a node process need, which are fetched and kept in the order in which
-they are due."""
+"""The needs of a node process's clients, whose pages are fetched and kept as they are due."""
 
 from __future__ import annotations
 
@@ -33,11 +32,9 @@ _PAUSE_SECONDS = 0.2
 """Least time between two changes of all due times, which is work for each row."""
 _NUM_FETCHERS = 16
 _LEAD_SHARE = 32
-"""At most one in so many held bytes may be of pages that were fetched ahead, and displaced
-others."""
+"""At most one in so many held bytes is of pages that were fetched ahead and displaced others."""
 _MIN_GRACE_SECONDS = 0.5
-"""Least time after its due time until a page counts as read: in a mirror that is small for its
-readers."""
+"""Least time from its due time until a page counts as read, if the mirror is small."""
 _WARN_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 """Pause before a fetch is tried again that found no room, or whose node was unreachable."""
@@ -127,8 +124,7 @@ class Needs:
                 task.cancel()
 
     async def _apply(self, own: list[Need]) -> None:
-        """Replace the due times of the store, and the list of parts, which are of the clients'
-        needs `own` only."""
+        """Replace the store's due times, and the list of parts, which has the clients' needs only."""
         loop = asyncio.get_running_loop()
         of_nodes = [need for needs in self._of_nodes.values() for need in needs]
         usage = await self.engine.call(self.engine.store.usage)
@@ -188,8 +184,7 @@ class Needs:
         return part.due < time.monotonic() - self._grace
 
     async def _try_fetch(self, part: Want) -> bool:
-        """Fetch a part, unless a part that is due earlier waits for room. Returns: False if there
-        is no room for it yet."""
+        """Fetch a part. Returns: False if there is no room yet for it, or for an earlier one."""
         if any(due < part.due for due in self._refused):
             return False
         self._refused.discard(part.due)
@@ -244,8 +239,7 @@ class Needs:
 
 
 def find_lead(needs: Sequence[Need], size: int) -> float:
-    """Return in how many seconds from now the first `size` bytes of needs are due; at most
-    SOON_SECONDS."""
+    """Return in how many seconds `size` bytes of needs will be due; at most SOON_SECONDS."""
     due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - time.monotonic()
     masks = np.concatenate([np.empty(0, np.uint64), *(need.pages.masks for need in needs)])
     is_coming = (due >= 0) & (due < SOON_SECONDS)

@@ -29,8 +29,7 @@ T = TypeVar("T")
 MAX_PORTIONS = 64
 """The most portions in flight that are needed soon, and the most others."""
 _MAX_CALLS = 256
-"""Blocking calls at a time: enough that one server without responses does not delay other
-servers."""
+"""Blocking calls at a time: enough that one silent server does not delay others."""
 _MAX_VIEWS = 4096
 """Versions of files that are kept open for reading."""
 
@@ -61,8 +60,7 @@ class SourceReader:
         """Numbers of reads by scheme, and by how they ended: "ok" or "failed"."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
-        """Use the queries of these URLs from now on. They may be signatures, so they are kept in
-        memory only."""
+        """Use queries of URLs from now on. They may be signatures: they are kept in memory only."""
         before = dict(self._objects.urls)
         queries = before | dict(urls)
         if queries != before:
@@ -124,8 +122,7 @@ class SourceReader:
         return await asyncio.shield(opening)
 
     async def _open_view(self, key: FileKey) -> Storage:
-        """Open a view for `_open`. Raises: ChangedFileError if the source has another version
-        now."""
+        """Open such a view. Raises: ChangedFileError if the source has another version now."""
         view = self._storage.for_reading()
         found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
         if found != key:

@@ -1,5 +1,4 @@
-"""The connection of a process to the node process of a mirror, which is started if there is
-none."""
+"""The connection of a process to a mirror's node process, which is started if none runs."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class Connection:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin without a connection, also after a fork: thread, socket and announcements belong
-        to the parent."""
+        """Begin without a connection, also after a fork: the parent keeps its own."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -101,8 +99,7 @@ class Connection:
         self._lost_at = -1e9
 
     def stat(self, locations: Sequence[str]) -> list[FileStat]:
-        """Return the states of files, as the node process knows them. Raises: NodeLostError; the
-        same errors as Storage.stat."""
+        """Return the states of files. Raises: NodeLostError; the same errors as Storage.stat."""
         states = parse_json(self._get_answer(Kind.STAT, pack_json(list(locations))))
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
@@ -112,8 +109,7 @@ class Connection:
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Have the node process replace pages that differ from a checksum. Raises: NodeLostError;
-        the errors of the source."""
+        """Have pages replaced that differ from a checksum. Raises: as `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
     def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:

@@ -156,8 +156,7 @@ class MirrorStorage(WrapperStorage):
         return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends. The ends of mirrored files are kept in the mirror
-        only."""
+        """See HeadAndTailStorage.get_ends. Ends of mirrored files are kept in the mirror only."""
         return None if self._covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
@@ -253,8 +252,7 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """Return the needs of the ranges whose files are mirrored. Raises: NodeLostError; the same
-        errors as Storage.stat."""
+        """Return the needs of ranges whose files are mirrored. Raises: as `_open_all`."""
         mirrored = [of_file for of_file in ranges if self._covers(of_file.path)]
         self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()
@@ -309,8 +307,7 @@ class MirrorStorage(WrapperStorage):
 
 @dataclass(slots=True)
 class _Read:
-    """One call of `fetch`: requests pages and reads them, until all of them are held during a
-    read."""
+    """One call of `fetch`: requests pages and reads them, until a read finds all of them."""
 
     storage: MirrorStorage
     path: str
@@ -384,8 +381,7 @@ _warned = dict[str, float]()
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Return threads for reads that may wait, which belong to one process: threads do not survive a
-    fork."""
+    """Return a process's threads for reads that may wait: threads do not survive a fork."""
     return ThreadPoolExecutor(_NUM_THREADS, "megablend-mirror")
 
 

@@ -52,8 +52,7 @@ _NUM_AHEAD = 8
 _MOST_SENDING = 64
 """The most portions in memory, for all responses together."""
 _MOST_OF_ONE = 48
-"""The most portions in memory for the clients of one machine: if they do not take them, other
-machines still get theirs."""
+"""The most portions in memory for one machine's clients, which may not take them."""
 _SLOW_SECONDS = 60.0
 """How long a client may need for a portion, and how long an unreachable node is waited for."""
 _BUSY_SECONDS = 5.0
@@ -272,8 +271,7 @@ class Files:
     async def _write(
         self, own_turns: asyncio.Semaphore, response: web.StreamResponse, data: memoryview
     ) -> None:
-        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if the client does
-        not take them in time."""
+        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if it takes too long."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
