@@ -112,7 +112,7 @@ def test_mounted_folders_are_mirrored_where_they_are_named(tmp_path: Path) -> No
         assert read(make(settings), str(mounted / "x"), (9, 100_000)) == cut((9, 100_000))
         assert get_status(settings)["files"] == 1
         (mounted / "link").symlink_to(tmp_path / "y")
-        with pytest.raises(ConfigError, match="is a link out of the prefixes"):
+        with pytest.raises(ConfigError, match="is a symbolic link that leads outside the prefixes"):
             make(settings).stat(str(mounted / "link"))
 
 
