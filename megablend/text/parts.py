@@ -222,12 +222,13 @@ def _read_table(table: TableFile, groups: range, part: OpenPart) -> Iterator[Por
         yield portion
 
 
-def count_lines_before(file: TextFile, storage: Storage, offset: int) -> int:
-    """How many lines of a file end before a byte of its uncompressed text."""
-    lines = 0
-    for piece in _open(file, storage):
-        lines += bytes(piece[:offset]).count(b"\n")
-        offset -= len(piece)
-        if offset <= 0:
+def count_line_ends(file: TextFile, storage: Storage, start: int, stop: int) -> int:
+    """How many lines of a file end at bytes [start, stop) of its uncompressed text."""
+    at = 0 if file.codec is not None else start
+    ends = 0
+    for piece in _open(file, storage, at):
+        ends += bytes(piece[max(0, start - at) : max(0, stop - at)]).count(b"\n")
+        at += len(piece)
+        if at >= stop:
             break
-    return lines
+    return ends

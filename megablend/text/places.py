@@ -12,6 +12,7 @@ import numpy as np
 
 from megablend.errors import ConfigError
 from megablend.storage.base import Storage
+from megablend.text.parts import TextFile, count_line_ends
 from megablend.text.tables import is_table
 from megablend.text.token_file import open_token_file, read_footer
 
@@ -123,7 +124,8 @@ def find_document(
         byte: within its line, in the uncompressed file; of a table, the row.
         key: what the source's `key` holds.
 
-    Raises: ConfigError if there is no such file or document, or several; DataError.
+    Raises: ConfigError if there is no such file or document, or several; DataError, also if the text
+        is gone and lines next to `byte` have no document.
     """
     wanted = text.removeprefix("./")
     absolute = os.path.abspath(text)  # noqa: PTH100  (not of a URL, which has no such end)
@@ -153,7 +155,14 @@ def find_document(
         footer = read_footer(storage, part.path)["part"]
         row: int | None = None
         if byte is not None and footer["start"] <= byte < footer["stop"]:
-            row = _find_last(_read_columns(part.path, storage)["offset"], byte, exact=is_row)
+            table = _read_columns(part.path, storage)
+            row = _find_last(table["offset"], byte, exact=is_row)
+            if row is not None and not is_row:
+                next_line = [*table["line"], footer["lines"]][row + 1]
+                start = table["offset"][row]
+                # Lines without a document are in no token file: the text says where they begin
+                if next_line > table["line"][row] + 1 and _ends_line(path, start, byte, storage):
+                    row = None
         elif key is not None:
             row = _find_key(_read_columns(part.path, storage), key, part.path)
         elif line is not None and lines_before < line <= lines_before + footer["lines"]:
@@ -174,6 +183,13 @@ def _find_last(places: Sequence[int], place: int, *, exact: bool) -> int | None:
     """The last of ascending places up to one, or the one itself."""
     at = int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
     return None if at < 0 or (exact and places[at] != place) else at
+
+
+def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
+    """Whether a line of a text file ends at its bytes [start, stop)."""
+    state = storage.stat(text)
+    file = TextFile(text, text, state.size, state.etag)
+    return count_line_ends(file, storage, start, stop) > 0
 
 
 def _find_key(table: Mapping[str, Any], key: str, path: str) -> int | None:

@@ -28,7 +28,7 @@ from megablend.text.parts import (
     OpenPart,
     Part,
     Task,
-    count_lines_before,
+    count_line_ends,
     open_parts,
 )
 from megablend.text.prove import MIN_CHECKED, choose_checked, first_difference
@@ -279,6 +279,6 @@ def explain_bad(setup: Setup, task: Task, bad: BadDocument) -> DataError:
     file = task.file
     if is_table(file.path):
         return DataError(file.path, f"row {bad.place.offset:,}: {bad.reason}; {REMEDY}")
-    line = count_lines_before(file, setup.storage, bad.place.offset) + 1
+    line = count_line_ends(file, setup.storage, 0, bad.place.offset) + 1
     reason = f"line {line:,}: {bad.reason}; {REMEDY}"
     return DataError(file.path, reason, offset=bad.place.offset)

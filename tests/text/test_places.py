@@ -107,6 +107,24 @@ def test_show_and_find_agree_with_the_text(tmp_path: Path, kind: str, eos: bool)
         find(config, "b.jsonl", line=1)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_of_a_line_without_a_document_is_in_none(tmp_path: Path, suffix: str) -> None:
+    rows = [b'{"text": "one"}', b"", b"{bad", b'{"text": "two"}', b"  ", b'{"text": null}']
+    (tmp_path / "data").mkdir()
+    write(tmp_path / f"data/a.jsonl{suffix}", b"\n".join([*rows, b""]))
+    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.9, sequence_length=1)
+    build(config)
+    at = 0
+    for row in rows:
+        for byte in {at, at + len(row)}:  # the line's end is its last byte
+            if row in (rows[0], rows[3]):
+                assert find(config, "a.jsonl" + suffix, byte=byte).found
+            else:
+                with pytest.raises(ConfigError, match=f"has no document at byte {byte}"):
+                    find(config, "a.jsonl" + suffix, byte=byte)
+        at += len(row) + 1
+
+
 def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     places = write_kind(tmp_path / "data", "jsonl")
     config = make_config(tmp_path, on_bad_document="skip", max_bad=0.5)
