@@ -11,7 +11,6 @@ from typing import Any
 
 from megablend.config.complaints import Places
 from megablend.errors import ConfigError
-from megablend.storage.location import find_scheme
 
 TOKENIZER = "tokenizer.json"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -46,9 +45,11 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
             of_main = [path for path in snapshots if path.parent.name == revision]
             return of_main[0] if of_main else snapshots[-1]
         tried += f", nor a model in {model}"
+    name = given.removeprefix("hf://")
+    is_name = _MODEL_NAME.fullmatch(name)
+    download = f", or download the model (`hf download {name} {TOKENIZER}`)" if is_name else ""
     raise ConfigError(
-        f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json, or download the model "
-        f"(`hf download {Path(given).name if find_scheme(given) else given} {TOKENIZER}`)"
+        f"tokenizer: found {given!r}, but {tried}; give the path of a tokenizer.json{download}"
     )
 
 

@@ -32,7 +32,7 @@ FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages are added when they are first needed."""
 TEXT_SUFFIXES = tuple(
     name + packed
-    for name in (".jsonl", ".json", ".txt", ".csv", ".tsv")
+    for name in (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".tsv")
     for packed in ("", ".gz", ".zst", ".xz")
 )
 """Suffixes of files of text, which have no tokens."""

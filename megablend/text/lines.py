@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
@@ -296,7 +297,7 @@ class LineParser:
     def _read_exactly(self, row: bytes, place: Place) -> Document | BadDocument:
         fields = self._fields
         try:
-            record = json.loads(row.decode("utf-8"))
+            record = json.loads(row.decode("utf-8"), parse_int=_read_integer)
         except UnicodeDecodeError as error:
             return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
         except (ValueError, RecursionError) as error:
@@ -321,6 +322,14 @@ class LineParser:
         key = _find_key(record, fields.key)
         key = None if key is None else str(key)
         return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
+
+
+def _read_integer(digits: str) -> int | Decimal:
+    """Python refuses to convert an int of more than some 4,300 digits, which JSON may have."""
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
 
 
 def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:

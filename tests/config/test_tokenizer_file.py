@@ -53,6 +53,11 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"found 'other/model', but there is no file .*nor a model in .*hf download other/model",
     ):
         find_tokenizer("other/model")
+    with pytest.raises(ConfigError, match=r"\(`hf download other/model tokenizer.json`\)$"):
+        find_tokenizer("hf://other/model")
+    for no_name in ("/nope/model", "../model", "s3://bucket/a/model"):
+        with pytest.raises(ConfigError, match=r"give the path of a tokenizer.json$"):
+            find_tokenizer(no_name)
 
 
 @pytest.mark.parametrize("named", ["</s>", {"content": "</s>"}])

@@ -198,6 +198,7 @@ def test_what_is_not_bad(tmp_path: Path) -> None:
         b" \t",
         b'{"text": ""}',
         b'{"text": "big", "n": 123456789012345678901234567890}',
+        b'{"text": "bigger", "n": ' + b"7" * 5000 + b', "m": NaN}',
         b'{"text": "nan", "n": NaN, "m": -Infinity}',
         b'{"text": "first", "text": "last"}',
         b'{"text": "pair \\ud83d\\ude42"}',
@@ -205,7 +206,7 @@ def test_what_is_not_bad(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "a.jsonl", b"\n".join(rows))
     found = read(path, 1 << 20)
-    assert texts_of(found) == ["bom", "", "big", "nan", "last", "pair 🙂", "no newline"]
+    assert texts_of(found) == ["bom", "", "big", "bigger", "nan", "last", "pair 🙂", "no newline"]
     assert found[0][0].num_lines == len(rows)
 
 
