@@ -17,6 +17,7 @@ from megablend.storage.base import Storage
 from megablend.system import count_cpus
 from megablend.text.documents import count_bytes
 from megablend.text.engine import Engine, GigatokenEngine, find_version
+from megablend.text.lines import measure_compression
 from megablend.text.parts import Task, TextFile, plan_tasks
 from megablend.text.prove import MIN_CHECKED, MIN_PROVED_BYTES
 from megablend.text.source import find_text
@@ -81,11 +82,17 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
         with contextlib.suppress(Exception):  # it is not proved yet, and may refuse the tokenizer
             engine = GigatokenEngine(setup.tokenizer)
     read = tokens = written = 0
+    stored = unpacked = 0  # of compressed files
     seconds = 0.0
     for task in islice(tasks, 0, None, step):
         # Of lines, the first part: parts are smaller here
         first = task if is_table(task.file.path) else replace(task, part=task.part and 0)
         with contextlib.suppress(*setup.left_out):
+            if (codec := task.file.codec) is not None:
+                file = task.file
+                pair = measure_compression(setup.storage, file.path, file.size, codec)
+                stored += pair[0]
+                unpacked += pair[1]
             for part in islice(setup.open_parts(first), 1):
                 for portion in islice(part.portions, 1):
                     chosen = portion.take_first(_DOCUMENTS)
@@ -104,7 +111,9 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
                     seconds += time.process_time() - start
                     read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
                     tokens += len(found.ids)
-    num_bytes = sum(task.cost for task in tasks)
+    packed = sum(task.file.size for task in tasks if task.file.codec is not None)
+    num_bytes = sum(task.cost for task in tasks if task.file.codec is None)
+    num_bytes += packed * unpacked // max(1, stored)
     scale = num_bytes / max(1, read)
     # A sample of a few bytes says little, since a token file of them is mostly its footer
     return Estimate(

@@ -158,7 +158,10 @@ def open_plain(storage: Storage, path: str, size: int, start: int) -> Iterator[P
 def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Iterator[Piece]:
     """The bytes of a compressed file, decompressed. Raises: CorruptFileError if it is truncated or
     damaged."""
-    raw = _Pieces(open_plain(storage, path, size, 0))
+    return _decompress(_Pieces(open_plain(storage, path, size, 0)), path, codec)
+
+
+def _decompress(raw: _Pieces, path: str, codec: str) -> Iterator[Piece]:
     try:
         with pa.CompressedInputStream(pa.PythonFile(raw, "r"), codec) as stream:
             while data := stream.read(PORTION_BYTES):
@@ -176,6 +179,18 @@ def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Itera
             f"cannot be decompressed ({reason}): {remedy}, or set `on_unreadable: skip`",
             offset=raw.position,
         ) from error
+
+
+def measure_compression(storage: Storage, path: str, size: int, codec: str) -> tuple[int, int]:
+    """Bytes at the beginning of a compressed file, and bytes of text that they are. Raises: as
+    `open_compressed`."""
+    raw = _Pieces(open_plain(storage, path, size, 0))
+    num_bytes = 0
+    for data in _decompress(raw, path, codec):
+        num_bytes += len(data)
+        if num_bytes >= BATCH_BYTES:
+            break
+    return raw.position, num_bytes
 
 
 class _Pieces(io.RawIOBase):
