@@ -126,7 +126,10 @@ def measure(name: str, run: Path, count: int, seconds: float) -> list[float]:
     before = count_all()
     begin = time.monotonic()
     if name == "megablend":
+        watch = threading.Thread(target=watch_mirrors, args=(run, count), daemon=True)
+        watch.start()
         cpu = ask(run, "want", "data", "--copies", "all", "--wait")
+        watch.join()
     else:
         with ThreadPoolExecutor(count) as threads:
             cpu = sum(threads.map(lambda node: copy(name, run, node), range(count)))
@@ -134,6 +137,20 @@ def measure(name: str, run: Path, count: int, seconds: float) -> list[float]:
     limit.cancel()
     changes = [after - earlier for after, earlier in zip(count_all(), before, strict=True)]
     return [wall, cpu + changes[0], *changes[1:]]
+
+
+def watch_mirrors(run: Path, count: int) -> None:
+    """Print when the mirrors have all bytes, which is before the command says so."""
+    begin = time.monotonic()
+    size = (1 + len(list_files(run.parent / "data"))) << 20  # with the file that was shared before
+    while any(count_held(run / f"node{i}" / "files") < size for i in range(count)):
+        time.sleep(0.1)
+    print(f"      all bytes after {time.monotonic() - begin:.2f} s")
+
+
+def count_held(folder: Path) -> int:
+    """Bytes that the disk holds of a mirror's sparse files."""
+    return sum(each.stat().st_blocks * 512 for each in folder.rglob("*.data"))
 
 
 def copy(name: str, run: Path, node: int) -> float:
