@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megablend.errors import CorruptFileError
+from megablend.errors import CorruptFileError, DataError
 from megablend.storage.base import Storage
 from megablend.text.documents import Portion
 from megablend.text.engine import Tokens
@@ -118,5 +118,15 @@ def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[st
     file = open_token_file(storage, path)
     with TokenFileWriter(to, has_keys="key" in file.schema_arrow.names) as writer:
         for group in range(file.num_row_groups):
-            writer.write_table(file.read_row_group(group))
+            writer.write_table(_read_group(file, group, path))
         writer.close({**read_footer(storage, path), **made_from})
+
+
+def _read_group(file: Any, group: int, path: str) -> Any:
+    """Read a row group. Raises: as `open_token_file`."""
+    try:
+        return file.read_row_group(group)
+    except DataError:  # of the storage
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(path, f"is damaged ({error}); remove it, and build again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -11,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+)
 from megablend.storage.base import Storage
 from megablend.text.documents import REMEDY, BadDocument, Portion, TextFields, count_bytes
 from megablend.text.engine import (
@@ -150,14 +157,23 @@ class Worker:
             part.pass_over()
             name = setup.name_part(task.file.name, part)
             twin = by_key.get(name.rpartition("-")[2])
-            if twin is not None:
-                if twin != name:
-                    with setup.folder.writing(setup.folder_of(task.file.name)) as path:
-                        made_from = {"text": task.file.path, "etag": task.file.etag}
-                        copy_token_file(setup.storage, setup.folder.path(twin), path, made_from)
-                        setup.folder.commit(path, name)
+            if twin is not None and (twin == name or self._copy(task, twin, name)):
                 found[part.number] = load_part(setup, name)
         return found
+
+    def _copy(self, task: Task, twin: str, name: str) -> bool:
+        """Make the token file `name` from that of the same lines of another text. Returns: whether
+        that was possible; not if the other one is damaged, or has gone meanwhile."""
+        folder = self._setup.folder
+        made_from = {"text": task.file.path, "etag": task.file.etag}
+        with (
+            contextlib.suppress(CorruptFileError, MissingFileError),
+            folder.writing(self._setup.folder_of(task.file.name)) as path,
+        ):
+            copy_token_file(self._setup.storage, folder.path(twin), path, made_from)
+            folder.commit(path, name)
+            return True
+        return False
 
     def _make(self, task: Task, part: OpenPart, report: Report) -> Part:
         """Tokenise a part, and write its file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from megablend.inspect.show import show
 from megablend.operations.build import build
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.text import work
 from megablend.text.token_file import read_footer
 from megablend.text.verify_text import verify_text
 from tests.text.test_build import make_config, token_files, write_text
@@ -71,6 +74,36 @@ def test_text_that_was_renamed_is_told_by_its_new_name(tmp_path: Path) -> None:
     assert token_files(tmp_path / "other/tokens") == {
         name: (tmp_path / "cache/tokens" / name).read_bytes() for name in made
     }
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_text_is_tokenised_if_the_token_file_of_the_same_lines_is_no_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, is_gone: bool
+) -> None:
+    write_text(tmp_path / "data", num_files=1)
+    config = make_config(tmp_path, on_unreadable=policy)
+    build(config)
+    tokens = tmp_path / "cache/tokens"
+    before = token_files(tokens)
+    first = tokens / next(iter(before))
+    damaged = bytearray(first.read_bytes())
+    damaged[40:400] = bytes(360)
+    first.write_bytes(damaged)
+    if is_gone:  # since it was listed
+        copy = work.copy_token_file
+
+        def remove_and_copy(storage: Storage, path: str, *others: Any) -> None:
+            first.unlink(missing_ok=True)
+            copy(storage, path, *others)
+
+        monkeypatch.setattr(work, "copy_token_file", remove_and_copy)
+    (tmp_path / "data/0000.jsonl").rename(tmp_path / "data/new.jsonl")
+    built = build(config | {"run": "new"})
+    assert built.index.num_files == len(before)
+    made = [each for name, each in token_files(tokens).items() if "/new.jsonl/" in name]
+    build(config | {"cache": str(tmp_path / "other")})
+    assert made == list(token_files(tmp_path / "other/tokens").values())
 
 
 def test_lines_that_moved_have_token_files_of_their_own(tmp_path: Path) -> None:
