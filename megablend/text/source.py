@@ -29,6 +29,8 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import load_tokenizer
 from megablend.text.work import Setup
 
+OPTIONS = ("text", "key", "bos", "add_special_tokens", "max_document")
+"""What `Setup.options` lists of the config."""
 _PREFIX = ".text-"
 _MAX_DOCUMENT = 64 << 20
 _MAX_DOCUMENT_SLOW = 16 << 20

@@ -9,6 +9,8 @@ What has its final name is done: a killed build goes on from the parts that exis
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import time
@@ -18,7 +20,7 @@ from dataclasses import replace
 from megablend.config import Config
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.errors import ChangedFileError, ConfigError
+from megablend.errors import ChangedFileError, ConfigError, DataError
 from megablend.index.build.build_report import Progress
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
@@ -27,7 +29,7 @@ from megablend.text.estimate import check_space, estimate
 from megablend.text.parts import Entry, Part, Task, TextFile, plan_tasks
 from megablend.text.pool import run_tasks
 from megablend.text.prove import choose_engine
-from megablend.text.source import TextSource, find_text, is_record, parse_record
+from megablend.text.source import OPTIONS, TextSource, find_text, is_record, parse_record
 from megablend.text.token_file import read_footer
 from megablend.text.tokenizer import TokenizerFile
 from megablend.text.work import Setup, load_part
@@ -117,10 +119,26 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
     for name in known:
         text = name.partition("/")[2].rpartition("/")[0]  # between the tokenizer and the part
         if name not in made and text in paths:
+            _check_same_options(source, name)
             raise ChangedFileError(
                 paths[text],
                 f"its text changed after the run began to read source {source.spec.name!r}; restore it, give new "
                 "text a file of its own, or give the run another name (`run:`)",
+            )
+
+
+def _check_same_options(source: TextSource, name: str) -> None:
+    """Raises: ConfigError if a token file that the run has read was made with other settings."""
+    setup = source.setup
+    made_with = setup.options
+    with contextlib.suppress(DataError):  # of a file that is gone or damaged nothing is known
+        made_with = read_footer(setup.storage, setup.folder.path(name))["options"]
+    pairs = zip(OPTIONS, json.loads(made_with), json.loads(setup.options), strict=True)
+    for key, before, now in pairs:
+        if before != now:
+            raise ConfigError(
+                f"source {source.spec.name!r}: `{key}` is {now!r}, but the run was started with tokens made with {before!r}; "
+                "restore it, or give the run another name (`run:`)"
             )
 
 

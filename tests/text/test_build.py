@@ -292,6 +292,19 @@ def test_two_tokenizers_side_by_side(tmp_path: Path) -> None:
         build(one | {"tokenizer": two["tokenizer"]})
 
 
+def test_settings_that_changed_under_a_run_are_named(tmp_path: Path) -> None:
+    """Rather than the text, which has not changed."""
+    write_text(tmp_path / "data")
+    config = make_config(tmp_path)
+    build(config)
+    with pytest.raises(
+        ConfigError, match=r"'web': `key` is None, but .* made with 'id'; restore it"
+    ):
+        build(config | {"sources": [config["sources"][0] | {"key": None}]})
+    with pytest.raises(ConfigError, match="'web': `max_document` is 5000, but "):
+        build(config | {"max_document": 5000})
+
+
 def test_text_that_changed_under_a_run_is_an_error(tmp_path: Path) -> None:
     write_text(tmp_path / "data")
     config = make_config(tmp_path)

@@ -18,7 +18,7 @@ from megablend.operations.source_specs import list_specs
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.text import work
-from megablend.text.token_file import read_footer
+from megablend.text.token_file import copy_token_file, read_footer
 from megablend.text.verify_text import verify_text
 from tests.text.test_build import make_config, token_files, write_text
 
@@ -91,7 +91,7 @@ def test_text_is_tokenised_if_the_token_file_of_the_same_lines_is_no_good(
     damaged[40:400] = bytes(360)
     first.write_bytes(damaged)
     if is_gone:  # since it was listed
-        copy = work.copy_token_file
+        copy = copy_token_file
 
         def remove_and_copy(storage: Storage, path: str, *others: Any) -> None:
             first.unlink(missing_ok=True)
