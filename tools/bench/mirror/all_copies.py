@@ -122,6 +122,7 @@ def measure(name: str, run: Path, count: int, seconds: float) -> list[float]:
         return [cpu, received, *map(machines.count_sent, ["src", *nodes])]
 
     limit = threading.Timer(seconds, lambda: list(map(machines.kill, range(count))))
+    limit.daemon = True
     limit.start()
     before = count_all()
     begin = time.monotonic()
