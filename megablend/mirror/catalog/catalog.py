@@ -1,5 +1,5 @@
-"""The catalog: which datasets, revisions and wants there are. It is a database and manifests in the
-mirror's folder; in a cluster with etcd, a copy of the catalog in etcd (`shared`).
+"""The catalog: the datasets, revisions and wants. It is a database and manifests in the mirror's
+folder; in a cluster with etcd, a copy of the catalog in etcd (`shared`).
 
 datasets.db                  revisions and wants, by name
 manifests/<32 hex>.zlib      the files of a revision
@@ -32,7 +32,7 @@ EVERY = 3600.0
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MAX_MANIFEST_BYTES = 256 << 20
-"""Bytes of the manifests that are kept in memory, or of the only one."""
+"""The most bytes of the manifests that are kept in memory, unless a single one is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,25 +44,25 @@ class Revision:
     num_files: int
     num_bytes: int
     added: float
-    """Seconds of the machine's clock."""
+    """When the revision was added, in seconds of the machine's clock."""
     sources: tuple[str, ...]
     by: str = ""
-    """In a cluster with etcd, the node that listed it."""
+    """In a cluster with etcd, the node that listed the source."""
     every: float = EVERY
     """Seconds until the source is listed again; 0 if it is never listed again."""
     is_plain: bool = False
-    """Whether `sources` are the patterns that were listed. Otherwise they only name what was listed,
-    such as a list of URLs, and the files are asked for one by one when they are listed again."""
+    """Whether `sources` are the patterns that were listed. Otherwise they name something else, such as
+    a file of URLs, and the files are requested one by one when the source is listed again."""
     is_found: bool = False
-    """Whether it was found by listing the source again, not by `add`."""
+    """Whether the revision was found by listing the source again, not by `add`."""
 
     @property
     def name(self) -> str:
-        """Its name in the catalog."""
+        """The name of the revision in the catalog."""
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
-        """Whether a location may be that of one of its files, as far as its sources tell."""
+        """Whether the sources may have a file at a location."""
         roots = (find_root([source]) for source in self.sources)
         return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
@@ -78,24 +78,24 @@ class Want:
     revision: str
     """A digest, or LATEST."""
     is_whole: bool = False
-    """Whether each node holds all of it, not only its share."""
+    """Whether each node holds the whole revision, not only its share."""
     is_pinned: bool = False
-    """Whether it is never evicted."""
+    """Whether the revision is never evicted."""
     until: float | None = None
     """When the want ends, in seconds of the machine's clock; None if it does not end by itself."""
     since: float
-    """When it was first wanted, in seconds of the machine's clock."""
+    """When the want was first requested, in seconds of the machine's clock."""
     nodes: tuple[str, ...] = ()
-    """In a cluster with etcd, the nodes that are to hold it; all nodes if there are none."""
+    """In a cluster with etcd, the nodes that must hold the revision; empty for all nodes."""
     copies: int = 0
-    """How many of these nodes are to hold each page, unless `is_whole`; 0 for the number that
-    `copies` of the mirror's settings says, of all nodes."""
+    """The number of these nodes that must hold each page, unless `is_whole`; 0 for `mirror.copies`
+    nodes."""
     by: str = ""
     """In a cluster with etcd, the node that the want was requested on."""
 
     @property
     def name(self) -> str:
-        """Its name in the catalog."""
+        """The name of the want in the catalog."""
         return f"{self.dataset}@{self.revision}"
 
     @property
@@ -106,7 +106,7 @@ class Want:
 
     @property
     def is_past(self) -> bool:
-        """Whether it has ended."""
+        """Whether the want has ended."""
         return self.until is not None and self.until <= time.time()
 
 
@@ -117,9 +117,9 @@ class Listed(NamedTuple):
     """The last time that this node listed a dataset's source."""
 
     at: float
-    """Seconds of the machine's clock."""
+    """The time, in seconds of the machine's clock."""
     trouble: str
-    """What was wrong, so that the catalog was not changed; empty if nothing was wrong."""
+    """Why the catalog was not changed, if the listing failed; empty otherwise."""
 
 
 def pack_entry(entry: Revision | Want) -> bytes:
@@ -130,15 +130,15 @@ def pack_entry(entry: Revision | Want) -> bytes:
 
 
 def unpack_entry(kind: type[Entry], data: bytes) -> Entry:
-    """What `pack_entry` packed, without what a later version has added. Raises: ValueError,
-    TypeError."""
-    known = {each.name for each in fields(kind)}
-    about: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each
-        for name, each in dict(parse_json(data)).items()
-        if name in known
+    """Decode an entry that `pack_entry` encoded, without the fields that a later version has added.
+    Raises: ValueError, TypeError."""
+    names = {field.name for field in fields(kind)}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in dict(parse_json(data)).items()
+        if name in names
     }
-    return kind(**about)
+    return kind(**values)
 
 
 class Catalog:
@@ -170,16 +170,17 @@ class Catalog:
         self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
-        """The revision with a time that makes it its dataset's latest, even if the clock was set
-        back."""
+        """Return the revision with a time that makes it the dataset's latest one, even if the clock
+        was set back."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
     def date_want(self, want: Want) -> Want:
-        """The want with the time since which it was wanted before; a new one is dated after all
-        others, whatever the clocks of nodes say."""
-        if (known := self.wants.get(want.name)) is not None:
-            return replace(want, since=known.since)
+        """Return the want with the time of the earlier want of the same revision; a new want is dated
+        after all others, even if the clocks of nodes differ."""
+        earlier = self.wants.get(want.name)
+        if earlier is not None:
+            return replace(want, since=earlier.since)
         others = [each.since for each in self.wants.values()]
         return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
 
@@ -197,12 +198,12 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def put_revision(self, revision: Revision) -> None:
-        """Store a revision. Its manifest is there, or comes later."""
+        """Store a revision. Its manifest is stored before or later."""
         self._database.put("revision", {revision.name: pack_entry(revision)})
         self.revisions = {**self.revisions, revision.name: revision}
 
     def put_want(self, want: Want) -> None:
-        """Store a want in place of an earlier one of the same revision."""
+        """Store a want, which replaces an earlier one of the same revision."""
         self._database.put("want", {want.name: pack_entry(want)})
         self.wants = {**self.wants, want.name: want}
 
@@ -212,13 +213,13 @@ class Catalog:
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Store how a dataset's source was listed; what is stored of removed datasets is deleted."""
-        known = {each.dataset for each in self.revisions.values()}
-        gone = self.listed.keys() - known
-        # Before the database is changed, so that it is known even if the disk fails
-        kept = {name: each for name, each in self.listed.items() if name in known}
+        """Store how a dataset's source was listed, and delete the entries of removed datasets."""
+        datasets = {each.dataset for each in self.revisions.values()}
+        removed = self.listed.keys() - datasets
+        # Before the database is changed, so that memory has it even if the disk fails
+        kept = {name: each for name, each in self.listed.items() if name in datasets}
         self.listed = kept | {dataset: listed}
-        self._database.delete("listed", gone)
+        self._database.delete("listed", removed)
         self._database.put("listed", {dataset: json.dumps(listed).encode()})
 
     def remove_revision(self, revision: Revision) -> None:
@@ -232,7 +233,7 @@ class Catalog:
 
     @property
     def own_wants(self) -> list[Want]:
-        """The wants that this node is to hold a part of."""
+        """The wants of which this node must hold a part."""
         return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
 
     def list_lacking(self) -> list[Revision]:
@@ -240,7 +241,7 @@ class Catalog:
         return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
 
     def read_manifest(self, digest: str) -> bytes:
-        """The manifest of a revision as it is stored; empty if it is not here."""
+        """Return the stored manifest of a revision; empty if it is not here."""
         path = self._path(digest)
         try:
             return path.read_bytes()
@@ -250,8 +251,8 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def get_seen(self) -> tuple[str, int]:
-        """The name of the catalog in etcd of which this is a copy, and how often that had been
-        changed."""
+        """Return the name of the catalog in etcd of which this is a copy, and how often that catalog
+        had been changed when it was last copied."""
         name, number = parse_json(self._database.get("shared", "seen") or b'["", 0]')
         return str(name), int(number)
 
@@ -265,19 +266,20 @@ class Catalog:
         return sorted(found, key=lambda each: (each.added, each.digest))
 
     def find_dataset(self, dataset: str) -> list[Revision]:
-        """As `list_revisions`. Raises: ConfigError if there is no such dataset."""
-        if found := self.list_revisions(dataset):
-            return found
-        known = {each.dataset for each in self.revisions.values()}
-        near = did_you_mean(dataset, known, before=": ")
+        """List the revisions of a dataset, the latest last. Raises: ConfigError if it has none."""
+        revisions = self.list_revisions(dataset)
+        if revisions:
+            return revisions
+        datasets = {each.dataset for each in self.revisions.values()}
+        near = did_you_mean(dataset, datasets, before=": ")
         raise ConfigError(
             f"{dataset!r}: no such dataset here{near}\n"
             "`megablend datasets list` lists those that exist; `megablend datasets add NAME SOURCE...` adds one"
         )
 
     def find(self, target: str) -> tuple[str, Revision | None]:
-        """Find the dataset and the revision that NAME, NAME@latest or NAME@REVISION means; None for
-        the latest revision. Raises: ConfigError if there is no such revision, or several."""
+        """Return the dataset and the revision that NAME, NAME@latest or NAME@REVISION means, with
+        None for the latest revision. Raises: ConfigError if there is no such revision, or several."""
         dataset, _, digits = target.partition("@")
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
@@ -294,8 +296,8 @@ class Catalog:
         )
 
     def read_files(self, digest: str) -> Manifest:
-        """The files of a revision. May be called in any thread. Raises: DataError if its manifest
-        is damaged or missing."""
+        """Return the files of a revision. May be called in any thread. Raises: DataError if its
+        manifest is damaged or missing."""
         with self._recent_lock:
             manifest = self._recent.pop(digest, None)
             if manifest is None:
@@ -308,7 +310,7 @@ class Catalog:
         return manifest
 
     def read_known_files(self, digest: str) -> Manifest:
-        """As `read_files`, but no files if the manifest is damaged or missing, which is logged."""
+        """Return the files of a revision; none, with a warning, if its manifest cannot be read."""
         try:
             return self.read_files(digest)
         except DataError as error:
@@ -316,10 +318,10 @@ class Catalog:
             return Manifest.of_lines([])
 
     def find_state(self, location: str) -> tuple[int, str, float] | None:
-        """The size and etag of a file as the latest revision of a dataset has them, and when that
-        revision was listed here, or came from another node. May be called in any thread."""
+        """Return the size and etag of a file in the latest revision of a dataset that has it, and when
+        that revision was listed here or came from another node. May be called in any thread."""
         if not find_scheme(location):
-            return None  # where a mounted file is opened, its etag is longer
+            return None  # etags of opened files of a file system are longer than those of a listing
         latest: dict[str, Revision] = {}
         for revision in self.revisions.values():
             if revision.may_have(location):
@@ -327,7 +329,7 @@ class Catalog:
                 latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
         found = list[tuple[int, str, float]]()
         for revision in latest.values():
-            # A manifest that is damaged, or not here, is told of where it is needed
+            # A manifest that is damaged or missing is reported where it is needed
             with contextlib.suppress(DataError, OSError):
                 file = self.read_files(revision.digest).find_location(location)
                 if file is not None:

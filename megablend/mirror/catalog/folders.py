@@ -33,7 +33,7 @@ class Folders:
         self._path = store.folder.path / "folders"
 
     def find(self, revision: Revision) -> Path:
-        """Path of a revision's folder, which need not exist."""
+        """Return the path of a revision's folder, which need not exist."""
         return self._path / revision.dataset / revision.digest
 
     def make(self, revision: Revision, files: Sequence[DataFile]) -> None:
@@ -120,5 +120,5 @@ class Folders:
 
 
 def _not_held(path: Path) -> ResourceError:
-    """The error for a file of which some page is no longer held."""
+    """Return the error for a file of which a page is no longer held."""
     return ResourceError(f"{path}: is no longer held\nrequest the folder again")

@@ -82,7 +82,7 @@ class Manifest(Sequence[DataFile]):
 
     @property
     def num_text_bytes(self) -> int:
-        """How many bytes the text has."""
+        """The number of bytes of the text."""
         return len(self._text)
 
     @cached_property
@@ -137,17 +137,21 @@ class Manifest(Sequence[DataFile]):
 
     @cached_property
     def _by_location(self) -> tuple[Int64s, Int64s]:
-        """Hashes of the files' locations, ascending, and the index of each one's file."""
+        """The hashes of the files' locations, ascending, and the index of the file of each hash:
+        arrays of int64 [files]."""
         hashes = np.fromiter((hash(file.key.location) for file in self), np.int64, len(self))
         order = np.argsort(hashes)
         return hashes[order], order
 
     def find_location(self, location: str) -> DataFile | None:
-        """The file at a location."""
+        """Return the file at a location; None if there is none."""
         hashes, order = self._by_location
         begin, stop = np.searchsorted(hashes, [hash(location), hash(location) + 1])
-        found = (self[index] for index in order[begin:stop].tolist())
-        return next((file for file in found if file.key.location == location), None)
+        for index in order[begin:stop].tolist():
+            file: DataFile = self[index]
+            if file.key.location == location:
+                return file
+        return None
 
     def list_gone(self, later: Manifest) -> Iterator[DataFile]:
         """List the files whose paths a later manifest of the dataset lacks."""
@@ -161,19 +165,20 @@ class Manifest(Sequence[DataFile]):
 
 
 def pack_line(path: str, key: FileKey) -> bytes:
-    """The line of a file: the JSON that `json.dumps` would write, in a fraction of its time."""
+    """Return the line of a file: the JSON that `json.dumps` writes, in a fraction of its time."""
     location, etag, size = key
     return f"[{_quote(path)}, {_quote(location)}, {_quote(etag)}, {size}]".encode()
 
 
 def unpack_line(line: bytes) -> DataFile:
-    """The file of a line."""
+    """Return the file that a line describes."""
     path, location, etag, size = parse_json(line)
     return DataFile(path, FileKey(location, etag, size))
 
 
 def _find_lines(text: bytes | bytearray) -> Int64s:
-    """Where lines begin after the first line, and where the next one would: int64 [lines + 1]."""
+    """Return the begins of the lines after the first line, and of the line that would follow: int64
+    [lines + 1], bytes."""
     ends = [
         begin
         + np.flatnonzero(np.frombuffer(text[begin : begin + _SCANNED_BYTES], np.uint8) == _NEWLINE)

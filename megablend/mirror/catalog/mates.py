@@ -24,11 +24,11 @@ class Nodes(Protocol):
 
     @property
     def copies(self) -> int:
-        """How many nodes are to hold each page."""
+        """The number of nodes that must hold each page."""
         ...
 
     def find_away(self) -> Collection[str]:
-        """The names of the nodes that do not answer."""
+        """Return the names of the nodes that are away."""
         ...
 
     async def meet(self) -> None:
@@ -36,8 +36,8 @@ class Nodes(Protocol):
         ...
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """Send a request to another node, and return the answer. Raises: AwayError; the error that
-        the node answers with."""
+        """Send a request to another node, and return the response. Raises: AwayError; the error that
+        the node responds with."""
         ...
 
 

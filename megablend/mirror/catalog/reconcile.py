@@ -1,4 +1,4 @@
-"""Which revisions a node is to hold, and for which of them it has room, as pure functions."""
+"""Pure functions that find the revisions that a node must hold, and those that it has room for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megablend.mirror.catalog.catalog import Revision, Want
 
 
 class Goal(NamedTuple):
-    """A revision that is to be held, and why."""
+    """A revision that a node must hold, and the want that it is held for."""
 
     want: Want
     revision: Revision
     is_pinned: bool
-    """Whether it is never evicted: because that was requested, or because programs may map its
-    files."""
+    """Whether the revision is never evicted: because the want is pinned, or because programs may map
+    the files of the revision's folder."""
 
 
 def list_goals(
@@ -26,33 +26,34 @@ def list_goals(
     is_complete: Callable[[Want, Revision], bool],
     has_folder: Callable[[Revision], bool],
 ) -> list[Goal]:
-    """List the revisions that are to be held, the most important first: pinned ones before others,
-    and those that have been wanted longer before others. If a dataset's latest revision is wanted
-    but not complete yet, the last complete one before it is to be held, too.
+    """List the revisions that must be held, the most important first: pinned ones before others, and
+    those that have been wanted for longer before others. If a dataset's latest revision is wanted but
+    not complete yet, the last complete one before it must be held, too.
 
     Args:
-        wants: each want, with the revisions that it is about, the latest last.
+        wants: each want, with the revisions that may have to be held for it, the latest last.
     """
     goals = list[Goal]()
     for want, revisions in wants:
         chosen = list(revisions[-1:])
         if not all(is_complete(want, each) for each in chosen):
-            chosen = [*[each for each in revisions[:-1] if is_complete(want, each)][-1:], *chosen]
+            complete = [each for each in revisions[:-1] if is_complete(want, each)]
+            chosen = [*complete[-1:], *chosen]
         goals += [Goal(want, each, want.is_pinned or has_folder(each)) for each in chosen]
     return sorted(goals, key=lambda each: (not each.is_pinned, each.want.since))
 
 
 class FileSizes(NamedTuple):
-    """How many bytes of each of some files are meant."""
+    """A number of bytes for each of some files."""
 
     ids: Uint64s
     """The first eight bytes of the files' digests: uint64 [files], ascending, each once."""
     sizes: Int64s
-    """int64 [files], bytes."""
+    """The bytes of each file: int64 [files]."""
 
     @classmethod
     def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
-        """Sort files, which may repeat: the largest size of each counts."""
+        """Sort files. Of a file that is repeated, the largest size counts."""
         order = np.lexsort((sizes, ids))
         ids = ids[order]
         is_last = np.ones(len(ids), np.bool_)
@@ -60,7 +61,7 @@ class FileSizes(NamedTuple):
         return cls(ids[is_last], sizes[order][is_last])
 
     def unite(self, other: FileSizes) -> FileSizes:
-        """The files of both; of those in both the larger size."""
+        """Return the files of both, with the larger size of a file that is in both."""
         ids = np.concatenate([self.ids, other.ids])
         return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
 
@@ -76,16 +77,16 @@ NO_SIZES = FileSizes(np.empty(0, np.uint64), np.empty(0, np.int64))
 def find_short(
     goals: Sequence[Goal], sizes: Sequence[FileSizes], capacity: int, needed_by_jobs: int
 ) -> list[int]:
-    """For each goal the bytes of room that are missing for it, 0 if it fits. It has to fit as a
-    whole beside the goals before it and, unless it is pinned, beside what jobs need. Goals that do
-    not fit take no room, except pinned ones.
+    """Return the bytes of room that each goal lacks; 0 if it fits. A goal must fit as a whole in
+    addition to the goals before it and, unless it is pinned, to the needs of jobs. Goals that do not
+    fit take no room, except pinned ones.
 
     Args:
         sizes: for each goal, the bytes of its files.
         capacity: bytes that the mirror can hold.
         needed_by_jobs: bytes that jobs need.
     """
-    reserved = NO_SIZES  # of the goals that have room
+    reserved = NO_SIZES  # the files of the goals that have room
     short = list[int]()
     for goal, files in zip(goals, sizes, strict=True):
         united = reserved.unite(files)

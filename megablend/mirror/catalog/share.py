@@ -1,7 +1,7 @@
-"""Shares: the pages of a revision's files that a node is to hold.
+"""Shares: the pages of a revision's files that a node must hold.
 
-A dataset may have a million files. So a share is columns, of some 50 bytes a file, and only what is
-fetched becomes objects.
+A dataset may have a million files. So a share is columns, of some 50 bytes a file, and only pages
+that are fetched become objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUM_RECENT = 16
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The pages of a revision's files that a node is to hold. A row is a block of a file."""
+    """The pages of a revision's files that a node must hold. A row is a block of a file."""
 
     digests: Uint8s
     """The digest of each file's key: uint8 [files, 16]."""
@@ -44,7 +44,7 @@ class Share:
     """The block and the pages of each row. The blocks of a file are ascending."""
 
     def __len__(self) -> int:
-        """How many files the revision has."""
+        """Return the number of files of the revision, also of those without pages in the share."""
         return len(self.sizes)
 
     @cached_property
@@ -59,44 +59,44 @@ class Share:
 
     @cached_property
     def num_pages(self) -> Int64s:
-        """How many pages of each file are in the share: int64 [files]."""
+        """The number of pages of each file in the share: int64 [files]."""
         counts = np.bincount(self.file_index, count_each(self.rows.masks), len(self))
         return counts.astype(np.int64)
 
     @cached_property
     def num_bytes(self) -> int:
-        """How many bytes the pages have."""
+        """The number of bytes of the pages."""
         return PAGE_BYTES * count_pages(self.rows.masks)
 
     def list_digests(self, begin: int, stop: int) -> list[str]:
-        """The digests of some files, as hex digits."""
+        """Return the digests of some files, as hex digits."""
         digits = self.digests[begin:stop].tobytes().hex()
         return [digits[i : i + 32] for i in range(0, len(digits), 32)]
 
     def pages_of(self, index: int) -> Pages:
-        """The pages of a file."""
+        """Return the pages of a file."""
         begin, stop = np.searchsorted(self.file_index, [index, index + 1])
         return Pages(self.rows.blocks[begin:stop], self.rows.masks[begin:stop])
 
     def select(self, is_own: Bools) -> Share:
-        """The share that has only some of the rows."""
+        """Return a share with only those rows for which `is_own`, bool [rows], is true."""
         rows = Pages(self.rows.blocks[is_own], self.rows.masks[is_own])
         return Share(self.digests, self.sizes, self.file_index[is_own], rows)
 
     def find_sizes(self) -> FileSizes:
-        """How many bytes of each file are in the share."""
+        """Return the number of bytes of each file in the share."""
         return FileSizes.of(self.ids, PAGE_BYTES * self.num_pages)
 
 
 def make_share(manifest: Manifest) -> Share:
-    """The share of a node that is to hold all pages of all files."""
+    """Return the share of a node that must hold all pages of all files."""
     sizes = manifest.sizes
     file_index = [np.empty(0, np.int64)]
     rows = [NO_PAGES]
     # A portion at a time: on the way to its rows, a file takes twice as much memory
     for begin in range(0, len(sizes), _FILES_AT_A_TIME):
-        some = sizes[begin : begin + _FILES_AT_A_TIME]
-        index, pages = rows_of_ranges(np.zeros_like(some), some)
+        stops = sizes[begin : begin + _FILES_AT_A_TIME]
+        index, pages = rows_of_ranges(np.zeros_like(stops), stops)
         file_index.append(begin + index)
         rows.append(pages)
     blocks, masks = (np.concatenate(columns) for columns in zip(*rows, strict=True))
@@ -107,34 +107,36 @@ NO_SHARE = make_share(Manifest.of_lines([]))
 
 
 class Kept:
-    """What of each file the store is to keep, found by its digest.
+    """The pages that the store must keep, found by the digest of their file.
 
     Args:
-        shares: what is kept, and how: room.WANTED or room.PINNED.
+        shares: shares, each with its level: room.WANTED or room.PINNED.
     """
 
     def __init__(self, shares: Iterable[tuple[Share, int]]) -> None:
         self._shares = [(share, level, np.argsort(share.ids)) for share, level in shares]
         self._sorted_ids = [share.ids[order] for share, _, order in self._shares]
         self.get = lru_cache(_NUM_RECENT)(self._find)
-        """As `_find`: blocks of a file are asked for one after another."""
+        """The same as `_find`, cached, since the blocks of a file are looked up one after another."""
 
     def __contains__(self, digest: object) -> bool:
         return isinstance(digest, str) and self._find_levels(digest) != []
 
     def _find(self, digest: str) -> Int64s | None:
-        """How each block of a file is kept: int64 [blocks], WANTED, PINNED or -NEVER; None if no
-        share has the file."""
-        levels = self._find_levels(digest)
-        if not levels:
+        """Return the level of each block of a file, WANTED, PINNED or -NEVER: int64 [blocks]; None if
+        no share has the file."""
+        found = self._find_levels(digest)
+        if not found:
             return None
-        begins = np.full(-(-levels[0][1] // BLOCK_BYTES), -NEVER)
-        for blocks, _, level in levels:
-            begins[blocks] = np.maximum(begins[blocks], level)
-        return begins
+        _, size, _ = found[0]
+        levels = np.full(-(-size // BLOCK_BYTES), -NEVER)
+        for blocks, _, level in found:
+            levels[blocks] = np.maximum(levels[blocks], level)
+        return levels
 
     def _find_levels(self, digest: str) -> list[tuple[Uint32s, int, int]]:
-        """The shares that have a file: the blocks in each, the file's size, and the level."""
+        """Return for each share that has a file: the file's blocks in the share, the file's size, and
+        the share's level."""
         found = []
         number = np.uint64(int(digest[:16], 16))
         for (share, level, order), ids in zip(self._shares, self._sorted_ids, strict=True):

@@ -1,18 +1,18 @@
-"""The catalog of a cluster, in etcd; each node has a copy, so that only changes need etcd.
+"""The catalog of a cluster, in etcd. Each node has a copy, so that only changes need etcd.
 
 Below the prefix:
     shared/revisions/<dataset>@<digest>     a revision
     shared/wants/<dataset>@<revision>       a want
-    shared/catalog                          [a name, drawn when the first of these was put; how often
-                                            they were changed]
-    held/<node>                             see `told`
+    shared/catalog                          the marker: [random name of the catalog, number of its
+                                            changes]
+    held/<node>                             see `reports`
 
-What etcd has is right, and a node does as it says, also when it was away: but not where its copy is
-of a catalog of another name, or one that was changed more often, as when etcd has lost its data or
-an old copy of them was restored. Then the first node that sees it draws a new name, and each one
-puts back what its copy has and etcd lacks, before it does as etcd says. So nothing is deleted
-because etcd has lost it; what was removed while a node was away may come back with that node.
-Nothing is changed by a node that has not seen the last change.
+A node makes its copy agree with etcd. The exception is a copy of a catalog that has another name or
+was changed more often than the one in etcd: then etcd has lost its data, or an older state of them
+was restored. The first node that notices this draws a new name, and each node puts back the entries
+that its copy has and etcd lacks, before it makes the copy agree. So nothing is deleted because etcd
+has lost it; an entry that was removed while a node was unreachable may come back with that node. A
+node changes nothing before it has seen the last change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.catalog.mates import Mates
-from megablend.mirror.catalog.told import Told
+from megablend.mirror.catalog.reports import NodeReports
 from megablend.mirror.members.etcd import EtcdAwayError, Value
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import pack_json
@@ -41,12 +41,12 @@ from megablend.system.log import LOG
 
 MANIFEST_PATH = "/v1/manifest"
 FORGOTTEN_PATH = "/v1/forgotten"
-_MOST_CHANGES = 100
-"""At a time: etcd takes 128."""
+_MAX_CHANGES = 100
+"""The most changes in a transaction, of which etcd allows 128."""
 _PART_BYTES = 8 << 20
-"""Of a manifest, in an answer."""
+"""The most bytes of a manifest in a response."""
 _NUM_RANDOM = 3
-"""So many nodes are asked for a manifest before the one that has made it."""
+"""The number of nodes that are asked for a manifest before the node that has made it."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PERIOD_SECONDS = 10.0
@@ -54,16 +54,17 @@ Entry = Revision | Want
 
 
 class _Marker(NamedTuple):
-    """What is at `shared/catalog`."""
+    """The value of `shared/catalog`; an empty name if there is no catalog."""
 
     name: str = ""
     number: int = 0
+    """The number of changes of the catalog."""
     revision: int = 0
-    """Of etcd."""
+    """The revision of etcd in which the marker was last put."""
 
     @classmethod
     def read(cls, value: Value | None) -> _Marker:
-        """Raises: ConfigError if it is something else."""
+        """Read a marker. Raises: ConfigError if the value is not a marker."""
         if value is None:
             return cls()
         try:
@@ -74,15 +75,15 @@ class _Marker(NamedTuple):
 
 
 class SharedCatalog:
-    """Keeps a node's catalog as that of the cluster.
+    """Makes a node's copy of the catalog agree with etcd, and changes the catalog in etcd.
 
     Args:
         mates: the cluster.
         catalog: this node's copy.
         call: runs a function in the store's thread.
-        holding: is told of changes, and tells what is held.
-        forget: deletes what only some revisions had, and them. In the store's thread.
-        listings: tell what they have listed.
+        holding: plans anew after changes.
+        forget: deletes revisions and files that no other revision has, in the store's thread.
+        listings: knows how this node listed sources, for its reports.
     """
 
     def __init__(
@@ -100,27 +101,28 @@ class SharedCatalog:
         self._call = call
         self._holding = holding
         self._forget = forget
-        self._shared = f"{mates.keys.prefix}shared/"
-        self._marker = f"{self._shared}catalog"
+        self._prefix = f"{mates.keys.prefix}shared/"
+        self._marker_key = f"{self._prefix}catalog"
         self.revision = 0
-        """Of etcd, that the copy is as; 0: none since the start."""
-        self._num_copies = 0
-        self._last = _Marker()
-        """As it was when the copy was as etcd."""
+        """The revision of etcd that the copy agrees with; 0 before the first one since the start."""
+        self._num_syncs = 0
+        self._last_marker = _Marker()
+        """The marker at that revision."""
         self.trouble = ""
-        """Why the copy is not as etcd is."""
+        """Why the copy does not agree with etcd; empty if no reason is known."""
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
         self._log = LimitedLog()
-        self.told = Told(mates, catalog, holding, listings, lambda: self.revision)
+        self.reports = NodeReports(mates, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
-        """What was deleted with the revisions of a dataset that were forgotten last."""
+        """For each dataset: the numbers of files and bytes that were deleted with the revisions that
+        this node forgot last."""
 
     async def run(self) -> None:
-        """Keep the copy, until cancelled."""
+        """Keep the copy in agreement with etcd, and write reports, until cancelled."""
         tasks = [
             asyncio.ensure_future(each)
-            for each in (self._follow(), self._fetch_manifests(), self.told.run())
+            for each in (self._follow(), self._fetch_manifests(), self.reports.run())
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -136,49 +138,51 @@ class SharedCatalog:
         deletes: Iterable[Entry] = (),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Change the catalog of all nodes, as long as that is due. It is done when this node has heard
-        of it. Raises: EtcdAwayError; ResourceError if it has not heard of it."""
+        """Change the catalog of all nodes while `is_due` returns True, and wait until the copy has the
+        changes. Raises: EtcdAwayError; ResourceError if they do not arrive in time."""
         changes = [
             *[(self._key_of(each), pack_entry(each)) for each in puts],
             *[(self._key_of(each), None) for each in deletes],
         ]
-        await self._wait_for(partial(self._is_copied, 1))
-        for begin in range(0, len(changes), _MOST_CHANGES):
-            after = self._num_copies + 1
+        await self._wait_for(partial(self._has_synced, 1))
+        for begin in range(0, len(changes), _MAX_CHANGES):
+            next_sync = self._num_syncs + 1
             while is_due():
-                revision = await self._write(changes[begin : begin + _MOST_CHANGES])
+                revision = await self._write(changes[begin : begin + _MAX_CHANGES])
                 if revision is not None:
-                    await self._wait_for(partial(self._is_as_of, revision))
+                    await self._wait_for(partial(self._has_reached, revision))
                     break
-                await self._wait_for(partial(self._is_copied, after))
-                after = self._num_copies + 1
+                # Another node has changed the catalog: try again when the copy has that change
+                await self._wait_for(partial(self._has_synced, next_sync))
+                next_sync = self._num_syncs + 1
 
     async def catch_up(self) -> None:
-        """Hear of what other nodes have changed before now, if etcd answers."""
+        """Wait until the copy has all changes up to now, if etcd can be reached."""
         with contextlib.suppress(MegablendError):
-            marker = (await self._keys.etcd.get(self._marker))[0].get(self._marker)
+            values, _ = await self._keys.etcd.get(self._marker_key)
+            marker = values.get(self._marker_key)
             if marker is not None:
-                await self._wait_for(partial(self._is_as_of, marker.revision))
+                await self._wait_for(partial(self._has_reached, marker.revision))
 
-    def _is_copied(self, times: int) -> bool:
-        return self._num_copies >= times
+    def _has_synced(self, times: int) -> bool:
+        return self._num_syncs >= times
 
-    def _is_as_of(self, revision: int) -> bool:
-        """Whether the copy is as of a revision of etcd, or later."""
+    def _has_reached(self, revision: int) -> bool:
+        """Whether the copy has all changes up to a revision of etcd."""
         return self.revision >= revision
 
     async def _write(self, changes: Sequence[tuple[str, bytes | None]]) -> int | None:
-        """As `Etcd.change`, if nothing has changed since this copy."""
+        """Put values of keys, or delete keys with None, unless the catalog has changed since the copy
+        was made. Returns: see `Etcd.change`."""
+        last = self._last_marker
         puts = {key: data for key, data in changes if data is not None}
-        return await self._keys.etcd.change(
-            {self._marker: self._last.revision},
-            puts | {self._marker: pack_json([self._last.name, self._last.number + 1])},
-            [key for key, data in changes if data is None],
-        )
+        puts[self._marker_key] = pack_json([last.name, last.number + 1])
+        deletes = [key for key, data in changes if data is None]
+        return await self._keys.etcd.change({self._marker_key: last.revision}, puts, deletes)
 
-    async def _wait_for(self, find: Callable[[], bool]) -> None:
-        """Wait until something is so, of the copy. Raises: as `change`; ConfigError."""
-        if find():
+    async def _wait_for(self, is_met: Callable[[], bool]) -> None:
+        """Wait until the copy meets a condition. Raises: as `change`; ConfigError."""
+        if is_met():
             return
         if self._keys.etcd.away_since is not None:
             raise EtcdAwayError(
@@ -188,7 +192,7 @@ class SharedCatalog:
             raise ConfigError(self.trouble)
         async with self._news:
             try:
-                await asyncio.wait_for(self._news.wait_for(find), _HEARD_SECONDS)
+                await asyncio.wait_for(self._news.wait_for(is_met), _HEARD_SECONDS)
             except asyncio.TimeoutError:
                 raise ResourceError(
                     f"{self._nodes.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
@@ -197,17 +201,17 @@ class SharedCatalog:
                 ) from None
 
     def _key_of(self, entry: Entry) -> str:
-        return (
-            f"{self._shared}{'revisions' if isinstance(entry, Revision) else 'wants'}/{entry.name}"
-        )
+        kind = "revisions" if isinstance(entry, Revision) else "wants"
+        return f"{self._prefix}{kind}/{entry.name}"
 
     async def _follow(self) -> None:
+        """Make the copy agree with etcd after each change, until cancelled."""
         shared = self._keys.shared
         while True:
             values = shared.values
             try:
                 if shared.revision:
-                    await self._take(values, shared.revision)
+                    await self._sync(values, shared.revision)
                 self.trouble = ""
             except EtcdAwayError:
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -217,33 +221,37 @@ class SharedCatalog:
                 self.trouble = str(error)
             await shared.wait_for_change(values)
 
-    async def _take(self, values: Mapping[str, Value], revision: int) -> None:
-        """Make the copy as etcd is; first, put back what etcd has lost."""
-        entries = self._read(values)
-        marker = _Marker.read(values.get(self._marker))
+    async def _sync(self, values: Mapping[str, Value], revision: int) -> None:
+        """Make the copy agree with etcd, whose keys below `shared/` have these values at this revision;
+        first, put back the entries that etcd has lost."""
+        entries = self._read_entries(values)
+        marker = _Marker.read(values.get(self._marker_key))
         name, number = await self._call(self._catalog.get_seen)
-        is_known = marker.name == name
-        has_lost = not marker.name or (is_known and number > marker.number)
-        if (has_lost or not is_known) and await self._put_back(values, marker, is_first=has_lost):
-            return  # etcd has changed, of which this node will hear
-        await self._copy(entries)
+        is_same = marker.name == name
+        has_lost = not marker.name or (is_same and number > marker.number)
+        if (has_lost or not is_same) and await self._put_back(values, marker, is_first=has_lost):
+            return  # `_follow` gets the new values
+        await self._apply(entries)
         await self._call(self._catalog.set_seen, marker.name, marker.number)
-        self._last = marker
+        self._last_marker = marker
         async with self._news:
             self.revision = revision
-            self._num_copies += 1
+            self._num_syncs += 1
             self._news.notify_all()
         self._holding.change()
         self._lacks_manifests.set()
+        # Each node removes the past wants that were requested on it
         past = [each for each in entries.values() if isinstance(each, Want) and each.is_past]
-        if own := [(self._key_of(each), None) for each in past if each.by == self._nodes.own]:
-            await self._write(own)
+        own_past = [each for each in past if each.by == self._nodes.own]
+        if own_past:
+            await self._write([(self._key_of(each), None) for each in own_past])
 
-    def _read(self, values: Mapping[str, Value]) -> dict[str, Entry]:
-        """Raises: ConfigError if other data are below the prefix."""
+    def _read_entries(self, values: Mapping[str, Value]) -> dict[str, Entry]:
+        """Read the revisions and wants, by key. Raises: ConfigError if other data are below the
+        prefix."""
         entries: dict[str, Entry] = {}
         for key, value in values.items():
-            kind, _, name = key.removeprefix(self._shared).partition("/")
+            kind, _, name = key.removeprefix(self._prefix).partition("/")
             try:
                 if kind == "revisions":
                     entries[key] = unpack_entry(Revision, value.data)
@@ -251,23 +259,24 @@ class SharedCatalog:
                     entries[key] = unpack_entry(Want, value.data)
                 else:
                     continue
-                is_known = entries[key].name == name
+                is_valid = entries[key].name == name
             except (ValueError, TypeError):
-                is_known = False
-            if not is_known:
+                is_valid = False
+            if not is_valid:
                 raise _not_ours(key, value)
         return entries
 
     async def _put_back(
         self, values: Mapping[str, Value], marker: _Marker, *, is_first: bool
     ) -> bool:
-        """Put what the copy has and etcd lacks. Returns: whether etcd has changed, by this or by
-        something else."""
-        own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
-        lost = {key: pack_entry(each) for each in own if (key := self._key_of(each)) not in values}
+        """Put the entries that the copy has and etcd lacks, and a new name if this node is the first
+        one to notice the loss. Returns: whether etcd has changed, by this node or by another one."""
+        entries: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
+        packed = {self._key_of(each): pack_entry(each) for each in entries}
+        lost = {key: data for key, data in packed.items() if key not in values}
         keys = sorted(lost)
-        for begin in range(0, len(keys), _MOST_CHANGES):
-            some = {key: lost[key] for key in keys[begin : begin + _MOST_CHANGES]}
+        for begin in range(0, len(keys), _MAX_CHANGES):
+            some = {key: lost[key] for key in keys[begin : begin + _MAX_CHANGES]}
             if await self._keys.etcd.change(dict.fromkeys(some, 0), some) is None:
                 return True
         if lost:
@@ -275,49 +284,48 @@ class SharedCatalog:
         name = marker.name
         if is_first:
             name = os.urandom(8).hex()
-            new = {self._marker: pack_json([name, 0])}
-            if await self._keys.etcd.change({self._marker: marker.revision}, new) is None:
+            new = {self._marker_key: pack_json([name, 0])}
+            if await self._keys.etcd.change({self._marker_key: marker.revision}, new) is None:
                 return True
         await self._call(self._catalog.set_seen, name, 0)
         return is_first or bool(lost)
 
-    async def _copy(self, entries: Mapping[str, Entry]) -> None:
-        known = self._catalog
+    async def _apply(self, entries: Mapping[str, Entry]) -> None:
+        """Make the copy have these entries and no others, except past wants."""
+        catalog = self._catalog
         for entry in entries.values():
-            if isinstance(entry, Revision) and known.revisions.get(entry.name) != entry:
-                await self._call(known.put_revision, entry)
-            if (
-                isinstance(entry, Want)
-                and not entry.is_past
-                and known.wants.get(entry.name) != entry
-            ):
-                await self._call(known.put_want, entry)
-        for want in known.wants.values():
+            if isinstance(entry, Revision):
+                if catalog.revisions.get(entry.name) != entry:
+                    await self._call(catalog.put_revision, entry)
+            elif not entry.is_past and catalog.wants.get(entry.name) != entry:
+                await self._call(catalog.put_want, entry)
+        for want in catalog.wants.values():
             if self._key_of(want) not in entries:
-                await self._call(known.remove_want, want)
-        gone: dict[str, list[Revision]] = {}
-        for revision in known.revisions.values():
+                await self._call(catalog.remove_want, want)
+        removed: dict[str, list[Revision]] = {}
+        for revision in catalog.revisions.values():
             if self._key_of(revision) not in entries:
-                gone.setdefault(revision.dataset, []).append(revision)
-        for dataset, some in gone.items():
-            self._forgotten[dataset] = await self._call(self._forget, some)
+                removed.setdefault(revision.dataset, []).append(revision)
+        for dataset, revisions in removed.items():
+            self._forgotten[dataset] = await self._call(self._forget, revisions)
 
     async def answer(self, path: str, body: bytes) -> bytes:
-        """Answer another node."""
-        answers = {MANIFEST_PATH: self._give_manifest, FORGOTTEN_PATH: self._tell_forgotten}
-        return await answers[path](body)
+        """Respond to a request of another node."""
+        handlers = {MANIFEST_PATH: self._send_manifest, FORGOTTEN_PATH: self._send_forgotten}
+        return await handlers[path](body)
 
-    async def _give_manifest(self, body: bytes) -> bytes:
-        """A part of a manifest, as it is stored: empty if it is not here, or ends before."""
-        about = parse_json(body)
-        digest = str(about["digest"])
+    async def _send_manifest(self, body: bytes) -> bytes:
+        """Return a part of a stored manifest; empty if it is not here, or ends before `begin`."""
+        request = parse_json(body)
+        digest = str(request["digest"])
         if all(each.digest != digest for each in self._catalog.revisions.values()):
             return b""
-        begin = int(about["begin"])
+        begin = int(request["begin"])
         data: bytes = await self._call(self._catalog.read_manifest, digest)
         return data[begin : begin + _PART_BYTES]
 
     async def _fetch_manifests(self) -> None:
+        """Fetch the manifests that this node lacks, until cancelled."""
         while True:
             self._lacks_manifests.clear()
             lacking = await self._call(self._catalog.list_lacking)
@@ -328,57 +336,62 @@ class SharedCatalog:
             ):
                 await asyncio.sleep(random.uniform(0, 2 * _LOOK_SECONDS))
             else:
-                # One that is damaged is dropped when it is read
+                # Looked for again after a while, since a damaged manifest is deleted when it is read
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._lacks_manifests.wait(), _PERIOD_SECONDS)
 
     async def _fetch_manifest(self, revision: Revision) -> None:
-        """Take a manifest from a node that has it, if there is one."""
+        """Fetch a manifest from one of the nodes, if one has it."""
         others = [each for each in self._nodes.names if each != self._nodes.own]
+        # At random, so that not all nodes ask the same one
         random.shuffle(others)
-        first = others[:_NUM_RANDOM]
-        for node in [*first, revision.by, *others[_NUM_RANDOM:]]:
+        for node in [*others[:_NUM_RANDOM], revision.by, *others[_NUM_RANDOM:]]:
             if node not in others or node in self._nodes.find_away():
                 continue
             try:
-                data = b""
-                while not data or len(data) % _PART_BYTES == 0:
-                    about = {"digest": revision.digest, "begin": len(data)}
-                    part = await self._nodes.post(node, MANIFEST_PATH, pack_json(about))
-                    data += part
-                    if not part:
-                        break
+                data = await self._request_manifest(node, revision.digest)
                 if data:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, Manifest.unpack, revision.digest, data)
+                    # Raises ValueError if the manifest is damaged
+                    await asyncio.to_thread(Manifest.unpack, revision.digest, data)
                     await self._call(self._catalog.put_manifest, revision.digest, data)
                     self._holding.change()
                     return
             except (AwayError, MegablendError, ValueError) as error:
                 self._log.warn(node, f"cannot get the manifest of {revision}: {error}")
 
-    async def _tell_forgotten(self, body: bytes) -> bytes:
-        """What this node has deleted with revisions of some datasets, when it has."""
-        about = parse_json(body)
-        await self._wait_for(partial(self._is_as_of, int(about["revision"])))
-        return pack_json(self._sum_forgotten(about["datasets"]))
+    async def _request_manifest(self, node: str, digest: str) -> bytes:
+        """Request a manifest from a node, in parts; empty if the node does not have it."""
+        data = b""
+        while True:
+            request = pack_json({"digest": digest, "begin": len(data)})
+            part = await self._nodes.post(node, MANIFEST_PATH, request)
+            data += part
+            if len(part) < _PART_BYTES:
+                return data
+
+    async def _send_forgotten(self, body: bytes) -> bytes:
+        """Return how many files and bytes this node has deleted with the forgotten revisions of some
+        datasets, when its copy of the catalog has reached a revision of etcd."""
+        request = parse_json(body)
+        await self._wait_for(partial(self._has_reached, int(request["revision"])))
+        return pack_json(self._sum_forgotten(request["datasets"]))
 
     def _sum_forgotten(self, datasets: Iterable[str]) -> dict[str, int]:
-        known = [self._forgotten[each] for each in datasets if each in self._forgotten]
-        return {name: sum(each[name] for each in known) for name in ("files", "bytes")}
+        deleted = [self._forgotten[each] for each in datasets if each in self._forgotten]
+        return {name: sum(each[name] for each in deleted) for name in ("files", "bytes")}
 
     async def forget(self, revisions: Sequence[Revision], wants: Sequence[Want]) -> dict[str, Any]:
-        """Forget revisions on all nodes. Returns: what was deleted here, and on each node that
-        answers; and which do not, and will."""
+        """Forget revisions and wants on all nodes. Returns: the revisions; how many files and bytes
+        each node has deleted; and the nodes that did not respond, which will delete them later."""
         await self.change(deletes=[*wants, *revisions])
         datasets = sorted({each.dataset for each in revisions})
-        about = pack_json({"datasets": datasets, "revision": self.revision})
+        request = pack_json({"datasets": datasets, "revision": self.revision})
         nodes: dict[str, Any] = {self._nodes.own: self._sum_forgotten(datasets)}
         away = list[str]()
 
         async def ask(node: str) -> None:
             try:
-                nodes[node] = parse_json(await self._nodes.post(node, FORGOTTEN_PATH, about))
+                nodes[node] = parse_json(await self._nodes.post(node, FORGOTTEN_PATH, request))
             except (AwayError, MegablendError):
                 away.append(node)
 

@@ -49,9 +49,9 @@ def list_files(
     check: Callable[[str], None],
     paths: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """List the files that patterns match. A path is relative to the folders of its
+    """List the files that patterns match. The path of a file is relative to the folder of its
     pattern before the first wildcard. Web servers cannot be listed: the path of a URL is relative
-    to the folder that it shares with the other URLs of its server, and it is decoded.
+    to the folder that it shares with the other URLs of its server, and is decoded.
 
     Args:
         sources: patterns, files, folders (of which all files are listed), and URLs.
@@ -61,7 +61,7 @@ def list_files(
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
         the source cannot be read.
     """
-    lines: dict[str, bytes] = {}  # by path
+    lines: dict[str, bytes] = {}  # the line of each file, by its path in the dataset
     view = storage.for_reading()
     web_roots = _find_web_roots(sources)
     for source in sources:
@@ -106,16 +106,16 @@ def list_files(
 
 
 class _Folder(NamedTuple):
-    """What is the same for all files of a folder of a source."""
+    """The properties that all files of a folder of a source have in common."""
 
     path: str
-    """What the files' paths in the dataset begin with: empty, or ends with a slash."""
+    """The beginning of the files' paths in the dataset: empty, or ends with a slash."""
     is_allowed: bool
     """Whether files may be read, as far as that depends on the folder."""
 
     @classmethod
     def of(cls, place: str, root: str, check: Callable[[str], None]) -> _Folder:
-        """The folder at a location, for paths relative to `root`."""
+        """Return the folder at a location, for paths relative to `root`."""
         try:
             check(f"{place}/")
             is_allowed = True
@@ -128,14 +128,14 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
     """Find the files that a pattern matches, and their states. Raises: DataError if a folder cannot
     be read."""
     if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
-        # Not by `find`, which also reads the file's head and tail, as other callers need them
+        # `find` would also read the file's head and tail, which its other callers need
         with contextlib.suppress(MissingFileError):
             yield Match(0, pattern, pattern), view.for_checking().stat(pattern)
         return
     found = view.find(pattern)
     for folder, problem in found.unreadable.items():
         raise DataError(folder, f"cannot be listed: {problem}")
-    # Taken out one by one: a million of them take as much memory as what is made of them
+    # Taken out one by one: a million matches take as much memory as the lines made of them
     matches = found.files[::-1]
     found.files.clear()
     while matches:
@@ -163,7 +163,7 @@ def _check_nesting(lines: Mapping[str, bytes]) -> None:
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """For each URL of a web server the folder that it shares with the other URLs of that server."""
+    """Return for each URL of a web server the folder that it shares with the server's other URLs."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])

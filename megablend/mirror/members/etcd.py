@@ -1,6 +1,6 @@
 """A client of etcd, 3.4 and later: the few calls of its JSON gateway that are needed, over aiohttp.
 
-Keys are text, values are bytes. Requests go to one endpoint, and to the next one when it is away.
+Keys are text, values are bytes. Requests go to one endpoint, and to the next one if it is away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megablend.system.log import LOG
 
 _PATIENCE_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
-"""A watch without news for so long is begun anew, since its connection may be dead."""
+"""A watch is begun anew after this time without news, since its connection may be dead."""
 _RETRY_SECONDS = 1.0
 _FAILED_PRECONDITION = 9
 """gRPC's code for a request that etcd's state does not allow."""
@@ -33,11 +33,11 @@ and UNAVAILABLE."""
 
 
 class EtcdAwayError(ResourceError):
-    """No endpoint answers. A change that was requested may or may not have been made."""
+    """No endpoint responds. A change that was requested may or may not have been made."""
 
 
 class StartOverError(Exception):
-    """The changes since a revision are not known any more: all keys have to be read again."""
+    """The changes since a revision are no longer known: all keys have to be read again."""
 
 
 class Value(NamedTuple):
@@ -51,13 +51,13 @@ class Value(NamedTuple):
 class Etcd:
     """Requests to etcd, all from one event loop.
 
-    Each raises EtcdAwayError; ConfigError if an endpoint is not etcd, or refuses the user.
+    Each request raises EtcdAwayError; ConfigError if an endpoint is not etcd, or refuses the user.
 
     Args:
         endpoints: URLs, such as http://host:2379.
         tls: the TLS context for https; None for the system's authorities.
         user, password: None if etcd needs none.
-        patience: seconds to wait for the answer of an endpoint.
+        patience: seconds to wait for the response of an endpoint.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Etcd:
         self._token = ""
         self._http: aiohttp.ClientSession | None = None
         self.away_since: float | None = None
-        """Since when etcd does not answer, in seconds since 1970; None while it answers."""
+        """When etcd was found to be away, in seconds since 1970; None while it responds."""
         self.away_at = -math.inf
-        """When etcd was last found to be away, or was back, in monotonic seconds."""
+        """When etcd was last found to be away, or to be back, in monotonic seconds."""
         self.trouble = ""
-        """Why etcd does not answer; empty while it answers."""
-        self._has_answered = False
+        """Why etcd does not respond; empty while it does."""
+        self._has_responded = False
 
     async def close(self) -> None:
         """Close all connections."""
@@ -135,7 +135,7 @@ class Etcd:
         return _revision_of(answer) if answer.get("succeeded") else None
 
     async def grant(self, seconds: float) -> int:
-        """Take a lease, which ends after `seconds` unless it is kept. Returns: its number."""
+        """Take a lease, which ends after `seconds` unless it is renewed. Returns: its id."""
         answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
         return int(answer["ID"])
 
@@ -157,18 +157,19 @@ class Etcd:
                     is_refused = result.get("canceled") and "compact_revision" not in result
                     if is_refused and not self._token:
                         raise self._refusal(self._endpoints[0], result.get("cancel_reason", ""))
-                    # etcd's data were restored from an older copy
+                    # Of an etcd whose data were restored from an older copy
                     is_older = result.get("created") and _revision_of(result) < from_revision - 1
                     if result.get("canceled") or is_older:
                         raise StartOverError
-                    if events := result.get("events"):
+                    events = result.get("events")
+                    if events:
                         changes = [_change_of(each) for each in events]
                         from_revision = max(revision for _, _, revision in changes) + 1
                         yield changes
 
     async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The answers of the first endpoint to one request, until it is silent. Raises: as all
-        requests."""
+        """Yield the results of one request to the first endpoint, until it is silent. Raises: as all
+        requests; StartOverError if the token is no longer valid."""
         endpoint = self._endpoints[0]
         try:
             async with self._post(endpoint, path, request, total=None) as answer:
@@ -183,6 +184,7 @@ class Etcd:
             raise self._note_away(f"{endpoint}: {error}") from None
 
     async def _ask(self, path: str, request: Any, *, is_change: bool = False) -> dict[str, Any]:
+        """Send a request to one endpoint after another until one responds, and return the response."""
         problems = []
         for endpoint in list(self._endpoints):
             try:
@@ -194,7 +196,7 @@ class Etcd:
                 if is_change and not isinstance(error, aiohttp.ClientConnectorError):
                     break  # the change may have been made: it must not be requested twice
                 continue
-            self._has_answered = True
+            self._has_responded = True
             if self.away_since is not None:
                 self.away_at = time.monotonic()
                 LOG.warning("mirror: etcd is back after %.0f s", time.time() - self.away_since)
@@ -212,21 +214,23 @@ class Etcd:
         self.away_at = time.monotonic()
         if self.away_since is None:
             self.away_since = time.time()
-            if self._has_answered:  # else who has started says so
+            # Before the first response, the caller reports the error
+            if self._has_responded:
                 LOG.warning("mirror: etcd is unreachable: %s", trouble)
         return EtcdAwayError(
             f"etcd is unreachable: {trouble}\nstart it, or correct `mirror.etcd.endpoints`"
         )
 
     async def _ask_as_user(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
+        """Send a request with a token, which is renewed if it is no longer valid."""
         if self._token:
             try:
                 return await self._ask_one(endpoint, path, request)
             except _InvalidTokenError:
                 self._token = ""
         if self._user is not None:
-            about = {"name": self._user, "password": self._password or ""}
-            answer = await self._ask_one(endpoint, "auth/authenticate", about)
+            credentials = {"name": self._user, "password": self._password or ""}
+            answer = await self._ask_one(endpoint, "auth/authenticate", credentials)
             self._token = answer.get("token", "")
         return await self._ask_one(endpoint, path, request)
 
@@ -255,10 +259,11 @@ class Etcd:
         )
 
     def _read(self, endpoint: str, status: int, body: bytes) -> dict[str, Any]:
-        """An answer. Raises: _InvalidTokenError; ClientError if it is away; ConfigError."""
+        """Parse a response. Raises: _InvalidTokenError; ClientError if the endpoint is unavailable;
+        ConfigError if it refuses the request, or is not etcd."""
         try:
-            found = parse_json(body)
-            error = found.get("error")
+            result = parse_json(body)
+            error = result.get("error")
         except (ValueError, AttributeError):
             if b"CommonName" in body:
                 raise ConfigError(
@@ -271,17 +276,19 @@ class Etcd:
                 "correct `mirror.etcd.endpoints`, and enable etcd's gRPC gateway if it is disabled"
             ) from None
         if error is None and status == 200:
-            return dict(found)
-        about = error if isinstance(error, dict) else found
-        code = about.get("grpc_code", about.get("code"))
-        message = str(about.get("message", error))
+            return dict(result)
+        # Errors of streams are objects, those of other requests are texts beside the details
+        details = error if isinstance(error, dict) else result
+        code = details.get("grpc_code", details.get("code"))
+        message = str(details.get("message", error))
         if code in _UNAVAILABLE:
             raise aiohttp.ClientError(message)
         if code == _FAILED_PRECONDITION and "authentication" in message:
-            return {}
+            return {}  # authentication is disabled, so that no token is needed
         raise self._refusal(endpoint, message)
 
     def _refusal(self, endpoint: str, message: str) -> ConfigError:
+        """Return the error for a request that an endpoint refused."""
         if "too large" in message:
             return ConfigError(
                 f"etcd: {endpoint}: {message}\nstart etcd with a higher --max-request-bytes"
@@ -295,7 +302,7 @@ class Etcd:
 
 
 class _InvalidTokenError(ConfigError):
-    """The token is not valid any more, or its user may not do what was requested."""
+    """The token is no longer valid, or its user may not do what was requested."""
 
 
 class Followed:
@@ -303,7 +310,7 @@ class Followed:
 
     Args:
         etcd: the client.
-        prefix: what the keys begin with.
+        prefix: the beginning of the keys.
     """
 
     def __init__(self, etcd: Etcd, prefix: str) -> None:
@@ -312,7 +319,7 @@ class Followed:
         self.values: dict[str, Value] = {}
         """The last known values; a new dict at each change."""
         self.revision = 0
-        """The revision of etcd that `values` is of; 0 before anything is known."""
+        """The revision of etcd that has these values; 0 before the first one is read."""
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
@@ -320,13 +327,14 @@ class Followed:
         ConfigError."""
         while True:
             with suppress(StartOverError, EtcdAwayError):
-                await self._hear()
-            # At random, so that not all nodes ask at once
+                await self._follow()
+            # At random, so that not all nodes send requests at once
             await asyncio.sleep(random.uniform(0, 2 * _RETRY_SECONDS))
 
-    async def _hear(self) -> None:
+    async def _follow(self) -> None:
+        """Read the keys, and follow their changes until an error."""
         values, revision = await self._etcd.get(self._prefix)
-        await self._tell(values, revision)
+        await self._update(values, revision)
         async for changes in self._etcd.watch(self._prefix, revision + 1):
             values = dict(self.values)
             for key, value, changed in changes:
@@ -334,18 +342,18 @@ class Followed:
                 values.pop(key, None)
                 if value is not None:
                     values[key] = value
-            await self._tell(values, revision)
+            await self._update(values, revision)
 
-    async def _tell(self, values: dict[str, Value], revision: int) -> None:
+    async def _update(self, values: dict[str, Value], revision: int) -> None:
         async with self._news:
             self.values = values
             self.revision = revision
             self._news.notify_all()
 
-    async def wait_for(self, find: Callable[[], bool]) -> None:
-        """Wait until `find`, which is called after each change, returns True."""
+    async def wait_for(self, is_met: Callable[[], bool]) -> None:
+        """Wait until `is_met`, which is called after each change, returns True."""
         async with self._news:
-            await self._news.wait_for(find)
+            await self._news.wait_for(is_met)
 
     async def wait_for_change(self, values: Mapping[str, Value]) -> None:
         """Wait for a change since `self.values` was `values`."""
@@ -353,8 +361,8 @@ class Followed:
 
 
 async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length, until nothing comes for _SILENT_SECONDS. Raises: aiohttp.ClientError if
-    the connection ends."""
+    """Yield lines of any length, until nothing comes for _SILENT_SECONDS. Raises:
+    aiohttp.ClientError if the connection ends."""
     rest = b""
     while True:
         try:
@@ -381,7 +389,7 @@ def _text(code: str) -> str:
 
 
 def _range_of(prefix: str) -> dict[str, Any]:
-    """The range of keys that begin with `prefix`, whose last byte is less than 255."""
+    """Return the range of keys that begin with `prefix`, whose last byte must be less than 255."""
     last = prefix.encode()
     end = last[:-1] + bytes([last[-1] + 1])
     return {"key": _code(prefix), "range_end": _code(end)}

@@ -3,11 +3,11 @@
     nodes/<name>    with the node's lease: its folder, version and protocol
     shared/view     the view: number, nodes, earlier
 
-A node has its name as long as its lease is kept. The first nodes of a view, and those that are not
-in it, look whether it is of the nodes that there are, and replace it by one transaction: so there is
-one view of each number, and a node that etcd's majority does not hear of makes none. Without etcd
-the last view stays in force; a node remembers it in its folder, and goes on with it, and if etcd has
-lost it, it is put back.
+A node has its name as long as its lease is renewed. The first nodes of a view, and nodes that are
+not in it, compare the view with the nodes that have leases, and replace it in a transaction if they
+differ: so there is one view of each number, and a node that does not reach etcd's majority makes
+none. Without etcd the last view stays in force. A node stores it in its folder, goes on with it after
+a restart, and puts it back if etcd has lost it.
 """
 
 from __future__ import annotations
@@ -31,52 +31,53 @@ from megablend.system.limited_json import fits, parse_json
 from megablend.system.log import LOG
 
 _KINDS = ("nodes/", "shared/", "held/")
-_NUM_WATCHERS = 3
+_NUM_PROPOSERS = 3
+"""How many nodes of a view propose the next one: several, since one of them may be hanging."""
 _DIFFERING_SECONDS = 2.0
-"""For so long a view differs from the nodes that there are before the next one is made: others come
-and go with them."""
+"""How long a view must differ from the nodes that have leases before the next view is made: nodes
+often come and go together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
-_KEPT_SHARE = 3
-"""A lease is kept after this part of it."""
+_NUM_RENEWALS = 3
+"""How often a lease is renewed in the time that it lasts."""
 _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
 
 
 class EtcdMembers(Views):
-    """This node among those of a cluster.
+    """The views of a cluster, followed and proposed by one of its nodes, which has a lease.
 
     Args:
-        etcd: is asked.
-        options: of the cluster.
+        etcd: the client of etcd.
+        options: the settings of the cluster.
         own: this node's name.
-        folder: of its mirror.
+        folder: the folder of this node's mirror.
     """
 
     def __init__(self, etcd: Etcd, options: EtcdOptions, own: str, folder: MirrorFolder) -> None:
         self.etcd = etcd
         self.size = options.nodes_expected
         self.prefix = f"{options.prefix}/v1/"
-        """Of all keys."""
+        """The prefix of all keys."""
         self.shared = Followed(etcd, f"{self.prefix}shared/")
-        """What all nodes hear of."""
+        """The keys that all nodes follow."""
         self.lease = 0
-        """This node's; 0: it has none just now."""
+        """The id of this node's lease; 0 while it has none."""
         self._own = own
         self._seconds = options.lease
         self._folder = folder
         self._path = folder.path / "view.json"
         self._root = f"{options.prefix}/"
-        self._nodes = f"{self.prefix}nodes/"
-        self._place = f"{self.prefix}shared/view"
-        self._known = self._load()
-        """The latest view that this node has heard of."""
-        self._started = time.monotonic()
-        self._kept_at = -math.inf
-        """Monotonic seconds: the lease lasts since then, or longer."""
+        self._nodes_prefix = f"{self.prefix}nodes/"
+        self._view_key = f"{self.prefix}shared/view"
+        self._latest = self._load()
+        """The latest view that this node knows; None before the first one."""
+        self._started_at = time.monotonic()
+        self._renewed_at = -math.inf
+        """When this node last requested or renewed its lease, in monotonic seconds."""
         self._trouble = ""
-        """What else is where the view should be."""
-        self._least = 0
-        """Number of the view in etcd when this node took its last lease."""
+        """Why the value of the view's key is not a view; empty if it is one."""
+        self._least_number = 0
+        """The number of the view in etcd when this node took its last lease."""
 
     async def start(self) -> None:
         """Take this node's name. Raises: ConfigError if a live node has it, or something else is
@@ -89,8 +90,8 @@ class EtcdMembers(Views):
                         "Set `mirror.etcd.prefix` to a prefix that nothing else uses."
                     )
             await self._check_protocols()
-            if self._known is None:
-                self._read_view((await self.etcd.get(self._place))[0].get(self._place))
+            if self._latest is None:
+                self._read_view(await self._get(self._view_key))
             end = time.monotonic() + self._seconds + _DIFFERING_SECONDS
             while not await self._register():
                 if time.monotonic() > end:
@@ -100,57 +101,44 @@ class EtcdMembers(Views):
                     )
                 await asyncio.sleep(_RETRY_SECONDS)
         except EtcdAwayError as error:
-            if self._known is None:
+            if self._latest is None:
                 raise
-            LOG.warning("mirror: going on with view %d: %s", self._known.number, error)
+            LOG.warning("mirror: going on with view %d: %s", self._latest.number, error)
 
     async def _check_protocols(self) -> None:
-        """Raises: ConfigError if there are nodes that would not understand this one."""
-        for key, value in (await self.etcd.get(self._nodes))[0].items():
-            protocol = _read(value).get("protocol")
-            if protocol != PROTOCOL and key != self._nodes + self._own:
+        """Check that all nodes speak this one's protocol. Raises: ConfigError."""
+        values, _ = await self.etcd.get(self._nodes_prefix)
+        for key, value in values.items():
+            protocol = _parse(value).get("protocol")
+            if protocol != PROTOCOL and key != self._nodes_prefix + self._own:
                 raise ConfigError(
-                    f"{key.removeprefix(self._nodes)} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
+                    f"{key.removeprefix(self._nodes_prefix)} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
                     "Run a version of megablend with the same protocol; or stop all nodes before the first one of another "
                     "protocol is started."
                 )
 
     async def stop(self) -> None:
-        """Ask etcd no more. The lease goes on: a node that starts again soon is the same one."""
+        """Leave etcd. The lease goes on: a node that starts again soon is the same node."""
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
         """See Views."""
         tasks = [
             asyncio.ensure_future(_persist(work))
-            for work in (self.shared.run, self._keep, self._watch)
+            for work in (self.shared.run, self._keep_lease, self._propose_views)
         ]
-        last = -1
+        last_number = -1
         try:
             while True:
                 values = self.shared.values
-                self._trouble = ""
-                try:
-                    found = self._read_view(values.get(self._place))
-                except ConfigError as error:
-                    if self._known is None:
-                        raise
-                    # The lease goes on, and so does the view that is in force
-                    self._trouble = str(error)
-                    LOG.warning("mirror: %s", error)
-                    found = None
-                if found is not None and (self._known is None or found.number > self._known.number):
-                    self._known = found
-                    self._store(found)
-                is_current = self._known is not None and self._known.number > last
-                if (
-                    self._known is not None
-                    and is_current
-                    and (self.shared.revision or not self.lease)
-                ):
-                    last = self._known.number
-                    if self._own in self._known.names:
-                        yield self._known
+                self._update_latest(values.get(self._view_key))
+                latest = self._latest
+                # With a lease, etcd's view is read before a stored one is used
+                is_ready = self.shared.revision or not self.lease
+                if latest is not None and latest.number > last_number and is_ready:
+                    last_number = latest.number
+                    if self._own in latest.names:
+                        yield latest
                         continue
                 news = asyncio.ensure_future(self.shared.wait_for_change(values))
                 done, _ = await asyncio.wait([news, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -160,23 +148,40 @@ class EtcdMembers(Views):
             for each in tasks:
                 each.cancel()
 
+    def _update_latest(self, value: Value | None) -> None:
+        """Make the view in etcd the latest one if its number is higher. Raises: ConfigError if the
+        value is not a view, and this node knows none."""
+        self._trouble = ""
+        try:
+            view = self._read_view(value)
+        except ConfigError as error:
+            if self._latest is None:
+                raise
+            # The lease goes on, and so does the view in force
+            self._trouble = str(error)
+            LOG.warning("mirror: %s", error)
+            return
+        if view is not None and (self._latest is None or view.number > self._latest.number):
+            self._latest = view
+            self._store(view)
+
     def find_doubt(self, number: int) -> float | None:
         """See Views."""
-        end = self._kept_at + self._seconds
-        if time.monotonic() > end:
-            # While etcd answers, this node is about to hear of it
-            return math.inf if self.etcd.away_since is None else end
-        return math.inf if number < self._least else None
+        lease_end = self._renewed_at + self._seconds
+        if time.monotonic() > lease_end:
+            # If etcd responds, this node is about to take another lease and to read the view
+            return math.inf if self.etcd.away_since is None else lease_end
+        return math.inf if number < self._least_number else None
 
     def as_json(self) -> dict[str, Any]:
-        """For people and metrics."""
+        """See Views."""
         return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble or self._trouble}
 
     async def _register(self) -> bool:
         """Take this node's name with a new lease. Returns: False if another node has it."""
-        key = self._nodes + self._own
-        known = (await self.etcd.get(key))[0].get(key)
-        if known is not None and _read(known).get("folder") != self._folder.id:
+        key = self._nodes_prefix + self._own
+        earlier = await self._get(key)
+        if earlier is not None and _parse(earlier).get("folder") != self._folder.id:
             return False
         began = time.monotonic()
         lease = await self.etcd.grant(self._seconds)
@@ -185,24 +190,29 @@ class EtcdMembers(Views):
             "version": megablend.__version__,
             "protocol": PROTOCOL,
         }
-        expected = {key: 0 if known is None else known.revision}
+        expected = {key: 0 if earlier is None else earlier.revision}
         if await self.etcd.change(expected, {key: _pack(about)}, lease=lease) is None:
             return False
-        found = (await self.etcd.get(self._place))[0].get(self._place)
-        # If it is no view, `follow` tells that
-        view = None if found is None else _view_of(_read(found))
-        self._least = 0 if view is None else view.number
-        self._kept_at = began
+        value = await self._get(self._view_key)
+        # If the value is not a view, `follow` reports that
+        view = None if value is None else _make_view(_parse(value))
+        self._least_number = 0 if view is None else view.number
+        self._renewed_at = began
         self.lease = lease
         return True
 
-    async def _keep(self) -> None:
-        """Keep the lease, until cancelled; take another one when it has ended."""
+    async def _get(self, key: str) -> Value | None:
+        """Read the value of a key; None if it does not exist. Raises: EtcdAwayError."""
+        values, _ = await self.etcd.get(key)
+        return values.get(key)
+
+    async def _keep_lease(self) -> None:
+        """Renew the lease, until cancelled; take another one when it has ended."""
         while True:
             try:
                 began = time.monotonic()
                 if self.lease and await self.etcd.keep(self.lease):
-                    self._kept_at = began
+                    self._renewed_at = began
                 else:
                     self.lease = 0
                     if not await self._register():
@@ -210,88 +220,91 @@ class EtcdMembers(Views):
             except EtcdAwayError:
                 pass
             is_well = self.lease and self.etcd.away_since is None
-            await asyncio.sleep(self._seconds / _KEPT_SHARE if is_well else _RETRY_SECONDS)
+            await asyncio.sleep(self._seconds / _NUM_RENEWALS if is_well else _RETRY_SECONDS)
 
-    async def _watch(self) -> None:
-        """Propose views, while this node is one of those who do, until cancelled."""
-        nodes = Followed(self.etcd, self._nodes)
+    async def _propose_views(self) -> None:
+        """Propose views while this node is a proposer, until cancelled."""
+        nodes = Followed(self.etcd, self._nodes_prefix)
         following: asyncio.Task[None] | None = None
-        since = math.inf
+        differs_since = math.inf
         try:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
-                if not self._is_watcher():
+                if not self._is_proposer():
                     if following is not None:
                         following.cancel()
                         following = None
                     continue
                 if following is None:
-                    nodes = Followed(self.etcd, self._nodes)
+                    nodes = Followed(self.etcd, self._nodes_prefix)
                     following = asyncio.ensure_future(nodes.run())
                 if following.done():
                     following.result()
-                new = self._propose(nodes) if nodes.revision and self.shared.revision else None
+                is_known = nodes.revision and self.shared.revision
+                proposed = self._propose(nodes) if is_known else None
                 now = time.monotonic()
-                if new is None:
-                    since = math.inf
+                if proposed is None:
+                    differs_since = math.inf
                     continue
-                since = min(since, now)
-                if self._known is None or now >= since + _DIFFERING_SECONDS:
-                    since = math.inf
-                    await self._put(new)
+                differs_since = min(differs_since, now)
+                if self._latest is None or now >= differs_since + _DIFFERING_SECONDS:
+                    differs_since = math.inf
+                    await self._put(proposed)
         finally:
             if following is not None:
                 following.cancel()
 
-    def _is_watcher(self) -> bool:
-        """Whether this node is not in the view, or one of the first that answer."""
-        names = () if self._known is None else self._known.names
+    def _is_proposer(self) -> bool:
+        """Whether this node is one of the first nodes of the view that respond, or not in the view."""
+        names = () if self._latest is None else self._latest.names
         away = self.find_away()
         there = [name for name in names if name not in away or name == self._own]
-        return self._own not in there[_NUM_WATCHERS:]
+        return self._own not in there[_NUM_PROPOSERS:]
 
     def _propose(self, nodes: Followed) -> View | None:
-        current = self._read_view(self.shared.values.get(self._place))
-        live = [key.removeprefix(self._nodes) for key in nodes.values]
-        now = time.monotonic()
-        keeps = now < max(self._started, self.etcd.away_at) + self._seconds
-        return propose(current, self._known, live, expected=self.size, keeps=keeps)
+        """Return the view that should replace the one in etcd; None if that is right."""
+        current = self._read_view(self.shared.values.get(self._view_key))
+        live = [key.removeprefix(self._nodes_prefix) for key in nodes.values]
+        # Just after etcd was away, nodes may have had no time to renew their leases
+        keeps = time.monotonic() < max(self._started_at, self.etcd.away_at) + self._seconds
+        return propose(current, self._latest, live, expected=self.size, keeps=keeps)
 
     async def _put(self, view: View) -> None:
-        known = self.shared.values.get(self._place)
-        expected = {self._place: 0 if known is None else known.revision}
-        await self.etcd.change(expected, {self._place: _pack(_describe(view))})
+        """Put a view, unless another node has put one since this node read the last one."""
+        current = self.shared.values.get(self._view_key)
+        expected = {self._view_key: 0 if current is None else current.revision}
+        await self.etcd.change(expected, {self._view_key: _pack(_as_json(view))})
 
     def _read_view(self, value: Value | None) -> View | None:
-        """Raises: ConfigError if it is none."""
+        """Return the view in a value, None without one. Raises: ConfigError if it is not a view."""
         if value is None:
             return None
-        view = _view_of(_read(value))
+        view = _make_view(_parse(value))
         if view is None:
             raise ConfigError(
-                f"etcd: found {value.data[:80]!r} at {self._place!r}, which is not a view\n"
+                f"etcd: found {value.data[:80]!r} at {self._view_key!r}, which is not a view\n"
                 "Delete that key, so that the nodes agree on a new view, or set another `mirror.etcd.prefix`."
             )
         return view
 
     def _load(self) -> View | None:
-        """The view of before, of this cluster."""
+        """Return the stored view; None if there is none of this cluster."""
         try:
-            found = parse_json(self._path.read_bytes())
+            stored = parse_json(self._path.read_bytes())
         except (OSError, ValueError):
             return None
-        is_ours = isinstance(found, dict) and found.get("root") == self._root
-        return _view_of(found) if is_ours else None
+        is_ours = isinstance(stored, dict) and stored.get("root") == self._root
+        return _make_view(stored) if is_ours else None
 
     def _store(self, view: View) -> None:
         try:
-            keep_computed(self._path, _pack({"root": self._root, **_describe(view)}))
+            keep_computed(self._path, _pack({"root": self._root, **_as_json(view)}))
         except CacheError as error:
             LOG.warning("mirror: %s", error)
 
 
 async def _persist(work: Callable[[], Awaitable[None]]) -> None:
-    """Do something until cancelled, and again where etcd refuses: it may be mended."""
+    """Repeat `work` until cancelled, also after etcd has refused a request: that may be mended."""
     while True:
         try:
             await work()
@@ -307,19 +320,21 @@ def _pack(about: dict[str, Any]) -> bytes:
     return json.dumps(about).encode()
 
 
-def _read(value: Value) -> dict[str, Any]:
+def _parse(value: Value) -> dict[str, Any]:
+    """Return the JSON object of a value; an empty one if it is something else."""
     try:
-        found = parse_json(value.data)
+        fields = parse_json(value.data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def _describe(view: View) -> dict[str, Any]:
+def _as_json(view: View) -> dict[str, Any]:
     return {"number": view.number, "nodes": view.names, "earlier": view.earlier}
 
 
-def _view_of(found: dict[str, Any]) -> View | None:
-    if not fits(found, _VIEW):
+def _make_view(fields: dict[str, Any]) -> View | None:
+    """Make a view from what `_as_json` returned; None from other fields."""
+    if not fits(fields, _VIEW):
         return None
-    return View(found["number"], tuple(found["nodes"]), tuple(map(tuple, found["earlier"])))
+    return View(fields["number"], tuple(fields["nodes"]), tuple(map(tuple, fields["earlier"])))

@@ -33,11 +33,11 @@ _MAX_PAIRS = 1 << 15
 which makes it twice as fast as 8 MiB at a time."""
 _ROWS_AT_A_TIME = 1 << 20
 _MAX_MINIMUMS = 32
-"""Up to so many nodes are found by as many searches for the smallest; more, by sorting all."""
+"""The most nodes that are found by one search for the smallest number each; more, by sorting all."""
 
 
 def list_id(nodes: Iterable[str]) -> str:
-    """A digest of a list of names, in whatever order they are: hexadecimal."""
+    """Return a digest of a list of names, whatever their order: hexadecimal."""
     return _hash_text("\n".join(sorted(nodes))).hex()
 
 
@@ -66,32 +66,34 @@ class Homes:
         self._places = np.arange(len(nodes), dtype=np.uint64)
 
     def order_names(self, digest: str, piece: int, count: int) -> list[str]:
-        """As `order`, but the names of the nodes, for one piece."""
+        """Return the names of the first nodes in the order of one piece: see `order`."""
         places = self.order(digest, np.array([piece]), count)[0]
         return [self._names[place] for place in places.tolist()]
 
     def order(self, digest: str, pieces: Int64s, count: int) -> Int64s:
-        """The first nodes in the order of each of some pieces of a file.
+        """Return the first nodes in the orders of some pieces of a file.
 
         Args:
             digest: the file's digest, hexadecimal.
             pieces: int64 [n], numbers of pieces.
-            count: nodes for each piece; fewer if there are fewer nodes.
+            count: the number of nodes for each piece; fewer are returned if there are fewer.
 
         Returns: indices into the list of nodes, int64 [n, count], the first home first.
         """
         return self._order(_repeat_id(digest, len(pieces)), np.asarray(pieces), count)
 
     def order_blocks(self, digest: str, blocks: Uint32s, count: int) -> Int64s:
-        """As `order`, for the pieces that blocks of a file are in: int64 [blocks, count]."""
+        """Return the first nodes in the orders of the pieces that blocks of a file are in: see
+        `order`; int64 [blocks, count]."""
         return self.order_rows(_repeat_id(digest, len(blocks)), blocks, count)
 
     def order_rows(self, ids: Uint64s, blocks: Uint32s, count: int) -> Int64s:
-        """As `order_blocks`, for blocks of several files: int64 [rows, count].
+        """Return the same as `order_blocks`, for blocks of several files: int64 [rows, count].
 
         Args:
             ids: the first eight bytes of the digest of each row's file, as a number: uint64 [rows].
-            blocks: uint32 [rows]. It takes least time if rows of a piece follow one another.
+            blocks: the block of each row: uint32 [rows]. This is fastest if the rows of a piece
+                follow one another.
         """
         pieces = blocks // PIECE_BLOCKS
         is_first = np.ones(len(blocks), np.bool_)
@@ -101,17 +103,17 @@ class Homes:
         return repeated
 
     def find_own(self, node: str, ids: Uint64s, blocks: Uint32s, count: int) -> Bools:
-        """Whether a node is among the first `count` in the order of each row's piece: bool [rows];
-        see `order_rows`."""
+        """Return whether a node is among the first `count` in the order of each row's piece: bool
+        [rows]; see `order_rows`."""
         place = self._names.index(node)
         is_own = np.empty(len(blocks), np.bool_)
         for begin in range(0, len(blocks), _ROWS_AT_A_TIME):
-            some = slice(begin, begin + _ROWS_AT_A_TIME)
-            is_own[some] = (self.order_rows(ids[some], blocks[some], count) == place).any(axis=1)
+            rows = slice(begin, begin + _ROWS_AT_A_TIME)
+            is_own[rows] = (self.order_rows(ids[rows], blocks[rows], count) == place).any(axis=1)
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """As `order`, for pieces of several files, each given by its number: uint64 [n]."""
+        """Return the same as `order`, for pieces of files with these ids: uint64 [n]."""
         order = np.empty((len(pieces), min(count, len(self._nodes))), np.int64)
         keys = _mix(ids + (pieces.astype(np.uint64) + np.uint64(1)) * _STEP)
         portion = max(1, _MAX_PAIRS // len(self._nodes))
@@ -131,7 +133,7 @@ class Homes:
 
 
 def _repeat_id(digest: str, count: int) -> Uint64s:
-    """The number of a file, for each of its pieces or blocks: uint64 [count]."""
+    """Return a file's id, once for each of its pieces or blocks: uint64 [count]."""
     return np.full(count, int(digest[:16], 16), np.uint64)
 
 

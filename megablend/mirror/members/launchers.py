@@ -22,7 +22,7 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.url_checks import split_address
 
 _COMMA = re.compile(r",(?![^\[\]]*\])")
-"""A comma between entries of Slurm's list, which is not in brackets."""
+"""A comma between entries of Slurm's list, not one in brackets."""
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\](.*)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
@@ -32,13 +32,13 @@ class Pace(NamedTuple):
     """How long nodes wait for one another, in seconds."""
 
     ping: float = 2.0
-    """Without an answer for so long, a node is pinged."""
+    """The time without a response after which a node is pinged."""
     silent: float = 10.0
-    """Without an answer to a ping for so long, a node counts as away."""
+    """The time without a response to a ping after which a node counts as away."""
     gone: float = 60.0
-    """After being away for so long, a node is not waited for any more."""
+    """The time for which a node that is away is waited for."""
     complete: float = 120.0
-    """So long after the start, nodes of the list that are missing are not waited for any more."""
+    """The time after the start for which missing nodes of the list are waited for."""
 
 
 class Torchrun(NamedTuple):
@@ -56,11 +56,11 @@ class Members(NamedTuple):
     """The nodes of a cluster, or how they are found out."""
 
     names: tuple[str, ...]
-    """`host:port` of each, sorted; empty if they are found out while the node process runs."""
+    """The names of all nodes, sorted; empty if they are found out while the node process runs."""
     own: str
     """The name of this node."""
     torchrun: Torchrun | None = None
-    """The job whose nodes tell one another their names; None otherwise."""
+    """The job whose nodes send their names to its first machine; None otherwise."""
     views: Views | None = None
     """The views of a cluster whose nodes come and go; None otherwise."""
 
@@ -85,7 +85,7 @@ def make_name(entry: str, port: int) -> str:
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:
-    """The sorted names of the nodes. For jobs of torchrun see `find_torchrun`.
+    """Return the sorted names of the nodes. For jobs of torchrun see `find_torchrun`.
 
     Args:
         nodes: a list of entries; or the path of a file with one a line, and comments after `#`; or
@@ -98,7 +98,9 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         source = "the list"
     elif nodes == "slurm":
         source = "SLURM_STEP_NODELIST"
-        hosts = environ.get(source) or environ.get(source := "SLURM_JOB_NODELIST")
+        if not environ.get(source):
+            source = "SLURM_JOB_NODELIST"
+        hosts = environ.get(source)
         if not hosts:
             raise ConfigError(
                 "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
@@ -114,7 +116,8 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
                 f"nodes: {nodes}: cannot be read as a list of nodes: {error}\n"
                 "Give a file with one `host:port` per line, `slurm`, `torch`, or a list."
             ) from None
-        entries = [text for line in lines if (text := line.partition("#")[0].strip())]
+        entries = [line.partition("#")[0].strip() for line in lines]
+        entries = [entry for entry in entries if entry]
     names = [make_name(entry, port) for entry in entries]
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times != 1 or len(names) > MAX_NODES:
@@ -147,7 +150,7 @@ def _expand(hosts: str) -> Iterator[str]:
 
 
 def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
-    """The torchrun job that this process belongs to. Raises: ConfigError if there is none."""
+    """Return the torchrun job that this process belongs to. Raises: ConfigError if there is none."""
     rank, size, first = (environ.get(name, "") for name in _TORCHRUN)
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and first):
         raise ConfigError(
@@ -220,8 +223,8 @@ def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members 
 
 
 def find_address_towards(other: str) -> str:
-    """The IP address of this machine from which packets to another node are sent, as the host of a
-    node's name. Raises: ConfigError."""
+    """Return the IP address of this machine from which packets to another node are sent, as the host
+    of a node's name. Raises: ConfigError."""
     try:
         _, own = _find_route(other)
     except (OSError, UnicodeError) as error:
@@ -242,12 +245,12 @@ def is_loopback(name: str) -> bool:
 
 
 def _find_route(name: str) -> tuple[str, str]:
-    """The IP address of a node, and that of this machine from which packets to it are sent.
-    Raises: OSError, UnicodeError."""
+    """Return the IP address of a node, and the address of this machine from which packets to the
+    node are sent. Raises: OSError, UnicodeError."""
     host, _, port = name.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
     # The first is the best: addresses of a kind without a route are sorted last
-    kind, _, _, _, address = found[0]
+    kind, _, _, _, address = addresses[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         # On a datagram socket this chooses a route, and sends nothing
         probe.connect(address)
@@ -255,7 +258,7 @@ def _find_route(name: str) -> tuple[str, str]:
 
 
 def _is_local(name: str) -> bool:
-    """Whether a node is on this machine: packets to it are sent from its own address."""
+    """Whether a node is on this machine: packets to the node are sent from the node's address."""
     try:
         target, own = _find_route(name)
     except (OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Numbered views: which nodes a cluster has, as all of them agree."""
+"""Numbered views: the nodes of a cluster, on which all of them agree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, NamedTuple
 
 MOST_EARLIER = 4
+"""The number of earlier views that a view remembers."""
 
 
 class View(NamedTuple):
@@ -16,17 +17,17 @@ class View(NamedTuple):
     names: tuple[str, ...]
     """The names of the nodes, `host:port`, sorted."""
     earlier: tuple[tuple[str, ...], ...] = ()
-    """The nodes of the views before, the latest first: they may still be reading what is now the
-    part of other nodes."""
+    """The nodes of earlier views, the latest first: they may still be reading pieces of which other
+    nodes are the homes now."""
 
 
 class Views:
     """Follows the nodes of a cluster, which come and go."""
 
     size: int
-    """Number of nodes that are expected."""
+    """The number of nodes that are expected."""
     find_away: Callable[[], Collection[str]] = staticmethod(lambda: ())
-    """Returns the names of the nodes that do not answer this one."""
+    """Returns the names of the nodes that this one does not reach."""
 
     async def start(self) -> None:
         """Become one of the nodes. Raises: ConfigError if the settings forbid it; ResourceError."""
@@ -35,12 +36,14 @@ class Views:
         """Stop following."""
 
     def follow(self) -> AsyncIterator[View]:
-        """Views that this node is in, each later than the one before. Raises: ConfigError."""
+        """Yield the views that include this node, each later than the previous one. Raises:
+        ConfigError."""
         raise NotImplementedError
 
     def find_doubt(self, number: int) -> float | None:
-        """Since when the others may have agreed on a view without this node that it has not heard
-        of, in monotonic seconds; infinite if they have agreed on one, None if they have not.
+        """Return since when the other nodes may have agreed on a later view without this node's
+        knowledge, in monotonic seconds; infinity if they must be assumed to have,
+        None if they have not.
 
         Args:
             number: the number of the view that is in force here.
@@ -48,22 +51,22 @@ class Views:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """The state for people and metrics."""
+        """Return the state for people and metrics."""
         return {}
 
 
 def propose(
     current: View | None, known: View | None, live: Collection[str], *, expected: int, keeps: bool
 ) -> View | None:
-    """Propose the view that is to replace the current one; None if that is right.
+    """Return the view that should replace the current one; None if the current one is right.
 
     Args:
         current: the view in etcd; None if there is none.
-        known: the latest view that this node has heard of. If it is later than `current`, it was
-            lost, and is put back under a new number, since other nodes may have heard of it, too.
+        known: the latest view that this node knows. If it is later than `current`, etcd has lost
+            it: it is put back under a new number, since other nodes may know it, too.
         live: the names of the nodes that have a lease.
         expected: the number of nodes that make the first view.
-        keeps: whether no node is left out now, since the leases of some may not be known.
+        keeps: whether no node of the latest view is left out, since some leases may be unknown.
     """
     latest = max((each for each in (current, known) if each is not None), default=None)
     if latest is None:

@@ -1,4 +1,4 @@
-"""How the nodes of one view meet: they tell one another what they hold."""
+"""How the nodes of one view meet: they announce the pages that they hold to one another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes
 
 _FIRST_MACHINE_PINGS = 5
-"""After so many times `Pace.ping` without news, a torchrun job's first machine is pinged."""
+"""A torchrun job's first machine is pinged after this many times `Pace.ping` without news."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Assembly:
     own: str
     """This node's name."""
     session: str
-    """The session of this node."""
+    """This node's session."""
     peers: Mapping[str, Peer]
     """The other nodes, by name."""
     holders: Holders
@@ -43,12 +43,12 @@ class Assembly:
     """Whether the nodes have met: all of them, or enough."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks that end with the view."""
-    _told: dict[str, str] = field(default_factory=dict)
-    """The nodes that were told what this one holds, and the session in which each was."""
-    _heard: set[str] = field(default_factory=set)
-    """The nodes that have told this one what they hold."""
-    _is_one_formed: bool = False
-    """Whether one of them said that its nodes have met."""
+    _told_sessions: dict[str, str] = field(default_factory=dict)
+    """For each node that knows this node's pages: the session of the node that was told."""
+    _heard_nodes: set[str] = field(default_factory=set)
+    """The nodes that have announced their pages to this one."""
+    _is_formed_elsewhere: bool = False
+    """Whether one of these nodes has reported that the nodes have met."""
 
     @property
     def has_ended(self) -> bool:
@@ -62,43 +62,36 @@ class Assembly:
         for task in self.tasks:
             task.cancel()
 
-    async def tell(self, peer: Peer) -> None:
-        """Tell another node what this one holds: everything at first, then what is new."""
-        news = self.holders.news[peer.name]
+    async def announce_to(self, peer: Peer) -> None:
+        """Announce this node's pages to another node until the view ends: all pages at first, and
+        after each restart of the other node; then new ones."""
         while not self.has_ended:
             needs: list[Need] = []
             session = peer.session
-            is_first = self._told.get(peer.name) != session
-            query = f"?view={self.view.number}"
+            is_first = self._told_sessions.get(peer.name) != session
             greeting = ""
             try:
                 if peer.away_since is not None:
-                    # Before `find_all`, which takes long if much is held
+                    # Before `find_all`, which takes a long time if many pages are held
                     raise peer.refusal or AwayError(peer.trouble)
                 if is_first:
                     await self.joining.join(peer)
                     needs = await self.holders.find_all(peer.name)
                     greeting = f"&list={list_id(self.view.names)}&session={self.session}&formed={int(self.is_formed)}"
-                elif news.is_set():
-                    needs = self.holders.take_untold(peer.name)
-                elif self.joining.is_first(peer):
-                    # After a restart it does not know the others, so they have to notice it
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(
-                            news.wait(), _FIRST_MACHINE_PINGS * self.agreement.pace.ping
-                        )
-                    if not news.is_set():
-                        await peer.ping()
-                    continue
+                elif self.holders.news[peer.name].is_set():
+                    needs = self.holders.take_unannounced(peer.name)
                 else:
-                    await news.wait()
+                    await self._wait_for_news(peer)
                     continue
-                *parts, last = batch_needs(needs)
-                for part in parts:
-                    await peer.post(f"/v1/tell{query}", pack_needs(part))
-                await peer.post(f"/v1/tell{query}{greeting}", pack_needs(last))
+                path = f"/v1/tell?view={self.view.number}"
+                *batches, last = batch_needs(needs)
+                for batch in batches:
+                    await peer.post(path, pack_needs(batch))
+                # With the last batch: from then on the other node knows all pages
+                await peer.post(path + greeting, pack_needs(last))
+                # A node that was restarted in the meantime is told everything again
                 if session in ("", peer.session):
-                    self._told[peer.name] = peer.session
+                    self._told_sessions[peer.name] = peer.session
                 self.agreement.note_news()
             except (AwayError, MegablendError) as error:
                 if not is_first:
@@ -108,20 +101,33 @@ class Assembly:
                     await asyncio.sleep(self.agreement.pace.silent)
                 await asyncio.sleep(self.agreement.pace.ping / 2)
 
-    async def hear(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
-        """Record what another node holds. Raises: ConfigError if it is not one of the nodes."""
+    async def _wait_for_news(self, peer: Peer) -> None:
+        """Wait until there are pages to announce to a node. The first machine of a torchrun job is
+        pinged in the meantime: after a restart it does not know the other nodes, so they must notice
+        the restart."""
+        news = self.holders.news[peer.name]
+        if not self.joining.is_first(peer):
+            await news.wait()
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(news.wait(), _FIRST_MACHINE_PINGS * self.agreement.pace.ping)
+        if not news.is_set():
+            await peer.ping()
+
+    async def note_pages(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
+        """Record announced pages. Raises: ConfigError if `node` is not one of the nodes."""
         if "list" in query:
-            await self._greet(node, query)
+            await self._check_greeting(node, query)
         if node not in self.peers:
-            raise ConfigError(is_unknown(node, self.own))
-        await self.holders.hear(node, needs)
+            raise ConfigError(explain_unknown(node, self.own))
+        await self.holders.note_announced(node, needs)
         if "list" in query:
-            self._heard.add(node)
-            self._is_one_formed |= query.get("formed") == "1"
+            self._heard_nodes.add(node)
+            self._is_formed_elsewhere |= query.get("formed") == "1"
             self.agreement.note_news()
 
-    async def _greet(self, node: str, query: Mapping[str, str]) -> None:
-        """Check the first message of another node. Raises: ConfigError if its list of nodes
+    async def _check_greeting(self, node: str, query: Mapping[str, str]) -> None:
+        """Check the first announcement of another node. Raises: ConfigError if its list of nodes
         differs, or a third node has its name."""
         if query["list"] != list_id(self.view.names):
             raise ConfigError(
@@ -145,10 +151,10 @@ class Assembly:
             missing = sorted(
                 name
                 for name, peer in self.peers.items()
-                if name not in self._heard or self._told.get(name) != peer.session
+                if name not in self._heard_nodes or self._told_sessions.get(name) != peer.session
             )
             are_missing_away = all(self.peers[name].away_since is not None for name in missing)
-            have_met = not missing or (self._is_one_formed and are_missing_away)
+            have_met = not missing or (self._is_formed_elsewhere and are_missing_away)
             is_late = time.monotonic() > deadline and self.agreement.failure is None
             explained = [f"{name} ({self._explain(name)})" for name in missing]
             if have_met or (is_late and self.agreement.is_enough(explained)):
@@ -157,13 +163,16 @@ class Assembly:
                 await self.agreement.wait_for_news()
 
     def _explain(self, name: str) -> str:
-        if name in self._heard:
+        """Return why a node counts as missing."""
+        if name in self._heard_nodes:
             return (
                 f"it can reach this node, but this node cannot reach it: {self.peers[name].trouble}"
             )
-        return self.peers[name].trouble if name not in self._told else "it has sent nothing"
+        return (
+            self.peers[name].trouble if name not in self._told_sessions else "it has sent nothing"
+        )
 
 
-def is_unknown(node: str, own: str) -> str:
-    """The message for a request of `node`, which is not in the list of nodes of `own`."""
+def explain_unknown(node: str, own: str) -> str:
+    """Return the message for a request of `node`, which the list of nodes of `own` lacks."""
     return f"{node} is not one of the nodes of {own}\nlist it there"

@@ -1,4 +1,4 @@
-"""Sources that ask for fewer requests: a node that is asked tells the other nodes."""
+"""Sources that ask for fewer requests: a node that is asked notifies the other nodes."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from megablend.system.limited_json import fits, parse_json
 
 BUSY_PATH = "/v1/busy"
 _SPREAD_SECONDS = 1.0
-"""Longest of the random delays before a node tells others: a source may ask all nodes at the same
-time, and then few of them need to tell."""
+"""The longest random delay before a node notifies others: a source may ask all nodes at the same
+time, and then few of them need to."""
 _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class BusySources:
-    """Tells other nodes of busy sources, and obeys what they tell."""
+    """Notifies other nodes of busy sources, and obeys their notifications."""
 
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""
     _heard: dict[str, float] = field(default_factory=dict)
-    """Until when each source is left alone because other nodes told so, in monotonic seconds."""
+    """Until when each source is left alone because of other nodes' notifications, in monotonic
+    seconds."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> None:
-        """From now on tell other nodes when a source asks this process for fewer requests."""
+        """Notify other nodes from now on when a source asks this process for fewer requests."""
         self._loop = asyncio.get_running_loop()
         clients.busy_listeners.append(self._note)
 
     def stop(self) -> None:
-        """Stop telling other nodes."""
+        """Stop notifying other nodes."""
         if self._note in clients.busy_listeners:
             clients.busy_listeners.remove(self._note)
         for task in self._tasks:
@@ -51,21 +52,21 @@ class BusySources:
         self._loop.call_soon_threadsafe(self._begin, root, time.monotonic() + seconds)
 
     def _begin(self, root: str, until: float) -> None:
-        task = asyncio.ensure_future(self._tell(root, until))
+        task = asyncio.ensure_future(self._notify(root, until))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, root: str, until: float) -> None:
+    async def _notify(self, root: str, until: float) -> None:
         await asyncio.sleep(random.uniform(0, _SPREAD_SECONDS))
         if self._heard.get(root, -math.inf) >= until - _SPREAD_SECONDS:
-            return  # the node that told this one has told the others, too
+            return  # the node that notified this one has notified the others, too
         body = pack_json({"root": root, "seconds": max(0.0, until - time.monotonic())})
-        present = [each for each in self.get_peers() if each.away_since is None]
-        await asyncio.gather(*(_post(peer, body) for peer in present))
+        reachable = [peer for peer in self.get_peers() if peer.away_since is None]
+        await asyncio.gather(*(_post(peer, body) for peer in reachable))
 
     async def hear(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Obey another node that tells of a busy source. Raises: ValueError if its message is not
-        valid."""
+        """Obey a notification of another node about a busy source. Raises: ValueError if the message
+        is not valid."""
         message = parse_json(body)
         if not fits(message, {"root": str, "seconds": float}) or not math.isfinite(
             message["seconds"]

@@ -1,7 +1,7 @@
 """The nodes of a cluster, as one of them sees it: they meet, and then read through one another.
 
-Nothing is read before every node of the list has told every other what it holds: a node that is not
-up yet would look dead, and be passed over. After two minutes a majority goes on without the others.
+Nothing is read before each node has announced its pages to all others: a node that has not started
+yet would look dead, and be passed over. After two minutes a majority goes on without the others.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.peers.assembly import Assembly, is_unknown
+from megablend.mirror.peers.assembly import Assembly, explain_unknown
 from megablend.mirror.peers.busy import BUSY_PATH, BusySources
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import OtherViewError, Peer
-from megablend.mirror.peers.routes import EndedError, Routes, TrackedSource, tell_due
+from megablend.mirror.peers.routes import EndedError, Routes, TrackedSource, announce_due
 from megablend.mirror.peers.server import Handle, PeerServer
 from megablend.mirror.peers.signing import (
     Signer,
@@ -69,12 +69,12 @@ class Cluster:
     """Reads pages from other nodes, and serves them.
 
     Args:
-        options: of the mirror.
-        members: the nodes, or where they are found out.
+        options: the settings of the mirror.
+        members: the nodes, or how they are found out.
         source: reads the source.
         get_metrics: returns this node's numbers as text for Prometheus.
         pace: the times after which nodes count as away.
-        more: handlers of further requests of nodes, by method and path.
+        more: handlers of further requests, by method and path.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Cluster:
         self._joining = Joining(members, options.port, self._agreement, self._make_peer, pace)
         self._busy = BusySources(lambda: self._peers.values())
         handlers: dict[tuple[str, str], Handle] = {
-            ("POST", "/v1/pages"): self._give,
-            ("POST", "/v1/tell"): self._hear,
+            ("POST", "/v1/pages"): self._send_pages,
+            ("POST", "/v1/tell"): self._note_pages,
             ("POST", "/v1/due"): self._set_due,
             ("POST", "/v1/join"): self._joining.answer,
             ("POST", "/v1/check"): self._check,
@@ -112,8 +112,8 @@ class Cluster:
         self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
-        """That of the view in force, or of the first view; then that of the next view, if there is
-        one."""
+        """The assembly of the view in force, or of the first view; then that of the next view, if
+        there is one."""
         self._tasks: list[asyncio.Task[None]] = []
         self.view_listeners: list[Callable[[], None]] = []
         """Functions that are called when a view comes into force."""
@@ -182,14 +182,14 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Tell the homes of pages that this node will request them, and when."""
+        """Announce to the homes of pages that this node will request these pages, and when."""
         if not self._agreement.is_reached:
             return
         assembly = self._assemblies[0]
         loop = asyncio.get_running_loop()
         by_node = await loop.run_in_executor(None, assembly.holders.divide_by_home, needs)
         batches = {name: list(batch_needs(by_node.get(name, []))) for name in assembly.peers}
-        await tell_due(assembly.peers, batches)
+        await announce_due(assembly.peers, batches)
 
     @property
     def _holders(self) -> Holders | None:
@@ -207,16 +207,16 @@ class Cluster:
 
     @property
     def copies(self) -> int:
-        """How many nodes are to hold each page."""
+        """The number of nodes that must hold each page."""
         return self._holders.copies if self._holders is not None else 1
 
     def find_away(self) -> set[str]:
-        """The nodes that do not answer."""
+        """Return the names of the nodes that are away."""
         return {peer.name for peer in self._peers.values() if peer.away_since is not None}
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """Send a request to another node, and return the answer. Raises: AwayError; the error that
-        the node answers with."""
+        """Send a request to another node, and return the response. Raises: AwayError; the error that
+        the node responds with."""
         if node not in self._peers:
             raise AwayError(f"{node} is none of the nodes")
         return await self._peers[node].post(path, body)
@@ -227,7 +227,7 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes the cluster has, including this one."""
+        """The number of nodes of the cluster, including this one."""
         has_views = self._members.views is not None and self._assemblies
         return len(self.names) if has_views else self._agreement.size
 
@@ -237,20 +237,20 @@ class Cluster:
         return self._agreement.failure is not None
 
     async def select(self, need: Need) -> Need:
-        """The part of a need that this node is a home of. Raises: as `meet`."""
+        """Return the part of a need that this node is a home of. Raises: as `meet`."""
         await self.meet()
         assert self._holders is not None
         return self._holders.select_own(need)
 
     async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Which blocks of many files this node is a home of: bool [rows]; see Homes.order_rows.
-        Raises: as `select` does."""
+        """Return whether this node is a home of each row's block, for blocks of many files: bool
+        [rows]; see `Homes.order_rows`. Raises: as `meet`."""
         await self._agreement.wait()
         assert self._holders is not None
         return await asyncio.to_thread(self._holders.find_own, ids, blocks)
 
     def as_json(self) -> dict[str, Any]:
-        """The state of the cluster, for people and metrics."""
+        """Return the state of the cluster, for people and metrics."""
         away = sorted(self.find_away())
         views = self._members.views
         status = {
@@ -268,10 +268,10 @@ class Cluster:
         return status if self._holders is None else status | self._holders.count_debts()
 
     async def check(self) -> list[str]:
-        """A line for each node and each other node that it does not reach."""
+        """Return a line for each pair of nodes of which the first does not reach the second."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
-            # A node that does not answer is in this node's own lines
+            # A node that is away is in this node's own lines
             with contextlib.suppress(AwayError, MegablendError):
                 lines += await peer.call("/v1/check", {})
         return lines
@@ -296,11 +296,13 @@ class Cluster:
 
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             LOG.error("mirror: a bug in megablend", exc_info=error)
             self._agreement.fail(ResourceError(f"the node process failed: {error!r}"))
 
     async def _run(self) -> None:
+        """Find out the nodes, and begin to meet them; with etcd, those of each new view."""
         views = self._members.views
         try:
             if views is not None:
@@ -349,23 +351,29 @@ class Cluster:
             if not each.is_formed:
                 each.end()
         self._assemblies = [*(each for each in self._assemblies if each.is_formed), new]
-        new.tasks += [self._start_task(new.tell(peer)) for peer in peers.values()]
+        new.tasks += [self._start_task(new.announce_to(peer)) for peer in peers.values()]
         new.tasks.append(self._start_task(self._meet(new)))
 
     def _may_read(self, number: int, peers: Collection[Peer]) -> bool:
-        """Whether this node is surely one of the view in force: it has a lease; or etcd is away for
-        most of the nodes, so that they make no view."""
+        """Whether this node is surely in the view in force: it has a lease; or it reaches most of the
+        nodes, since then etcd is away for these, too, and they make no view without it.
+
+        Args:
+            number: the number of the view that this node knows.
+            peers: the other nodes of that view.
+        """
         views = self._members.views
-        since = None if views is None else views.find_doubt(number)
-        if since is None:
+        doubt_since = None if views is None else views.find_doubt(number)
+        if doubt_since is None:
             return True
         now = time.monotonic()
-        since = max(since, now - self._pace.silent)
+        since = max(doubt_since, now - self._pace.silent)
         num_there = 1
         for peer in peers:
-            num_there += peer.heard_at > since
-            if peer.heard_at < max(since, now - self._pace.silent / 2):
-                peer.check()
+            num_there += peer.responded_at > since
+            # Earlier than needed, so that the next call finds a recent response
+            if peer.responded_at < max(since, now - self._pace.silent / 2):
+                peer.ping_if_silent()
         return since < math.inf and 2 * num_there > len(peers) + 1
 
     async def _meet(self, assembly: Assembly) -> None:
@@ -403,47 +411,48 @@ class Cluster:
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
 
     def _suspect(self) -> None:
-        """Ask all nodes whether they are there, because one has not answered in time. If the
-        network is down, they are found to be away together, and not one after another."""
+        """Ping all nodes, because one has not responded in time. If the network is down, they are
+        found to be away together, and not one after another."""
         for peer in self._peers.values():
-            peer.check()
+            peer.ping_if_silent()
 
     async def _check_address(self) -> None:
-        """Check that no other process answers at this node's name. Raises: ConfigError."""
+        """Check that no other process responds at this node's name. Raises: ConfigError."""
         own_peer = self._make_peer(self._members.own)
-        answers = await own_peer.ping()
+        responds = await own_peer.ping()
         own_peer.close()
-        if answers and own_peer.session != self._verifier.session:
+        if responds and own_peer.session != self._verifier.session:
             raise ConfigError(f"{own_peer.name}: another node responds at that address\n{ONE_NAME}")
 
-    async def _hear(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
+    async def _note_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
         for key, pages, _ in needs:
             check_pages(key, pages)
         if not self._assemblies:
             raise AwayError("this node does not know the list of nodes yet")
-        await self._find_assembly(query, self._assemblies).hear(node, query, needs)
+        await self._find_assembly(query, self._assemblies).note_pages(node, query, needs)
         return b""
 
-    def _find_assembly(self, query: Mapping[str, str], known: Sequence[Assembly]) -> Assembly:
-        """The one of `known` whose view a request is about. Raises: OtherViewError."""
-        for each in known:
-            if str(each.view.number) == query.get("view", str(each.view.number)):
-                return each
+    def _find_assembly(self, query: Mapping[str, str], assemblies: Sequence[Assembly]) -> Assembly:
+        """Return the assembly of the view that a request names; the first one if it names none.
+        Raises: OtherViewError."""
+        for assembly in assemblies:
+            if query.get("view") in (None, str(assembly.view.number)):
+                return assembly
         raise OtherViewError(
-            f"{self._members.own} is in view {known[0].view.number}, not {query['view']}"
+            f"{self._members.own} is in view {assemblies[0].view.number}, not {query['view']}"
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
-        """Check that the view in force includes a node that asks from an earlier view: otherwise it
-        would wait for nothing. Raises: AwayError."""
+        """Check that the view in force includes a node that sends a request from an earlier view:
+        otherwise the node would wait in vain for this one to be in its view. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
             raise AwayError(
                 f"{self._members.own} is in view {number}, which does not include {node}"
             )
 
-    async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
+    async def _send_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
         key = need.key
         pages = need.pages
@@ -454,7 +463,7 @@ class Cluster:
             self._check_left_out(node, query.get("view", ""))
             self._find_assembly(query, self._assemblies[:1])
         if self._assemblies and node not in self._peers:
-            raise ConfigError(is_unknown(node, self._members.own))
+            raise ConfigError(explain_unknown(node, self._members.own))
         mode = Mode.FRESH if "fresh" in query else Mode.NEEDED
         want = Want(key, pages, float(np.min(need.due, initial=math.inf)), mode)
         if "settle" in query:

@@ -1,9 +1,9 @@
-"""Which nodes hold which pages: they tell one another.
+"""Which nodes hold which pages: nodes announce their pages to one another.
 
-A node tells the homes of a piece, and the node after them in the piece's order, which of its pages
-it holds: all of them when they meet, then those that it gets. So a home knows which nodes hold the
-pages that it lacks: after its own disk was replaced, after the list of nodes has changed, or if
-another node had to read the source. It copies the pages that it is to hold, and reads from the
+A node announces its pages of a piece to the piece's homes, and to the next node in the piece's
+order: all held pages when the nodes meet, then each page that it gets. So a home knows which nodes
+hold the pages that it lacks: after its own disk was replaced, after the list of nodes has changed,
+or if another node had to read the source. It copies the pages that it must hold, and reads from the
 source only those that no node has announced.
 """
 
@@ -37,16 +37,18 @@ from megablend.system.log import LOG
 _NUM_COPIERS = 4
 _RETRY_SECONDS = 60.0
 _MAX_ORDERS = 4096
+"""The number of pieces whose orders are cached, since a piece is requested in many parts."""
 
 
 class Holders:
-    """What other nodes hold, and what this one still has to tell them and to copy from them.
+    """The pages that other nodes hold, those that this node has yet to announce to them, and those
+    that it has yet to copy from them.
 
     Args:
         engine: reads and holds this node's pages.
         names: the names of all nodes, sorted.
         own: this node's name.
-        copies: how many nodes are to hold each page.
+        copies: the number of nodes that must hold each page.
     """
 
     def __init__(self, engine: Engine, names: Sequence[str], own: str, copies: int) -> None:
@@ -55,107 +57,113 @@ class Holders:
         self._own = own
         self.copies = min(copies, len(names))
         self._homes = Homes(names)
-        # Cached, since a piece is requested in many parts
         self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
-        self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
-        self.news = {name: asyncio.Event() for name in self._untold}
-        """Set while there is something to tell a node."""
-        self._found_by_node: dict[str, list[Need]] | None = None
-        """By node, what was held when the nodes met, until the node is told."""
+        self._unannounced: dict[str, dict[FileKey, Pages]] = {
+            name: {} for name in names if name != own
+        }
+        """The pages that each other node has yet to be told of."""
+        self.news = {name: asyncio.Event() for name in self._unannounced}
+        """For each other node: set while it has yet to be told of pages."""
+        self._held_at_start: dict[str, list[Need]] | None = None
+        """For each other node that has not got its first announcement: the pages for it, which were
+        held when the nodes met. None before the store was searched."""
         self._searching = asyncio.Lock()
-        self._known: dict[FileKey, dict[str, Pages]] = {}
+        self._announced: dict[FileKey, dict[str, Pages]] = {}
+        """The pages of each file that each other node has announced."""
         self._to_copy: dict[FileKey, Pages] = {}
         self._to_copy_later: dict[FileKey, Pages] = {}
         """Pages to copy when a node that holds them is back."""
         self._has_work = asyncio.Event()
         self._num_copying = 0
         self.successor: Holders | None = None
-        """The holders of the next view, whose nodes are told of new pages, too."""
+        """The holders of the next view, to whose nodes new pages are announced, too."""
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """The first `count` nodes in the order of a piece; the first of them is its home."""
+        """Return the first `count` nodes in the order of a piece; the first of them is its home."""
         return self._ordered(key.digest, piece, count)
 
     def count_debts(self) -> dict[str, int]:
-        """For people and metrics: copies of each page, bytes that this node has to copy, copies
-        under way, and nodes that have to be told something."""
-        parts = [*self._to_copy.items(), *self._to_copy_later.items()]
-        to_copy = sum(count_bytes(pages, key.size) for key, pages in parts)
-        untold = sum(bool(each) for each in self._untold.values())
+        """Return numbers for people and metrics: the copies of each page, the bytes that this node
+        has yet to copy, the copies under way, and the nodes that have yet to be told of pages."""
+        to_copy = [*self._to_copy.items(), *self._to_copy_later.items()]
         return {
             "copies": self.copies,
-            "bytes_to_copy": to_copy,
+            "bytes_to_copy": sum(count_bytes(pages, key.size) for key, pages in to_copy),
             "copying": self._num_copying,
-            "untold_nodes": untold,
+            "untold_nodes": sum(bool(pages) for pages in self._unannounced.values()),
         }
 
-    def note(self, key: FileKey, pages: Pages, giver: str | None) -> None:
-        """Record that this node got pages of one piece, from the node `giver` or from the source,
-        to tell others."""
+    def note_own(self, key: FileKey, pages: Pages, giver: str | None) -> None:
+        """Record that this node got pages of one piece, from the node `giver` or from the source, to
+        announce them."""
         order = self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1)
         # The giver of a copy has to know of it, to read it if its own pages are damaged
         keeps_copy = self._own in order[1 : self.copies]
         for name in order:
             if name != self._own and (name != giver or keeps_copy):
-                untold = self._untold[name]
-                untold[key] = unite(untold.get(key, NO_PAGES), pages)
+                unannounced = self._unannounced[name]
+                unannounced[key] = unite(unannounced.get(key, NO_PAGES), pages)
                 self.news[name].set()
         if self.successor is not None:
-            self.successor.note(key, pages, giver)
+            self.successor.note_own(key, pages, giver)
 
     async def find_all(self, name: str) -> list[Need]:
-        """All that this node holds of pieces whose home another node is or may become. When the
+        """Return all held pages of the pieces whose home another node is or may become. When the
         nodes meet, the store is searched once for all of them."""
         async with self._searching:
-            found = None if self._found_by_node is None else self._found_by_node.pop(name, None)
-            if found is not None:
-                return found
-            names = list(self._untold) if self._found_by_node is None else [name]
+            if self._held_at_start is None:
+                names = list(self._unannounced)
+            elif name in self._held_at_start:
+                return self._held_at_start.pop(name)
+            else:
+                names = [name]
             for each in names:
-                self._untold[each] = {}
+                self._unannounced[each] = {}
                 self.news[each].clear()
-            all_found = await self._engine.call(self._find_held, names)
-            self._found_by_node = self._found_by_node or all_found
-            return all_found.pop(name)
+            held = await self._engine.call(self._find_held, names)
+            self._held_at_start = self._held_at_start or held
+            return held.pop(name)
 
     def _find_held(self, names: Sequence[str]) -> dict[str, list[Need]]:
-        """By node, the held pages of pieces that have it among their first `copies + 1` nodes."""
-        found: dict[str, list[Need]] = {name: [] for name in names}
+        """Return for each node the held pages of the pieces that have this node among their first
+        `copies + 1` nodes. Called in the store's thread."""
+        held: dict[str, list[Need]] = {name: [] for name in names}
         places = {self._names.index(name): name for name in names}
         for key in [*self._engine.store.keys()]:
             pages = self._engine.store.held(key)
             order = self._find_places(key, pages, self.copies + 1)
             for place in np.unique(order).tolist():
-                if (name := places.get(place)) is not None:
+                if place in places:
                     is_its = (order == place).any(axis=1)
                     its_pages = Pages(pages.blocks[is_its], pages.masks[is_its])
-                    found[name].append(Need.of(key, its_pages, math.inf))
-        return found
+                    held[places[place]].append(Need.of(key, its_pages, math.inf))
+        return held
 
     def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
-        """The first `count` nodes in the order of each block's piece: indices into the sorted
+        """Return the first `count` nodes in the order of each block's piece: indices into the sorted
         names, int64 [blocks, count]."""
         return self._homes.order_blocks(key.digest, pages.blocks, count)
 
-    def take_untold(self, name: str) -> list[Need]:
-        """Take out what a node has not been told; `put_back` returns it if telling fails."""
-        untold = self._untold[name]
-        self._untold[name] = {}
+    def take_unannounced(self, name: str) -> list[Need]:
+        """Take out the pages that have not been announced to a node; `put_back` restores them if
+        the announcement fails."""
+        unannounced = self._unannounced[name]
+        self._unannounced[name] = {}
         self.news[name].clear()
-        return [Need.of(key, pages, math.inf) for key, pages in untold.items()]
+        return [Need.of(key, pages, math.inf) for key, pages in unannounced.items()]
 
     def put_back(self, name: str, needs: Sequence[Need]) -> None:
-        """Keep what a node could not be told, to tell it later."""
-        untold = self._untold[name]
+        """Restore pages that could not be announced to a node."""
+        unannounced = self._unannounced[name]
         for key, pages, _ in needs:
-            untold[key] = unite(untold.get(key, NO_PAGES), pages)
+            unannounced[key] = unite(unannounced.get(key, NO_PAGES), pages)
         self.news[name].set()
 
-    async def hear(self, name: str, needs: Sequence[Need]) -> None:
-        """Record that another node holds pages. Those that this node is to hold, too, will be
+    async def note_announced(self, name: str, needs: Sequence[Need]) -> None:
+        """Record that another node has announced pages. Those that this node must hold, too, will be
         copied."""
         for key, pages, _ in needs:
-            by_node = self._known.setdefault(key, {})
+            by_node = self._announced.setdefault(key, {})
             by_node[name] = unite(by_node.get(name, NO_PAGES), pages)
             own_missing = self.select_own(Need.of(key, pages, math.inf)).pages
             own_missing = await self._engine.call(self._engine.store.missing, key, own_missing)
@@ -164,32 +172,34 @@ class Holders:
                 self._has_work.set()
 
     def select_own(self, need: Need) -> Need:
-        """The part of a need that this node is a home of."""
+        """Return the part of a need that this node is a home of."""
         key, pages, due = need
         place = self._names.index(self._own)
         is_own = (self._find_places(key, pages, self.copies) == place).any(axis=1)
         return Need(key, Pages(pages.blocks[is_own], pages.masks[is_own]), due[is_own])
 
     def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Which blocks this node is a home of: bool [rows]; see Homes.order_rows."""
+        """Return whether this node is a home of each row's block: bool [rows]; see
+        `Homes.order_rows`."""
         return self._homes.find_own(self._own, ids, blocks, self.copies)
 
-    def find(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
-        """The nodes that announced some of the pages, and which ones each of them announced."""
-        found = [(name, intersect(pages, held)) for name, held in self._known.get(key, {}).items()]
-        return [(name, held_pages) for name, held_pages in found if len(held_pages.blocks)]
+    def find_announced(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
+        """Return the nodes that announced some of the pages, each with the pages that it announced."""
+        by_node = self._announced.get(key, {})
+        common = [(name, intersect(pages, held)) for name, held in by_node.items()]
+        return [(name, held) for name, held in common if len(held.blocks)]
 
     def forget(self, name: str, key: FileKey, pages: Pages) -> None:
         """Record that a node does not hold pages that it announced."""
-        by_node = self._known.get(key, {})
+        by_node = self._announced.get(key, {})
         left = subtract(by_node.pop(name, NO_PAGES), pages)
         if len(left.blocks):
             by_node[name] = left
         elif not by_node:
-            self._known.pop(key, None)
+            self._announced.pop(key, None)
 
     async def copy(self) -> None:
-        """Copy from other nodes what this node is to hold, until cancelled."""
+        """Copy the pages that this node must hold from other nodes, until cancelled."""
         copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
         try:
             while True:
@@ -204,6 +214,7 @@ class Holders:
                 each.cancel()
 
     async def _copy_some(self) -> None:
+        """Copy one portion after another, until cancelled."""
         while True:
             await self._has_work.wait()
             key = next(iter(self._to_copy), None)
@@ -219,7 +230,7 @@ class Holders:
                 await self._engine.obtain(Want(key, portion, math.inf, Mode.COPY))
             except AwayError:
                 # A node that holds them may come back; other pages are copied in the meantime
-                if self.find(key, portion):
+                if self.find_announced(key, portion):
                     self._to_copy_later[key] = unite(
                         self._to_copy_later.get(key, NO_PAGES), portion
                     )
@@ -231,7 +242,7 @@ class Holders:
                 self._num_copying -= 1
 
     def retry(self) -> None:
-        """Copy again what could not be copied, since a node is back."""
+        """Try again to copy the pages that could not be copied, since a node is back."""
         for key, pages in self._to_copy_later.items():
             self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), pages)
             self._has_work.set()
@@ -240,12 +251,12 @@ class Holders:
     def divide_by_home(self, needs: Sequence[Need]) -> Mapping[str, list[Need]]:
         """Divide needs by the homes of their pieces, and leave out those whose home is this
         node."""
-        found: dict[str, list[Need]] = {}
+        by_home: dict[str, list[Need]] = {}
         for key, pages, due in needs:
             first = self._find_places(key, pages, 1)[:, 0]
             for place in np.unique(first).tolist():
                 is_its = first == place
                 its_need = Need(key, Pages(pages.blocks[is_its], pages.masks[is_its]), due[is_its])
-                found.setdefault(self._names[place], []).append(its_need)
-        found.pop(self._own, None)
-        return found
+                by_home.setdefault(self._names[place], []).append(its_need)
+        by_home.pop(self._own, None)
+        return by_home

@@ -24,25 +24,25 @@ _JOINING = {"rank": int, "name": str}
 
 @dataclass(eq=False)
 class Agreement:
-    """Whether the nodes work together, as one of them knows it: not yet, yes, too few are there, or
-    they cannot."""
+    """Whether the nodes work together, as far as this node knows: not yet, yes, too few are there,
+    or they cannot."""
 
     options: MirrorOptions
     size: int
-    """Number of nodes."""
+    """The number of nodes."""
     pace: Pace
     failure: MegablendError | None = None
     """Why the nodes cannot work together with their present settings; None if no reason is
     known."""
     too_few: str = ""
-    """Which nodes are missing, if too few are there; empty otherwise."""
+    """The message about missing nodes, if too few are there; empty otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_reached(self) -> bool:
         """Whether the nodes work together. If not, this node goes on waiting for the others, even
-        for those that were at fault, until they are mended."""
+        for those at fault, which may be mended."""
         return self._decided.is_set() and not self.too_few and self.failure is None
 
     async def wait(self) -> None:
@@ -62,15 +62,16 @@ class Agreement:
         LOG.info("mirror: %d nodes have formed a cluster", self.size)
 
     def fail(self, error: MegablendError) -> None:
-        """Record why the nodes cannot work together; once they do, a fault of one ends nothing."""
+        """Record why the nodes cannot work together. Once they do, the fault of one of them is only
+        logged."""
         LOG.warning("mirror: %s", error)
         if not self._decided.is_set():
             self.failure = error
             self._decided.set()
 
     def is_enough(self, missing: list[str]) -> bool:
-        """Whether a majority is there, and goes on without the `missing` ones. Raises: ConfigError
-        if some are missing with `strict`."""
+        """Whether a majority is there, and goes on without the nodes `missing`. Raises: ConfigError
+        if nodes are missing with `strict`."""
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
             self.fall_short(f"{text}: the others are not a majority")
@@ -81,8 +82,9 @@ class Agreement:
         return True
 
     def fall_short(self, text: str) -> None:
-        """Let reads fail until more nodes have come, so that ranks read the source themselves.
-        Nodes that work together already go on. Raises: ConfigError with `strict`."""
+        """Let reads fail with the message `text` until more nodes have come, so that ranks read the
+        source themselves. Nodes that already work together go on. Raises: ConfigError with
+        `strict`."""
         if self.is_reached:
             return
         if self.options.strict:
@@ -93,7 +95,7 @@ class Agreement:
         self._decided.set()
 
     def note_news(self) -> None:
-        """Wake those who `wait_for_news`: something about other nodes has changed."""
+        """Wake the callers of `wait_for_news`, since something about other nodes has changed."""
         self._news.set()
 
     async def wait_for_news(self) -> None:
@@ -106,21 +108,22 @@ class Agreement:
 @dataclass(eq=False)
 class Joining:
     """Finds out the list of nodes. It is given in the settings; or the machines of a torchrun job
-    tell their names to the job's first machine, which tells all of them the list."""
+    send their names to the job's first machine, which sends the list to all of them."""
 
     members: Members
     port: int
-    """Port of nodes whose names contain none."""
+    """The port of nodes whose names contain none."""
     agreement: Agreement
     make_peer: Callable[[str], Peer]
     pace: Pace
     _joined: dict[int, str] = field(default_factory=dict)
+    """On the job's first machine: the names of the nodes that have joined, by rank."""
     _list: asyncio.Future[list[str]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     async def gather(self) -> list[str]:
-        """The list of nodes. Raises: ConfigError."""
+        """Return the list of nodes. Raises: ConfigError."""
         torchrun = self.members.torchrun
         if torchrun is None:
             return list(self.members.names)
@@ -130,7 +133,8 @@ class Joining:
             names = await self._collect(torchrun)
         except ConfigError as error:
             self._list.set_exception(error)
-            self._list.exception()  # perhaps nobody asks for it
+            # Marks the error as seen: perhaps no machine asks for the list
+            self._list.exception()
             raise
         self._list.set_result(names)
         return names
@@ -141,13 +145,12 @@ class Joining:
         self._joined[0] = self.members.own
         while len(self._joined) < torchrun.size:
             missing = sorted(set(range(torchrun.size)) - self._joined.keys())
-            if time.monotonic() > deadline and self.agreement.is_enough(
-                [f"machine {i}" for i in missing]
-            ):
+            is_late = time.monotonic() > deadline
+            if is_late and self.agreement.is_enough([f"machine {rank}" for rank in missing]):
                 break
             await self.agreement.wait_for_news()
             if self.agreement.too_few and len(missing) > torchrun.size - len(self._joined):
-                # More may follow the one that came; who is not in the list then stays outside
+                # A machine has joined, and more may follow: without them in the list, they stay outside
                 deadline = time.monotonic() + self.pace.complete
         names = sorted(self._joined.values())
         for name, other in itertools.pairwise(names):
@@ -176,9 +179,9 @@ class Joining:
         return torchrun is not None and peer.name == torchrun.first
 
     async def join(self, peer: Peer) -> list[str]:
-        """Tell the job's first machine this node's name, and return its list of nodes. It has to be
-        told again after it was restarted. Other nodes are told nothing, and the list is empty.
-        Raises: as Peer.post; AwayError while others are missing."""
+        """Send this node's name to the job's first machine, which needs it again after each of its
+        restarts. Returns: the list of nodes; empty if the peer is not the first machine. Raises: as
+        `Peer.post`; AwayError while other nodes are missing."""
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
             return []
@@ -186,9 +189,9 @@ class Joining:
         return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Answer a machine that joins by the list, once it is complete. Raises: ValueError if the
-        machine's rank is not valid; AwayError while others are missing; ConfigError if two have one
-        name."""
+        """Respond to a machine that joins: with the list of nodes, once it is complete. Raises:
+        ValueError if the machine's rank is not valid; AwayError while other machines are missing;
+        ConfigError if two machines have the same name."""
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):

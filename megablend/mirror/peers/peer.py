@@ -1,4 +1,4 @@
-"""Requests to another node, and whether it is there: it answers, however slowly, or is away."""
+"""Requests to another node, and whether it is there: it responds, however slowly, or it is away."""
 
 from __future__ import annotations
 
@@ -31,75 +31,80 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 AWAY_STATUS = 503
-"""Status of an answer that means AwayError."""
+"""Status of a response that means AwayError."""
 ERROR_STATUS = 409
-"""Status of an answer that contains an error by `pack_error`."""
+"""Status of a response that contains an error by `pack_error`."""
 VIEW_STATUS = 412
-"""Status of an answer that means OtherViewError."""
+"""Status of a response that means OtherViewError."""
 SESSION_STATUS = 401
-"""Status of an answer to a request that was signed for another session of the node."""
+"""Status of a response to a request that was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Numbers of errors of connections for which the other node is not to blame."""
+"""Error numbers of failed connections for which the other node is not to blame."""
 _SHORTAGE_SECONDS = 0.5
+_NUM_TRIES = 3
+"""How often a request is signed: again if the node was restarted, and so is in a new session."""
 
 
 class OtherViewError(AwayError):
-    """The node that is asked is in another view than this one, for a moment."""
+    """The other node is in another view than this one, for a moment."""
 
 
 @dataclass(eq=False)
 class Peer:
-    """Sends requests to another node. As soon as it is away, all its pending requests fail."""
+    """Sends requests to another node. As soon as the node is away, all pending requests fail."""
 
     name: str
     """`host:port`."""
     http: aiohttp.ClientSession
     signer: Signer
     pace: Pace
-    met: Callable[[Peer], None]
-    """Called at its first answer after each of its starts, and when it is back after being away."""
-    suspect: Callable[[], None]
-    """Called when it does not answer a ping within `pace.ping` seconds."""
+    on_met: Callable[[Peer], None]
+    """Called at the node's first response after each of its starts, and when it is back after being
+    away."""
+    on_suspect: Callable[[], None]
+    """Called when the node does not respond to a ping within `pace.ping` seconds."""
     uses_tls: bool
     session: str = ""
     """The random id that the node chose when it started; requests are signed for it."""
     away_since: float | None = None
-    """When it was found to be away, in monotonic seconds; None while it answers."""
+    """When the node was found to be away, in monotonic seconds; None while it responds."""
     trouble: str = "it was not asked yet"
-    """Why it did not answer the last time that no answer came."""
+    """Why the node did not respond when it was last found to be away."""
     refusal: MegablendError | None = None
-    """Why its last answer was not trusted, or why it refused this node; None otherwise."""
+    """Why the node's last response was not trusted, or why the node refused this one; None otherwise."""
     num_bad: int = 0
-    """Number of answers whose bytes were changed on the way."""
-    heard_at: float = 0.0
-    """When it answered last, in monotonic seconds."""
+    """The number of responses whose bytes were changed on the way."""
+    responded_at: float = 0.0
+    """When the node last responded, in monotonic seconds."""
     _met_session: str = ""
-    _gone: asyncio.Future[Any] = field(
+    """The session in which `on_met` was last called."""
+    _away_signal: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    _num_waiting: int = 0
+    """Done as soon as the node is away; a new one for later requests."""
+    _num_pending: int = 0
     _watcher: asyncio.Task[None] | None = None
     _pinging: asyncio.Task[bool] | None = None
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has been away for so long that nobody waits for it any more."""
-        return self.away_since is not None and (time.monotonic() - self.away_since > self.pace.gone)
+        """Whether the node has been away for so long that nobody waits for it any longer."""
+        return self.away_since is not None and time.monotonic() - self.away_since > self.pace.gone
 
     @property
     def obstacle(self) -> object:
-        """Why it is away, or was not trusted, or refused this node; None otherwise."""
+        """Why the node is away, or was not trusted, or refused this node; None otherwise."""
         return self.refusal if self.away_since is None else self.trouble
 
     def close(self) -> None:
-        """Send no more pings. Pending requests fail, as if it were away."""
+        """Send no more pings. Pending requests fail, as if the node were away."""
         for task in (self._watcher, self._pinging):
             if task is not None:
                 task.cancel()
         if self.away_since is None:
             self.trouble = "it is not one of the nodes any more"
             self.away_since = time.monotonic()
-            self._gone.set_result(None)
+            self._away_signal.set_result(None)
 
     async def fetch(
         self, want: Want, view: int, *, only_held: bool, settles: bool = False
@@ -108,62 +113,65 @@ class Peer:
 
         Args:
             view: the number of this node's view.
-            only_held: whether only pages that the other node holds are wanted. Otherwise it gets
-                the others, as their home.
-            settles: whether it first waits for its own reads of them from the source.
+            only_held: whether only pages that the other node holds are wanted. Otherwise the other
+                node gets the pages that it lacks, as their home.
+            settles: whether the other node first waits until its own reads of these pages from the
+                source have finished.
 
-        Returns: pages, and their bytes one after another. There are none if it has none, or if
-            their bytes were changed on the way.
+        Returns: pages, and their bytes one after another. There are none if the other node has
+            none, or if their bytes were changed on the way.
 
-        Raises: AwayError; OtherViewError if it is in another view; the error that it answers with.
+        Raises: AwayError; OtherViewError if the other node is in another view; the error that it
+            responds with.
         """
-        path = f"/v1/pages?view={view}"
-        path += (
-            "&held=1" * only_held + "&settle=1" * settles + "&fresh=1" * (want.mode is Mode.FRESH)
-        )
-        answer = await self.post(path, pack_needs([Need.of(want.key, want.pages, want.due)]))
+        flags = {"held": only_held, "settle": settles, "fresh": want.mode is Mode.FRESH}
+        query = "".join(f"&{name}=1" for name, is_set in flags.items() if is_set)
+        needs = pack_needs([Need.of(want.key, want.pages, want.due)])
+        response = await self.post(f"/v1/pages?view={view}{query}", needs)
         try:
-            return unpack_pages(answer, want.key, want.pages)
+            return unpack_pages(response, want.key, want.pages)
         except ValueError as error:
             self.num_bad += 1
             LOG.warning("mirror: %s: its response is ignored: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Send a request, and return the answer. Raises: AwayError if the node cannot be reached;
-        the error that it answers with."""
+        """Send a request, and return the response. Raises: AwayError if the node is away; the error
+        that it responds with."""
         if self.away_since is not None:
             raise AwayError(f"{self.name} is unreachable: {self.trouble}")
-        self._num_waiting += 1
+        self._num_pending += 1
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
-        gone = self._gone
         task = asyncio.ensure_future(self._send("POST", path, body))
         try:
-            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            awaited = [task, self._away_signal]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise AwayError(f"{self.name} is unreachable: {self.trouble}")
             return task.result()
         except MegablendError:
-            raise  # before OSError, which some are, too: a missing file does not mean an absent node
+            # Some of these are OSErrors, too: but a missing file does not mean that the node is away
+            raise
         except (aiohttp.ClientError, OSError) as error:
-            self._leave(error)
+            self._mark_away(error)
             raise AwayError(f"{self.name} is unreachable: {self.trouble}") from None
         finally:
             task.cancel()
-            self._num_waiting -= 1
+            self._num_pending -= 1
 
     async def ping(self) -> bool:
-        """Whether the node is there: it answers a ping. If it does not, it is away from now on."""
+        """Send a ping. Returns: whether the node is there; without a response it is away from now
+        on."""
         suspicion = None
         if self.away_since is None:
-            suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.suspect)
+            suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.on_suspect)
         try:
             await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self.pace.silent)
         except asyncio.TimeoutError:
-            self._leave(f"it has not answered for {self.pace.silent:g} s")
+            self._mark_away(f"it has not answered for {self.pace.silent:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            self._leave(error)
+            self._mark_away(error)
         except MegablendError as error:
             self.refusal = error  # a node that refuses is there
         else:
@@ -173,39 +181,37 @@ class Peer:
                 suspicion.cancel()
         return self.away_since is None
 
-    def check(self) -> None:
-        """Send a ping, unless the node has just answered, is away, or is being pinged."""
-        is_asked = self._pinging is not None and not self._pinging.done()
-        is_heard = time.monotonic() - self.heard_at < self.pace.ping
-        if not (is_asked or is_heard or self.away_since is not None):
+    def ping_if_silent(self) -> None:
+        """Send a ping, unless the node has just responded, is away, or is being pinged."""
+        is_pinged = self._pinging is not None and not self._pinging.done()
+        has_responded = time.monotonic() - self.responded_at < self.pace.ping
+        if not (is_pinged or has_responded or self.away_since is not None):
             self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
-        """Send pings as long as requests are pending without an answer, or the node is away."""
-        while self._num_waiting or self.away_since is not None:
+        """Send pings as long as requests are pending without a response, or the node is away."""
+        while self._num_pending or self.away_since is not None:
             await asyncio.sleep(self.pace.ping)
-            is_silent = time.monotonic() - self.heard_at >= self.pace.ping
-            if self.away_since is not None or (self._num_waiting and is_silent):
+            is_silent = time.monotonic() - self.responded_at >= self.pace.ping
+            if self.away_since is not None or (self._num_pending and is_silent):
                 await self.ping()
         self._watcher = None
 
-    def _leave(self, trouble: object) -> None:
-        """Record that the node is away, and why; its pending requests fail."""
+    def _mark_away(self, trouble: object) -> None:
+        """Record that the node is away, and why; pending requests fail."""
         self.trouble = str(trouble) or type(trouble).__name__
         if self.away_since is not None:
             return
         self.away_since = time.monotonic()
-        LOG.warning("mirror: node %s is away: %s", self.name, self.trouble)
-        self._gone.set_result(None)
-        self._gone = asyncio.get_running_loop().create_future()
+        LOG.warning("mirror: node %s is unreachable: %s", self.name, self.trouble)
+        self._away_signal.set_result(None)
+        self._away_signal = asyncio.get_running_loop().create_future()
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _send(self, method: str, path: str, body: bytes) -> bytes:
-        """As `_request`, but repeated while this node is short of memory or file descriptors.
-
-        Raises: aiohttp.ClientError, OSError; the error that the node answers with.
-        """
+        """Send a request as `_request` does, and again while this node is short of memory or file
+        descriptors. Raises: the same errors as `_request`."""
         while True:
             try:
                 return await self._request(method, path, body)
@@ -216,48 +222,49 @@ class Peer:
             await asyncio.sleep(_SHORTAGE_SECONDS)
 
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
-        """Send a signed request, check the signature of the answer, and return its body.
+        """Send a signed request, check the signature of the response, and return its body.
 
-        Raises: aiohttp.ClientError, OSError; the error that the node answers with.
+        Raises: aiohttp.ClientError, OSError; the error that the node responds with.
         """
         url = f"{'https' if self.uses_tls else 'http'}://{self.name}{path}"
-        for _ in range(3):
+        for _ in range(_NUM_TRIES):
             signed_session = self.session
             headers = self.signer.sign(method, path, body, to=self.name, session=signed_session)
             async with self.http.request(
                 method, url, data=body, headers=headers, allow_redirects=False
-            ) as answer:
-                protocol = answer.headers.get(PROTOCOL_HEADER)
-                size = answer.content_length
+            ) as response:
+                protocol = response.headers.get(PROTOCOL_HEADER)
+                size = response.content_length
                 if protocol != str(PROTOCOL) or size is None or size > MAX_PAYLOAD:
                     raise ConfigError(
                         f"{self.name} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
                         "Run the same version of megablend on all nodes, and make sure that no other program uses "
                         "their port."
                     )
-                data = await answer.read()
-            session = answer.headers.get(SESSION, "")
-            if answer.status == SESSION_STATUS and session != signed_session:
-                self.session = session  # the answer to the next try has to be signed for it
+                data = await response.read()
+            status = response.status
+            session = response.headers.get(SESSION, "")
+            if status == SESSION_STATUS and session != signed_session:
+                self.session = session  # for which the next try is signed
                 continue
             try:
-                self.signer.check_answer(headers, answer.status, answer.headers, data)
+                self.signer.check_answer(headers, status, response.headers, data)
             except SignatureError as error:
                 raise ConfigError(
                     f"{self.name} cannot be trusted: {error}\ngive all nodes the same `secret_file`"
                 ) from None
-            self._heard(session)
-            if answer.status == VIEW_STATUS:
-                raise OtherViewError(data.decode(errors="replace"))
-            if answer.status == AWAY_STATUS:
-                raise AwayError(data.decode(errors="replace"))
-            if answer.status != 200:
-                raise self._read_error(answer.status, data)
+            self._note_response(session)
+            if status != 200:
+                raise self._read_error(status, data)
             return data
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
-    def _read_error(self, status: int, data: bytes) -> MegablendError:
-        """The error of an answer with another status than 200."""
+    def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
+        """Return the error that a response with another status than 200 means."""
+        if status == VIEW_STATUS:
+            return OtherViewError(data.decode(errors="replace"))
+        if status == AWAY_STATUS:
+            return AwayError(data.decode(errors="replace"))
         if status == ERROR_STATUS:
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 error = unpack_error(data)
@@ -268,20 +275,20 @@ class Peer:
             "check the log of its node process"
         )
 
-    def _heard(self, session: str) -> None:
-        """Record a valid answer of the node, which is in this session."""
-        self.heard_at = time.monotonic()
+    def _note_response(self, session: str) -> None:
+        """Record a valid response of the node, which is in this session."""
+        self.responded_at = time.monotonic()
         self.refusal = None
-        was_away = self.away_since is not None
-        if self.away_since is not None:
-            away = time.monotonic() - self.away_since
+        away_since = self.away_since
+        if away_since is not None:
             self.away_since = None
-            LOG.warning("mirror: node %s is back after %.0f s", self.name, away)
-        if was_away or session != self._met_session:
+            seconds = time.monotonic() - away_since
+            LOG.warning("mirror: node %s is back after %.0f s", self.name, seconds)
+        if away_since is not None or session != self._met_session:
             self._met_session = session
             self.session = session
-            self.met(self)
+            self.on_met(self)
 
     async def call(self, path: str, value: Any) -> Any:
-        """Send a value as JSON, and return the answer, parsed from JSON. Raises: as `post`."""
+        """Send a value as JSON, and return the response, parsed from JSON. Raises: as `post`."""
         return parse_json(await self.post(path, pack_json(value)) or b"null")

@@ -61,8 +61,8 @@ class Routes:
     """Done when a later view is in force."""
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: EndedError before the source is asked, if a later view is in
-        force; AwayError, too, if one may be that this node has not heard of."""
+        """See `PageReader.read`. Raises: EndedError before the source is read, if a later view is in
+        force; AwayError, too, if there may be a later view that this node has not heard of."""
         key = want.key
         missing = want.pages
 
@@ -77,10 +77,10 @@ class Routes:
             if len(pages.blocks):
                 missing = subtract(missing, pages)
                 await keep(pages, data, Origins(peers=len(data)))
-                self.holders.note(key, pages, name)
+                self.holders.note_own(key, pages, name)
 
         if want.mode is not Mode.FRESH:
-            for name, _ in self.holders.find(key, missing):
+            for name, _ in self.holders.find_announced(key, missing):
                 try:
                     pages, data = await fetch(name, only_held=True)
                 except AwayError:
@@ -127,12 +127,13 @@ class Routes:
 
         async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
             await keep(pages, data, origins)
-            self.holders.note(key, pages, None)
+            self.holders.note_own(key, pages, None)
 
         await self.source.read(want._replace(pages=missing), keep_and_note)
 
     async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
-        """As Peer.fetch, but wait for a node that is in another view. Raises: EndedError, too."""
+        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Raises:
+        EndedError, too."""
         deadline = time.monotonic() + self.pace.silent
         while True:
             task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, **how))
@@ -150,22 +151,25 @@ class Routes:
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
     def _list_before(self, want: Want) -> list[str]:
-        """The nodes before this one in the order of a piece: they are asked for its pages."""
+        """List the nodes before this one in the order of a piece: they are asked for its pages."""
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
         order = self.holders.order(want.key, piece, self.holders.copies + _NUM_RESERVES)
         return order[: order.index(self.own)] if self.own in order else order
 
     def _list_readers(self, want: Want) -> Iterator[str]:
-        """The nodes that may still be reading pages from the source because of an earlier view."""
+        """Yield the nodes that may still be reading pages from the source because of an earlier
+        view: of each earlier view the first node in the order of the piece that is there now."""
+        if want.mode is Mode.FRESH:
+            return
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
-        found = {self.own}
-        for homes in self.earlier if want.mode is not Mode.FRESH else ():
+        done = {self.own}
+        for homes in self.earlier:
             for name in homes.order_names(want.key.digest, piece, _NUM_RESERVES):
                 peer = self.peers.get(name)
-                if name not in found and peer is not None and peer.away_since is None:
-                    found.add(name)
+                if name not in done and peer is not None and peer.away_since is None:
+                    done.add(name)
                     yield name
-                if name in found:
+                if name in done:
                     break
 
 
@@ -187,7 +191,7 @@ class TrackedSource(PageReader):
             done.set_result(None)
 
     async def settle(self, want: Want) -> None:
-        """Wait for the present reads of any of the pages to end."""
+        """Wait until the reads of any of the pages that are under way have finished."""
         concerned = [
             done
             for done, other in self._reading.items()
@@ -197,16 +201,21 @@ class TrackedSource(PageReader):
             await asyncio.wait(concerned)
 
 
-async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:
-    """Tell nodes, in batches, what this one will request; nodes that are away are skipped."""
+async def announce_due(
+    peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]
+) -> None:
+    """Announce to nodes the pages that this one will request, in batches; nodes that are away are
+    skipped."""
 
-    async def tell(peer: Peer) -> None:
+    async def announce(peer: Peer) -> None:
         path = "/v1/due"
         for batch in batches[peer.name]:
             await peer.post(path, pack_needs(batch))
             path = "/v1/due?more=1"
 
-    results = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
-    for each in results:
-        if isinstance(each, BaseException) and not isinstance(each, AwayError):
-            LOG.warning("mirror: cannot announce due pages to other nodes: %s", each)
+    results = await asyncio.gather(
+        *(announce(peers[name]) for name in batches), return_exceptions=True
+    )
+    for error in results:
+        if isinstance(error, BaseException) and not isinstance(error, AwayError):
+            LOG.warning("mirror: cannot announce due pages to other nodes: %s", error)

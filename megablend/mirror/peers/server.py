@@ -1,15 +1,16 @@
 """Requests of other nodes to this one, over HTTP.
 
     POST /v1/pages?view=[&held=1[&settle=1]][&fresh=1]
-        needs -> pages. This node gets those that it does not hold, unless `held` is set. With
-        `settle` it waits first for its own reads of them from the source. With `fresh` it gets them
-        anew, since they were wrong. Status 412: this node is in another view, and more is requested
-        than what it holds.
+        needs -> pages. This node gets the pages that it does not hold, unless `held` is set. With
+        `settle` it first waits for its own reads of these pages from the source. With `fresh` it
+        gets them anew, since their bytes were wrong. Status 412: this node is in another view, and
+        more than held pages is requested.
     POST /v1/tell?view=[&list=&session=&formed=]
-        needs: what a node holds; at first with the digest of its list of nodes, its session, and
-        whether its nodes have met. Status 412: this node does not know the view.
+        needs: pages that a node holds; at first with the digest of the node's list of nodes, its
+        session, and whether its nodes have met. Status 412: this node does not know the view.
     POST /v1/due[?more=1]
-        needs: what a node will request, in place of what it said before; with `more`, in addition.
+        needs: pages that a node will request, instead of those that it announced before, or, with
+        `more`, in addition to them.
     POST /v1/join       JSON: rank and name of a node of a torchrun job -> the list of nodes
     POST /v1/check      nothing -> JSON: a line for each node that this one does not reach
     POST /v1/busy       JSON: a source that is busy, and for how many seconds to leave it alone
@@ -52,7 +53,7 @@ from megablend.mirror.peers.signing import (
 from megablend.system.log import LOG
 
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
-"""Answers a request, given the name of the node that sent it, its query and its body."""
+"""Answers a request, given the name of the node that sent it, the query and the body."""
 
 
 @dataclass(eq=False)
@@ -60,7 +61,7 @@ class PeerServer:
     """Answers the requests of other nodes."""
 
     handlers: Mapping[tuple[str, str], Handle]
-    """By the method and path of the requests that each answers."""
+    """The handler of each kind of request, by method and path."""
     verifier: Verifier
     get_metrics: Callable[[], Awaitable[str]]
     _listener: Listener = field(

@@ -43,7 +43,7 @@ _HINT = "(all nodes need the same `secret_file`)"
 _COUNT_PATTERN = re.compile("[0-9]{1,18}")
 _MIN_SECRET = 16
 _WINDOW = 1024
-"""A request is refused if one with a count higher by so many has arrived before it."""
+"""A request is refused if one whose count is higher by at least this has arrived before it."""
 
 
 class SessionError(Exception):
@@ -127,12 +127,12 @@ def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
 def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
     """Check that only nodes can read from this one. Raises: ConfigError without a secret,
     certificates or `insecure`, unless all nodes are on this machine."""
-    exposed = next((name for name in nodes if not is_loopback(name)), None)
-    if options.secret_file is not None or options.tls is not None or exposed is None:
+    exposed = [name for name in nodes if not is_loopback(name)]
+    if options.secret_file is not None or options.tls is not None or not exposed:
         return
     if not options.insecure:
         raise ConfigError(
-            f"nodes: {exposed} is on the network, with neither secret_file nor tls\n"
+            f"nodes: {exposed[0]} is on the network, with neither secret_file nor tls\n"
             "set one of them; or set `insecure: true` if nobody else is on that network"
         )
     LOG.warning(
@@ -153,8 +153,8 @@ class _Signatures:
     """Computes the signatures of requests and answers.
 
     Args:
-        secret: what nodes share; None if nothing is signed and everything is accepted, since TLS or
-            a loopback address keeps others away.
+        secret: the nodes' common secret; None if nothing is signed and everything is accepted,
+            since TLS or a loopback address keeps others away.
         node: this node's name.
     """
 
@@ -184,12 +184,12 @@ class Signer(_Signatures):
         self._count = itertools.count(1)
 
     def sign(self, method: str, path: str, body: bytes, *, to: str, session: str) -> dict[str, str]:
-        """The headers of a request, with its signature.
+        """Return the headers of a request, with its signature.
 
         Args:
             path: with the query, as it is sent.
             to: the server's name.
-            session: the session of `to`, as it last told it; empty if it has not.
+            session: the last known session of the server; empty if none is known.
         """
         headers = {PROTOCOL_HEADER: str(PROTOCOL), NODE: self._node, _TO: to}
         if self._secret is not None:
@@ -261,5 +261,5 @@ class Verifier(_Signatures):
             raise SignatureError("the request's body is not the one that was signed")
 
     def sign_answer(self, request: Mapping[str, str], status: int, body: bytes) -> str:
-        """The value of the header ANSWER, for an answer to a request with the headers `request`."""
+        """Return the value of the header ANSWER, for an answer to a request with these headers."""
         return "" if self._secret is None else self._of_answer(request, status, body)

@@ -45,7 +45,8 @@ async def list_held(nodes: NodesOf, files: dict[str, bytes], dataset: str) -> li
     for node in nodes.nodes.values():
         datasets = await node._find_datasets()
         revision = datasets.catalog.list_revisions(dataset)[-1]
-        listed = datasets.catalog.read_files(revision.digest)
+        # None while the manifest has not come from another node
+        listed = datasets.catalog.read_known_files(revision.digest)
         assert {file.path for file in listed} <= files.keys()
         found.append(
             {file.path for file in listed if await check_held(node, file, files[file.path])}

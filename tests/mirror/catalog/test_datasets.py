@@ -261,7 +261,7 @@ def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: P
             assert all(not each["missing"] for each in node.goals().values() if not each["short"])
             node.add("third", "job")  # all is computed again
         assert count_sent(node.source) - before < 30_000  # listings
-        assert "  does not fit: 0.001 GB too much" in node.run("status").stdout
+        assert "  does not fit: 0.001 GB more than is left" in node.run("status").stdout
         code, message = node.fail("want", f"third@{third}", "--pin", "--until", "2020-01-01")
         assert (code, message.splitlines()[0]) == (2, "--until: 2020-01-01 is in the past")
         node.ask("unwant", "first")
@@ -326,7 +326,7 @@ def test_bad_input(tmp_path: Path) -> None:
             code, message = node.fail("add", "e", refused)
             assert code == 2
             assert message.startswith(f"{refused}: {reason}")
-            assert "\nadd what may be fetched to `prefixes`" in message
+            assert "\nadd a prefix of it to `mirror.prefixes`" in message
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert node.fail("want", "corpus", "--nodes", ",")[1].startswith("--nodes: found ','")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror given\n")

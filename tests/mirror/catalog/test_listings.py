@@ -286,15 +286,15 @@ def test_what_was_removed_meanwhile_is_not_put(
             datasets = a.datasets
             (latest,) = datasets.catalog.list_revisions("corpus")
             cluster.write("d", {"x": 5}, seed=1)
-            keep = datasets.listings._keep
+            keep = datasets.listings._store_manifest
 
             async def keep_slowly(*about: Any) -> Revision:
                 kept = await keep(*about)
                 await a.ask("remove", dataset="corpus")
                 return kept
 
-            monkeypatch.setattr(datasets.listings, "_keep", keep_slowly)
-            assert await datasets.listings._look(latest) == ""
+            monkeypatch.setattr(datasets.listings, "_store_manifest", keep_slowly)
+            assert await datasets.listings._check_source(latest) == ""
             assert (await a.ask("list"))["revisions"] == []
             assert not [each for each in a.shared.values if "revisions" in each]
 

@@ -494,7 +494,7 @@ def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServe
         key = f"{PREFIX}shared/wants/corpus@latest"
         await client.change({}, {key: b"something else"})
         async with cluster.node("a:1") as a:
-            message = f"etcd: {key}: found b'something else', expected JSON of a catalog of megablend\nset `prefix`"
+            message = f"etcd: {key}: found b'something else', expected the JSON of a megablend catalog\nset `mirror.etcd.prefix`"
             while message not in (await a.ask("status"))["trouble"]:
                 await asyncio.sleep(0.05)
             with pytest.raises(ConfigError, match=re.escape(message)):
@@ -518,13 +518,13 @@ def test_a_command_hears_what_was_said_on_another_node_before(
         async with cluster.all() as (a, b):
             shared = b.datasets.shared
             assert shared is not None
-            take = shared._take
+            take = shared._sync
 
             async def take_late(*news: Any) -> None:
                 await asyncio.sleep(0.5)
                 await take(*news)
 
-            monkeypatch.setattr(shared, "_take", take_late)
+            monkeypatch.setattr(shared, "_sync", take_late)
             await a.add("corpus", "d")
             await b.ask("want", target="corpus")
             assert await b.targets()

@@ -349,14 +349,14 @@ def test_who_was_left_out_reads_only_what_is_due_until_it_is_back(
             assert isinstance(views, EtcdMembers)
             assert views.find_doubt(1) is None
             # As if it had been stopped for so long
-            views._kept_at -= LEASE
+            views._renewed_at -= LEASE
             assert views.find_doubt(1) == math.inf
             await until(lambda: views.find_doubt(1) is None)
             # Its lease has ended, and the others have made a view without it
             await views.etcd._ask("lease/revoke", {"ID": str(views.lease)})
             left = {"number": 7, "nodes": sorted(nodes.names[1:]), "earlier": []}
-            await views.etcd.change({}, {views._place: json.dumps(left).encode()})
-            await until(lambda: views.find_doubt(1) == math.inf and views._least >= 7)
+            await views.etcd.change({}, {views._view_key: json.dumps(left).encode()})
+            await until(lambda: views.find_doubt(1) == math.inf and views._least_number >= 7)
             number = await wait_for_view(nodes, 0, 1, 2)
             assert views.find_doubt(number) is None
             assert number > 7

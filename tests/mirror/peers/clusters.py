@@ -256,7 +256,7 @@ async def _never(*_: object) -> None:
 def _is_settled(cluster: Cluster) -> bool:
     state = cluster.as_json()
     # What is being told is no debt any more
-    is_telling = any(peer._num_waiting for peer in cluster._peers.values())
+    is_telling = any(peer._num_pending for peer in cluster._peers.values())
     debts = state.get("bytes_to_copy"), state.get("copying"), state.get("untold_nodes")
     return bool(state["formed"] and not is_telling and not any(debts))
 

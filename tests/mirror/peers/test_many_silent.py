@@ -84,7 +84,9 @@ def test_copies_of_a_dead_holder_hold_up_no_others(tmp_path: Path) -> None:
             # What only the second one held when it ended
             for i in range(300):
                 key = FileKey(f"{source.url}/d/none{i}", "e", 5000)
-                await holders.hear(nodes.names[1], [Need.of(key, pages_of_file(5000), 0.0)])
+                await holders.note_announced(
+                    nodes.names[1], [Need.of(key, pages_of_file(5000), 0.0)]
+                )
             await nodes.read(2, "d/1")
             key = await nodes.key("d/1")
             every = pages_of_file(key.size)
@@ -107,7 +109,7 @@ def test_copies_of_a_dead_holder_hold_up_no_others(tmp_path: Path) -> None:
 
             await until(has_tried)
             # What nobody has is forgotten
-            assert {key.location for key in holders._known} <= {
+            assert {key.location for key in holders._announced} <= {
                 f"{source.url}/{name}" for name in source.files
             }
 

@@ -93,7 +93,7 @@ def test_a_holder_s_failing_disk_fails_nobody_s_read(
             await nodes.nodes[0].engine.obtain(Want(key, pages_of_file(key.size), 0.0))
             holders = nodes.cluster(2)._holders
             assert holders is not None
-            await until(lambda: bool(holders.find(key, one_page(key).pages)))
+            await until(lambda: bool(holders.find_announced(key, one_page(key).pages)))
             await nodes.read(2, name)
             assert not nodes.cluster(2).as_json()["away"]
 
@@ -349,7 +349,7 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
             peers = [peer for cluster in clusters for peer in cluster._peers.values()]
             # Tells may be under way
             await until(
-                lambda: not any(peer._num_waiting or peer._gone._callbacks for peer in peers)
+                lambda: not any(peer._num_pending or peer._away_signal._callbacks for peer in peers)
             )
             await until(lambda: len(asyncio.all_tasks()) <= tasks + 6)
             for i in range(3):
@@ -359,9 +359,9 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
                 assert not engine._reserved
                 holders = clusters[i]._holders
                 assert holders is not None
-                assert len(holders._known) <= len(source.files)
+                assert len(holders._announced) <= len(source.files)
                 assert not holders._to_copy
-                assert not any(holders._untold.values())
+                assert not any(holders._unannounced.values())
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())

@@ -82,8 +82,8 @@ def test_who_keeps_a_copy_tells_its_giver_and_who_keeps_none_does_not() -> None:
         (reader, home, {copier, after}),
     ):
         holders = make_holders(own)
-        holders.note(key, pages, giver)
-        assert {name for name in NAMES if name != own and holders.take_untold(name)} == told
+        holders.note_own(key, pages, giver)
+        assert {name for name in NAMES if name != own and holders.take_unannounced(name)} == told
 
 
 def test_pieces_are_balanced_and_a_death_moves_only_those_of_the_dead() -> None:
@@ -185,8 +185,8 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
             key = KEYS[rng.integers(len(KEYS))]
             pages = piece_pages(int(rng.integers(PIECES)))
             for teller in rng.integers(1, len(NAMES), 2).tolist():
-                await holders.hear(NAMES[teller], [Need.of(key, pages, math.inf)])
-                holders.note(key, pages, NAMES[teller])
+                await holders.note_announced(NAMES[teller], [Need.of(key, pages, math.inf)])
+                holders.note_own(key, pages, NAMES[teller])
         room = Room(lambda: [], lambda _, __: 0)
         own = len(KEYS) * PIECES * PIECE_BLOCKS // len(NAMES)
         needs = []

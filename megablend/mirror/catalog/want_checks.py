@@ -1,0 +1,89 @@
+"""Checks of a want before it enters the catalog: whether its nodes exist, and whether it can fit."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
+from megablend.mirror.catalog.catalog import Catalog, Revision, Want
+from megablend.mirror.catalog.holding import Holding
+from megablend.mirror.catalog.mates import Nodes
+from megablend.mirror.node.engine import AwayError, Engine
+
+_SHARE_SECONDS = 10.0
+"""The longest wait for this node's share, which is unknown until the nodes have met."""
+
+
+def choose_copies(want: Want, nodes: Nodes | None) -> Want:
+    """Return the want with its number of copies. Raises: ConfigError if the cluster does not have
+    its nodes; ResourceError if they are not known yet.
+
+    Args:
+        nodes: the nodes of a cluster with etcd; None without one.
+    """
+    if nodes is None:
+        if want.nodes or want.copies:
+            raise ConfigError(
+                f"{want.target}: this node cannot share wants with other nodes\n"
+                "run the command on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` under `mirror`"
+            )
+        return want
+    names = nodes.names
+    if not names and (want.nodes or want.copies):
+        raise ResourceError(
+            f"{want.target}: the nodes have not connected to one another yet\ntry again when they have: "
+            "`megablend node status` names the missing ones"
+        )
+    for node in want.nodes:
+        if node not in names:
+            near = did_you_mean(node, names, before=": ")
+            raise ConfigError(
+                f"{node!r} is not one of the {len(names)} nodes{near}\n"
+                "`megablend node status` shows the name of this node: host:port"
+            )
+    num_nodes = len(want.nodes or names)
+    if want.copies > num_nodes:
+        raise ConfigError(
+            f"{want.target}: {want.copies} copies cannot be kept on {num_nodes} nodes\n"
+            "request fewer, or `all`, or list more nodes"
+        )
+    if want.nodes and not want.copies:
+        return replace(want, copies=min(nodes.copies, num_nodes))
+    return want
+
+
+async def check_size(
+    want: Want, revision: Revision, engine: Engine, catalog: Catalog, holding: Holding
+) -> None:
+    """Check that this node's share of a revision can ever fit. Raises: ConfigError."""
+    if want.nodes and catalog.own not in want.nodes:
+        return
+    try:
+        num_bytes, num_pinned_bytes = await asyncio.wait_for(
+            _find_sizes(want, revision, catalog, holding), _SHARE_SECONDS
+        )
+    except (asyncio.TimeoutError, ResourceError, AwayError, MissingFileError):
+        return  # `Holding` reports a want that does not fit as soon as the share is known
+    capacity = await engine.call(engine.store.find_capacity)
+    if num_pinned_bytes + num_bytes > capacity:
+        raise ConfigError(
+            f"{want.target} can never fit: this node would have to hold {num_bytes:,} bytes of it in addition to "
+            f"{num_pinned_bytes:,} pinned bytes, but its mirror has room for {capacity:,}\n"
+            "raise `mirror.size`, free space, or spread it over more nodes"
+        )
+
+
+async def _find_sizes(
+    want: Want, revision: Revision, catalog: Catalog, holding: Holding
+) -> tuple[int, int]:
+    """Return the bytes of this node's share of a revision, and the bytes of other files that are
+    pinned, or 0 if the want is not pinned itself."""
+    share = await holding.find_share(want, revision)
+    sizes = await asyncio.to_thread(share.find_sizes)
+    united = sizes
+    for other in catalog.own_wants if want.is_pinned else ():
+        if other.is_pinned and other.name in catalog.revisions:
+            other_share = await holding.find_share(other, catalog.revisions[other.name])
+            united = await asyncio.to_thread(united.unite, other_share.find_sizes())
+    return sizes.num_bytes, united.num_bytes - sizes.num_bytes
