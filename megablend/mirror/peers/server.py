@@ -64,9 +64,7 @@ class PeerServer:
     """The handler of each kind of request, by method and path."""
     verifier: Verifier
     get_metrics: Callable[[], Awaitable[str]]
-    _listener: Listener = field(
-        default_factory=lambda: Listener("`port` of `mirror`, in `nodes` too,")
-    )
+    _listener: Listener = field(default_factory=lambda: Listener("`mirror.port`, in `nodes` too,"))
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen. Raises: ConfigError if the port is in use."""

@@ -96,7 +96,9 @@ def test_with_strict_a_missing_node_is_an_error(count: int, tmp_path: Path) -> N
         async with NodesOf(tmp_path, source, 3, HASTY, strict=True) as nodes:
             await nodes.start(*range(count))
             for i in range(count):
-                message = rf"{3 - count} of 3 nodes are missing: .*{nodes.names[2]}.*\n.*`strict`"
+                message = (
+                    rf"{3 - count} of 3 nodes are missing: .*{nodes.names[2]}.*\n.*`mirror.strict`"
+                )
                 await fail(nodes, i, ConfigError, message)
 
     with FaultySource(dict(FILES)) as source:
@@ -377,7 +379,9 @@ def test_a_missing_machine_of_torchrun_with_strict(which: tuple[int, ...], tmp_p
         async with NodesOf(tmp_path, source, 3, HASTY._replace(silent=1.0), strict=True) as nodes:
             await start_machines(nodes, *which)
             for i in which:
-                await fail(nodes, i, ConfigError, r"(machine 2|no list of nodes: .*)\n.*`strict`")
+                await fail(
+                    nodes, i, ConfigError, r"(machine 2|no list of nodes: .*)\n.*`mirror.strict`"
+                )
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
