@@ -199,7 +199,7 @@ def test_other_data_below_the_prefix_are_refused(tmp_path: Path, etcd: EtcdServe
     async def run() -> None:
         async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
             with pytest.raises(
-                ConfigError, match=r"found 'megablend/of/others' below .*\n.*`prefix`"
+                ConfigError, match=r"found 'megablend/of/others' below .*\n.*`mirror.etcd.prefix`"
             ):
                 await nodes.start(0)
 
@@ -213,7 +213,9 @@ def test_a_node_without_a_view_does_not_start_without_etcd(
 ) -> None:
     async def run() -> None:
         async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
-            with pytest.raises(ResourceError, match=r"etcd is unreachable: .*\n.*`endpoints`"):
+            with pytest.raises(
+                ResourceError, match=r"etcd is unreachable: .*\n.*`mirror.etcd.endpoints`"
+            ):
                 await nodes.start(0)
 
     etcd.stop()
@@ -319,7 +321,7 @@ def test_who_may_have_been_left_out_reads_only_what_is_due(
             views = nodes.cluster(0)._members.views
             assert views is not None
             await until(lambda: views.find_doubt(1) not in (None, math.inf))
-            with pytest.raises(AwayError, match="may have left this one out"):
+            with pytest.raises(AwayError, match="may have dropped this node"):
                 await nodes.read(0, own[1], due=math.inf)
             await nodes.read(0, own[2])
             # Most of the nodes are there, so that the others make no view
