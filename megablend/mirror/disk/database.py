@@ -137,7 +137,6 @@ class SourceState(NamedTuple):
     """The state of a source file."""
 
     size: int
-    """In bytes."""
     etag: str
     checked_at: float
     """When the source was last asked for it, in seconds since 1970; 0 if it is outdated."""

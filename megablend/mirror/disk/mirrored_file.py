@@ -26,7 +26,7 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES, read_small
 from megablend.storage.base import Bytes
 
 _TRIES = 4
-"""Reads before the pages count as missing, since the owner makes holes all the time."""
+"""Reads after which pages count as missing: the owner may make other holes during each."""
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 

@@ -55,7 +55,7 @@ class ScrubReport(NamedTuple):
 
     num_bytes: int
     wrong: list[tuple[FileKey, Pages]]
-    """Pages that were not as they had been written; they are not held any more."""
+    """Pages that differed from their checksums, and are no longer held."""
     is_round_done: bool
     """Whether this part was the last one of a round through all files."""
 

@@ -170,7 +170,7 @@ class Needs:
             if part is None and self._put_off:
                 # A pause, since these parts have been tried and put off
                 await asyncio.sleep(_RETRY_SECONDS)
-                # Meanwhile there may be a new list, of which no part was put off
+                # Meanwhile there may be a new list, whose parts come first
                 part = next(self._parts, None)
                 if part is None and self._put_off:
                     part = self._put_off.pop(0)
