@@ -96,7 +96,7 @@ def test_another_user_reads_what_a_group_shares(tmp_path: Path) -> None:
     assert not found["outside"]["is_right"]
     assert found["outside"]["bytes"] == 0
     assert f"belongs to user {OWNER}" in found["outside"]["said"]
-    assert "`group`" in found["outside"]["said"]
+    assert "`mirror.group`" in found["outside"]["said"]
 
 
 def read_as_users(folder: Path) -> None:
