@@ -1,4 +1,4 @@
-"""Documents of text as they are read, and those that cannot be."""
+"""Documents of text as they are read, and documents that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ REMEDY = "fix it, or leave such documents out with `on_bad_document: skip`"
 
 
 class Place(NamedTuple):
-    """Where a document of a part is."""
+    """The position of a document."""
 
     offset: int
-    """Its line's first byte in the uncompressed file; of a table, the row number."""
+    """The first byte of its line in the uncompressed file; of a table, its row in the file."""
     line: int
-    """Its line within the part, from 0; of a table, the row."""
+    """Its line within the part, from 0; of a table, its row within the part."""
 
 
 class Document(NamedTuple):
@@ -31,53 +31,53 @@ class Document(NamedTuple):
 
 
 class BadDocument(NamedTuple):
-    """A document that cannot be read, and why."""
+    """A document that cannot be read, with the reason."""
 
     kind: str
-    """A few words that are the same for all of the kind."""
+    """A few words, the same for all documents with this kind of fault."""
     reason: str
     place: Place
 
 
 class Portion(NamedTuple):
-    """Consecutive documents of a part: of the n that were read, columns, since an object for each
-    would take longer than reading it."""
+    """Consecutive documents of a part. The n documents that could be read are stored as columns,
+    since making an object for each would take longer than reading it."""
 
     texts: list[str]
     keys: list[str | None]
     offsets: Int64s
-    """int64 [n], see `Place`"""
+    """`Place.offset` of each document: int64 [n]."""
     lines: Int64s
-    """int64 [n], see `Place`"""
+    """`Place.line` of each document: int64 [n]."""
     bad: list[BadDocument]
     num_bytes: int
-    """Of the uncompressed text file that they take."""
+    """The bytes of uncompressed text that were read, including bad documents."""
     num_lines: int
 
     @classmethod
     def gather(
-        cls, found: Iterable[Document | BadDocument], num_bytes: int, num_lines: int
+        cls, results: Iterable[Document | BadDocument], num_bytes: int, num_lines: int
     ) -> Portion:
-        """Of documents that were read one by one."""
+        """Make a portion of documents that were read one by one."""
         documents = list[Document]()
         bad = list[BadDocument]()
-        for each in found:
-            if isinstance(each, Document):
-                documents.append(each)
+        for result in results:
+            if isinstance(result, Document):
+                documents.append(result)
             else:
-                bad.append(each)
+                bad.append(result)
         return cls(
-            [each.text for each in documents],
-            [each.key for each in documents],
-            np.array([each.place.offset for each in documents], np.int64),
-            np.array([each.place.line for each in documents], np.int64),
+            [document.text for document in documents],
+            [document.key for document in documents],
+            np.array([document.place.offset for document in documents], np.int64),
+            np.array([document.place.line for document in documents], np.int64),
             bad,
             num_bytes,
             num_lines,
         )
 
     def take_first(self, num: int) -> Portion:
-        """Its first documents."""
+        """Return a portion of the first documents; its other fields are unchanged."""
         return self._replace(
             texts=self.texts[:num],
             keys=self.keys[:num],
@@ -88,19 +88,19 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFields:
-    """Which parts of a line, or columns of a table, are read."""
+    """The keys of a line, or columns of a table, that are read."""
 
     text: str
     key: str | None
     max_bytes: int
-    """Longest line, or text of a table."""
+    """The length of the longest line, or text of a table, that is read."""
 
     def refuse_long(self, size: int, place: Place) -> BadDocument:
-        """The document of a line, or text of a table, of more than `max_bytes`."""
+        """Return the bad document for a line, or text of a table, of more than `max_bytes`."""
         reason = f"is {size:,} bytes long, more than max_document ({self.max_bytes:,})"
         return BadDocument("too long", reason, place)
 
 
 def count_bytes(texts: Iterable[str]) -> int:
-    """Bytes of texts in UTF-8."""
+    """Return the number of bytes that texts take in UTF-8."""
     return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

@@ -1,5 +1,5 @@
-"""Texts to tokens: by Hugging Face's `tokenizers`, which decides what is right, or by gigatoken,
-thirty times as fast, where it is proved to give the same."""
+"""Engines that turn texts into tokens: Hugging Face's `tokenizers`, the reference, or gigatoken,
+which is thirty times as fast and used if it is proved to give the same tokens."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ from megablend.text.tokenizer import TokenizerFile
 
 MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
 MAX_CACHE_BYTES = 512 << 20
-"""For words that gigatoken has seen: a third of a byte for each of natural text, and of words that
-never repeat seven. Where it has no limit of its own, what the process grows is counted."""
-_REFERENCE_CHARACTERS = 1 << 20
+"""The limit of gigatoken's cache of words, which takes a third of a byte for each byte of natural
+text, and seven for each byte of words that never repeat. A gigatoken that cannot limit its cache is
+renewed when the process has grown by this much."""
+_BATCH_CHARACTERS = 1 << 20
+"""The characters of text that `tokenizers` gets at a time: it takes 117 bytes for each byte."""
 _COMMON = 0x20000
-"""Code points up to which most text has none others."""
-_WORD_END = re.compile(r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])")
+"""The number of code points that most texts are limited to."""
+_LINE_BREAK = re.compile(
+    r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])"
+)
+"""A line break that stands alone between a non-blank and a letter."""
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
@@ -41,21 +46,21 @@ class Tokens(NamedTuple):
     ids: Ids
     """int32 [total]"""
     counts: Int64s
-    """int64 [n]: tokens of each text"""
+    """The number of tokens of each text: int64 [n]."""
 
     @classmethod
     def join(cls, texts: Sequence[Ids]) -> Tokens:
-        """Of the tokens of each text."""
-        counts = np.array([len(each) for each in texts], np.int64)
+        """Join the tokens of each text."""
+        counts = np.array([len(ids) for ids in texts], np.int64)
         return cls(np.concatenate([np.empty(0, np.int32), *texts]), counts)
 
     def of(self, texts: Iterable[int]) -> list[Ids]:
-        """The tokens of single texts, by their numbers."""
+        """Return the tokens of single texts, given the numbers of the texts."""
         ends = np.cumsum(self.counts)
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
 
     def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
-        """With other tokens of single texts, whose numbers ascend."""
+        """Replace the tokens of single texts, given the ascending numbers of the texts."""
         counts = self.counts.copy()
         counts[texts] = other.counts
         ends = np.cumsum(self.counts)
@@ -68,7 +73,7 @@ class Tokens(NamedTuple):
 
 
 class Engine:
-    """Tokenises texts. Not picklable; each process makes its own."""
+    """Tokenises texts by `tokenizers`. Not picklable; each process makes its own."""
 
     name = "tokenizers"
 
@@ -77,21 +82,22 @@ class Engine:
         self._model = make_reference(tokenizer)
 
     def renew(self) -> None:
-        """Forget what is cached."""
+        """Forget cached words."""
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """Tokens of each text, without special tokens around it."""
-        found = list[Ids]()
+        """Return the tokens of each text, without special tokens around it."""
+        ids = list[Ids]()
         for batch in _divide(texts):
-            encoded = self._model.encode_batch_fast(batch, add_special_tokens=False)
-            found += (np.array(each.ids, np.int32) for each in encoded)
-        return Tokens.join(found)
+            encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            ids += (np.array(encoding.ids, np.int32) for encoding in encodings)
+        return Tokens.join(ids)
 
 
 class GigatokenEngine(Engine):
-    """See Engine. Unicode normalisation is that of `tokenizers`, and so are the tokens of documents
-    with code points that versions of Unicode may see differently: gigatoken's own is another one,
-    whose results differ in ways that no list of code points foresees."""
+    """Tokenises texts by gigatoken, and a few by `tokenizers`. Unicode is the difficulty: versions
+    of it normalise and classify some code points differently, in ways that no list foresees. So
+    `tokenizers` normalises all texts, and tokenises texts with code points that may be newer than
+    one of the two."""
 
     name = "gigatoken"
 
@@ -99,13 +105,13 @@ class GigatokenEngine(Engine):
         """Raises: ValueError, or whatever gigatoken does, for a kind that it refuses."""
         super().__init__(tokenizer)
         data = json.loads(tokenizer.definition)
-        # With byte fallback, text is not split by classes of characters
+        # With byte fallback, text is not split by classes of characters, so Unicode does not matter
         self._is_byte_level = not data["model"].get("byte_fallback")
         if self._is_byte_level:
             data["normalizer"] = None
-        self._added = [each["content"] for each in data.get("added_tokens") or ()]
+        self._added = [token["content"] for token in data.get("added_tokens") or ()]
         pre = data.get("pre_tokenizer") or {}
-        # A blank is put before a text's first word, which would be put before each piece's, too
+        # A blank before the first word of a text would also be put before that of each piece
         adds_blank = pre.get("type") == "ByteLevel" and bool(pre.get("add_prefix_space", True))
         self._is_cuttable = not adds_blank and not any("\n" in token for token in self._added)
         self._definition = json.dumps(data)
@@ -113,7 +119,7 @@ class GigatokenEngine(Engine):
         self.renew()
 
     def renew(self) -> None:
-        """See Engine.renew."""
+        """Forget cached words, by loading the tokenizer again."""
         self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
         self._is_limited = hasattr(self._fast.backend, "set_max_cache_bytes")
         if self._is_limited:
@@ -121,50 +127,53 @@ class GigatokenEngine(Engine):
         self._renewed_at = _count_resident()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """See Engine.encode. gigatoken 0.10 keeps every word that it has ever seen, which is worth
-        more the longer it is kept, until it takes too much."""
+        """Return the tokens of each text, without special tokens around it. A larger cache of words
+        is faster, so a gigatoken without a limit of its own is renewed only when it is too large."""
         if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()
         if not self._is_byte_level:
             return self._encode(texts)
         texts = list(texts)
-        is_normalized = not self.tokenizer.has_normalizer
-        slow = list[int]()
+        normalizes = self.tokenizer.has_normalizer
+        for_reference = list[int]()
         for i, text in enumerate(texts):
             if text.isascii():
                 continue
             if _has_unassigned(text):
-                slow.append(i)
-            elif is_normalized or unicodedata.is_normalized("NFC", text):
+                for_reference.append(i)
+            elif not normalizes or unicodedata.is_normalized("NFC", text):
                 continue
             elif any(token in text for token in self._added):
-                slow.append(i)  # a mark after an added token is composed with it
+                # `normalize_str` would compose an added token with a mark after it
+                for_reference.append(i)
             else:
                 texts[i] = self._model.normalizer.normalize_str(text)
         tokens = self._encode(texts)
-        if not slow:
+        if not for_reference:
             return tokens
-        return tokens.replace(slow, self._encode_slowly([texts[i] for i in slow]))
+        replacement = self._encode_by_reference([texts[i] for i in for_reference])
+        return tokens.replace(for_reference, replacement)
 
-    def _encode_slowly(self, texts: Sequence[str]) -> Tokens:
-        """By `tokenizers`, which holds no more of a long text at a time than it must."""
+    def _encode_by_reference(self, texts: Sequence[str]) -> Tokens:
+        """Return the tokens that `tokenizers` gives; long texts are cut into pieces to save memory."""
         pieces = [list(self._cut(text)) for text in texts]
-        tokens = super().encode([piece for each in pieces for piece in each])
-        ends = np.cumsum([0, *map(len, pieces)])
-        return Tokens(tokens.ids, np.add.reduceat(tokens.counts, ends[:-1]))
+        tokens = super().encode([piece for pieces_of_text in pieces for piece in pieces_of_text])
+        starts = np.cumsum([0, *map(len, pieces)])[:-1]
+        return Tokens(tokens.ids, np.add.reduceat(tokens.counts, starts))
 
     def _cut(self, text: str) -> Iterator[str]:
-        """A text in pieces that are split into words as the whole is: none of the expressions that
-        gigatoken knows lets a word go on from a line break, alone between what is no blank and a
-        letter, nor does one depend on what is before it."""
+        """Cut a text into pieces that are split into words as the whole text is. In all expressions
+        that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do not depend on
+        the text before it."""
         start = 0
         if self._is_cuttable:
-            while found := _WORD_END.search(text, start + _REFERENCE_CHARACTERS):
-                yield text[start : found.end()]
-                start = found.end()
+            while line_break := _LINE_BREAK.search(text, start + _BATCH_CHARACTERS):
+                yield text[start : line_break.end()]
+                start = line_break.end()
         yield text[start:]
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
+        """Return the tokens that gigatoken gives."""
         # Never its thread pool: workers are processes, and a pool does not survive a fork
         layout = self._fast.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(layout.offsets.data).astype(np.int64)
@@ -173,24 +182,24 @@ class GigatokenEngine(Engine):
 
 
 def _divide(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Consecutive texts, about a megabyte at a time: `tokenizers` takes 117 bytes for each byte."""
+    """Divide texts into batches of about _BATCH_CHARACTERS, or one longer text."""
     batch = list[str]()
-    held = 0
+    length = 0
     for text in texts:
         batch.append(text)
-        held += len(text)
-        if held >= _REFERENCE_CHARACTERS:
+        length += len(text)
+        if length >= _BATCH_CHARACTERS:
             yield batch
             batch = []
-            held = 0
+            length = 0
     if batch:
         yield batch
 
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """`tokenizers` uses this thread only: it is one of several processes, and threads that it has
-    started would not survive a fork."""
+    """Keep `tokenizers` from starting threads: this process is one of several on its machine, and
+    threads would not survive a fork."""
     before = os.environ.get(_PARALLELISM)
     os.environ[_PARALLELISM] = "false"
     try:
@@ -202,14 +211,14 @@ def without_threads() -> Iterator[None]:
 
 
 def _count_resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the bytes of memory that this process occupies."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _has_unassigned(text: str) -> bool:
-    """Whether a text has code points that this Python's tables do not know: gigatoken or
-    `tokenizers` may, if their Unicode is newer."""
+    """Whether a text has code points that this Python's Unicode lacks: gigatoken and `tokenizers`
+    may have them, and only one of the two."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.int32)
     num = _COMMON if codes.max() < _COMMON else sys.maxunicode + 1
     return bool(_find_unassigned(num).take(codes).any())
@@ -217,22 +226,23 @@ def _has_unassigned(text: str) -> bool:
 
 @lru_cache
 def _find_unassigned(num: int) -> Bools:
-    """Of each of the first code points, whether it is unassigned. Takes 0.1 s for a million."""
-    found = (unicodedata.category(chr(code)) == "Cn" for code in range(num))
-    return np.fromiter(found, np.bool_, num)
+    """Whether each of the first `num` code points is unassigned: bool [num]. Takes 0.1 s for a
+    million."""
+    is_unassigned = (unicodedata.category(chr(code)) == "Cn" for code in range(num))
+    return np.fromiter(is_unassigned, np.bool_, num)
 
 
-@lru_cache(maxsize=1)  # several here need it, and it takes 0.1 s or more
+@lru_cache(maxsize=1)  # several functions in this module need it, and it takes 0.1 s or more
 def make_reference(tokenizer: TokenizerFile) -> Any:
-    """The tokenizer as `tokenizers` reads it.
-    Raises: ConfigError if that is not installed, or refuses the file."""
+    """Load a tokenizer into `tokenizers`. Raises: ConfigError if that is not installed, or refuses
+    the file."""
     try:
         tokenizers = import_module("tokenizers")
     except ImportError as error:
         raise ConfigError(f"{tokenizer.path}: {MISSING}") from error
     try:
         return tokenizers.Tokenizer.from_str(tokenizer.definition)
-    except Exception as error:  # of the library: a bare Exception
+    except Exception as error:  # the library raises no narrower class
         raise ConfigError(
             f"{tokenizer.path}: tokenizers {find_version('tokenizers')} cannot read it ({error}); upgrade "
             "tokenizers, or save the file again with `tokenizer.save`"
@@ -240,7 +250,7 @@ def make_reference(tokenizer: TokenizerFile) -> Any:
 
 
 def find_version(package: str) -> str:
-    """The version of a package that is installed; "" if it is not."""
+    """Return the version of an installed package; "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -248,8 +258,9 @@ def find_version(package: str) -> str:
 
 
 def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[Ids, Ids]:
-    """The tokens before and after each document, int32 [n] each: with `bos` the one that begins a
-    text, with `special` what the tokenizer's post-processor adds. Raises: ConfigError."""
+    """Return the tokens that are added before and after each document: with `bos`, the token that
+    begins a text; with `special`, the tokens that the tokenizer's post-processor adds. Raises:
+    ConfigError."""
     if bos:
         token = find_named_token(Path(tokenizer.path), "bos_token")
         return np.array([token], np.int32), np.empty(0, np.int32)

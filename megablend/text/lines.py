@@ -1,4 +1,4 @@
-"""JSON Lines: the lines of a part of a file, and the text of each."""
+"""JSON Lines: reads the lines of a part of a file (`LineReader`) and parses them (`LineParser`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from megablend.text.documents import BadDocument, Document, Place, Portion, Text
 from megablend.text.engine import MISSING
 
 BATCH_BYTES = 16 << 20
-"""Lines that are read, tokenised and written together. Token files depend on it."""
+"""The bytes of lines that are read, tokenised and written together. Token files depend on it."""
 PORTION_BYTES = 4 << 20
+"""The bytes that are requested from the storage at a time."""
 Piece = bytes | memoryview
+"""Consecutive bytes of a file, as they arrive."""
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _Key = str | int | float | bool | None
 _ONE_A_LINE = ", which is not one object a line: `jq -c '.[]' FILE` writes those of an array so, `jq -c . FILE` others"
@@ -44,15 +46,16 @@ class Lines(NamedTuple):
     """Consecutive lines."""
 
     data: memoryview | None
-    """None for a single line that is too long, which was passed over."""
+    """None for a single line that is too long: it was passed over."""
     offset: int
-    """Of the first byte."""
+    """The position of the first byte in the uncompressed file."""
     size: int
+    """The number of bytes."""
 
 
 class LineReader:
-    """Reads consecutive lines of a file, in batches that depend on the file and on where the part
-    begins, not on how its bytes arrive.
+    """Reads consecutive lines of a file, in batches that depend on the file and on the first byte
+    of the part, not on how the bytes arrive.
 
     Args:
         pieces: the file's bytes from `offset` on.
@@ -61,103 +64,108 @@ class LineReader:
 
     def __init__(self, pieces: Iterator[Piece], offset: int, max_bytes: int) -> None:
         self.offset = offset
-        """Of the first byte that was not returned yet."""
+        """The position of the first byte that has not been returned."""
         self._pieces = pieces
         self._max_bytes = max_bytes
         self._buffer = b""
-        self._at = 0
-        self._ended = False
+        self._start = 0
+        """The index in `_buffer` of the byte at `offset`."""
+        self._is_at_end = False
 
     def pass_line(self) -> None:
-        """Pass over the rest of a line, which belongs to the part before."""
-        self._pass_long(lambda _: None)
+        """Pass over the rest of a line that belongs to the previous part."""
+        self._pass_line(lambda _: None)
 
     def at_end(self) -> bool:
         """Whether the file has no more bytes."""
         return self._fill(1) == 0
 
     def read(self, stop: int, digest: blake2b) -> Lines | None:
-        """Lines that begin before `stop`, at most BATCH_BYTES of them or one; None without any.
-        They are added to `digest`."""
+        """Read lines that begin before `stop`, and add them to `digest`.
+
+        Returns: at most BATCH_BYTES of lines, or one longer line; None if no line is left.
+        """
         if self.offset >= stop:
             return None
-        # One more, so that it is known whether the file ends here
-        held = self._fill(BATCH_BYTES + 1)
-        is_rest = held <= BATCH_BYTES
-        held = min(held, BATCH_BYTES)
-        if not held:
+        # One byte more than a batch shows whether the file ends within the batch
+        num_buffered = self._fill(BATCH_BYTES + 1)
+        if not num_buffered:
             return None
-        at = self._at
-        end = 0
-        if stop - self.offset <= held:
-            end = self._buffer.find(b"\n", at + stop - 1 - self.offset, at + held) + 1
-        if not end and is_rest:
-            end = at + held
-        end = end or self._buffer.rfind(b"\n", at, at + held) + 1
-        start = self.offset
-        if not end:  # a line that is longer than a batch
-            end = self._find_long_end()
-            at = self._at
-            if end - at > self._max_bytes or end < 0:
-                self._pass_long(digest.update)
-                return Lines(None, start, self.offset - start)
-        data = memoryview(self._buffer)[at:end]
+        offset = self.offset
+        end = self._find_batch_end(stop, num_buffered) or self._find_long_end()
+        if end is None:
+            self._pass_line(digest.update)
+            return Lines(None, offset, self.offset - offset)
+        data = memoryview(self._buffer)[self._start : end]
         digest.update(data)
-        self._at = end
+        self._start = end
         self.offset += len(data)
-        return Lines(data, start, len(data))
+        return Lines(data, offset, len(data))
 
-    def _find_long_end(self) -> int:
-        """Where the line ends that begins the buffer; -1 if it is too long."""
+    def _find_batch_end(self, stop: int, num_buffered: int) -> int:
+        """Return the end of the lines of a batch in the buffer; 0 if a batch does not hold the first
+        line."""
+        start = self._start
+        batch_end = start + min(num_buffered, BATCH_BYTES)
+        end = 0
+        last = start + stop - 1 - self.offset  # in the last line that begins before `stop`
+        if last < batch_end:
+            end = self._buffer.find(b"\n", last, batch_end) + 1
+        if not end and num_buffered <= BATCH_BYTES:  # the file ends here
+            return batch_end
+        return end or self._buffer.rfind(b"\n", start, batch_end) + 1
+
+    def _find_long_end(self) -> int | None:
+        """Return the end of the first line in the buffer; None if it is longer than `max_bytes`."""
         size = BATCH_BYTES
         while True:
-            held = self._fill(size)
-            end = self._buffer.find(b"\n", self._at)
-            if end >= 0:
-                return end + 1
-            if held < size:
-                return len(self._buffer)
-            if held > self._max_bytes:
-                return -1
+            num_buffered = self._fill(size)
+            end = self._buffer.find(b"\n", self._start) + 1
+            if not end and num_buffered < size:  # the last line of the file
+                end = len(self._buffer)
+            if end:
+                return end if end - self._start <= self._max_bytes else None
+            if num_buffered > self._max_bytes:
+                return None
             size *= 2
 
-    def _pass_long(self, use: Callable[[Piece], object]) -> None:
+    def _pass_line(self, use: Callable[[Piece], object]) -> None:
+        """Pass over the rest of a line of any length; `use` is called with its bytes."""
         while self._fill(1):
-            end = self._buffer.find(b"\n", self._at) + 1
-            data = memoryview(self._buffer)[self._at : end or None]
+            end = self._buffer.find(b"\n", self._start) + 1
+            data = memoryview(self._buffer)[self._start : end or None]
             use(data)
-            self._at += len(data)
+            self._start += len(data)
             self.offset += len(data)
             if end:
                 return
 
     def _fill(self, size: int) -> int:
-        """Read until `size` bytes are held, or the file ends. Returns: how many are."""
-        held = len(self._buffer) - self._at
-        if held >= size or self._ended:
-            return held
-        parts: list[Piece] = [memoryview(self._buffer)[self._at :]]
-        while held < size:
+        """Read until `size` bytes are buffered, or the file ends. Returns: the bytes buffered."""
+        num_buffered = len(self._buffer) - self._start
+        if num_buffered >= size or self._is_at_end:
+            return num_buffered
+        pieces: list[Piece] = [memoryview(self._buffer)[self._start :]]
+        while num_buffered < size:
             piece = next(self._pieces, b"")
             if not piece:
-                self._ended = True
+                self._is_at_end = True
                 break
-            parts.append(piece)
-            held += len(piece)
-        self._buffer = b"".join(parts)
-        self._at = 0
-        return held
+            pieces.append(piece)
+            num_buffered += len(piece)
+        self._buffer = b"".join(pieces)
+        self._start = 0
+        return num_buffered
 
 
 def open_plain(storage: Storage, path: str, size: int, start: int) -> Iterator[Piece]:
-    """The bytes of a file from `start` on."""
+    """Read the bytes of a file from `start` on."""
     for _, data in read_portions(storage, path, size, PORTION_BYTES, start):
         yield data
 
 
 def open_compressed(storage: Storage, path: str, size: int, codec: str) -> Iterator[Piece]:
-    """The bytes of a compressed file, decompressed. Raises: CorruptFileError if it is truncated or
-    damaged."""
+    """Read and decompress a file. Raises: CorruptFileError if it is truncated or damaged."""
     return _decompress(_Pieces(open_plain(storage, path, size, 0)), path, codec)
 
 
@@ -167,13 +175,13 @@ def _decompress(raw: _Pieces, path: str, codec: str) -> Iterator[Piece]:
             while data := stream.read(PORTION_BYTES):
                 yield data
     except OSError as error:
-        if isinstance(error, ValueError):  # of the storage
+        if isinstance(error, ValueError):  # raised by the storage; pyarrow's is a plain OSError
             raise
         reason = str(error).strip().splitlines()[0]
-        remedy = next(
-            (remedy for cause, remedy in _ZSTD_REMEDIES.items() if cause in reason),
-            f"truncated, damaged, or not {codec}; {REWRITE_REMEDY}",
-        )
+        remedy = f"truncated, damaged, or not {codec}; {REWRITE_REMEDY}"
+        for cause, zstd_remedy in _ZSTD_REMEDIES.items():
+            if cause in reason:
+                remedy = zstd_remedy
         raise CorruptFileError(
             path,
             f"cannot be decompressed ({reason}): {remedy}, or set `on_unreadable: skip`",
@@ -182,8 +190,8 @@ def _decompress(raw: _Pieces, path: str, codec: str) -> Iterator[Piece]:
 
 
 def measure_compression(storage: Storage, path: str, size: int, codec: str) -> tuple[int, int]:
-    """Bytes at the beginning of a compressed file, and bytes of text that they are. Raises: as
-    `open_compressed`."""
+    """Decompress the beginning of a file. Returns: the number of its bytes in the file, and in the
+    text. Raises: the same errors as `open_compressed`."""
     raw = _Pieces(open_plain(storage, path, size, 0))
     num_bytes = 0
     for data in _decompress(raw, path, codec):
@@ -194,7 +202,7 @@ def measure_compression(storage: Storage, path: str, size: int, codec: str) -> t
 
 
 class _Pieces(io.RawIOBase):
-    """Pieces of a file as a file object."""
+    """The pieces of a file as a file object."""
 
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces
@@ -214,7 +222,7 @@ class _Pieces(io.RawIOBase):
 
 
 class LineParser:
-    """The documents of lines. Raises: ConfigError without msgspec."""
+    """Parses lines into documents. Raises: ConfigError if msgspec is not installed."""
 
     def __init__(self, fields: TextFields) -> None:
         try:
@@ -226,17 +234,19 @@ class LineParser:
         self._get_key: Callable[[Any], object] = attrgetter("key")
         names = {"text": fields.text, "key": fields.key or ""}
         if fields.text == fields.key or any("." in name for name in names.values()):
-            # Values stay undecoded until they are asked for: what the others hold does not matter
+            # Values stay undecoded until they are needed: a fault in another value does not matter
             decoder = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw)))
-            of_text = msgspec.json.Decoder(str).decode
-            of_key = msgspec.json.Decoder(_Key).decode
-            self._get_text = partial(_decode_nested, fields.text, decoder.decode, of_text)
+            decode_text = msgspec.json.Decoder(str).decode
+            decode_key = msgspec.json.Decoder(_Key).decode
+            self._get_text = partial(_decode_nested, fields.text, decoder.decode, decode_text)
             self._get_key = partial(
-                _decode_nested, names["key"], decoder.decode, of_key, is_optional=True
+                _decode_nested, names["key"], decoder.decode, decode_key, is_optional=True
             )
         else:
-            kinds = [("text", str), ("key", _Key, None)][: 1 if fields.key is None else 2]
-            line = msgspec.defstruct("Line", kinds, rename=names, kw_only=True, gc=False)
+            types: list[tuple[Any, ...]] = [("text", str)]
+            if fields.key is not None:
+                types.append(("key", _Key, None))
+            line = msgspec.defstruct("Line", types, rename=names, kw_only=True, gc=False)
             decoder = msgspec.json.Decoder(line)
         if fields.key is None:
             self._get_key = lambda _: None
@@ -244,10 +254,10 @@ class LineParser:
         self._decode_lines = decoder.decode_lines
 
     def parse(self, lines: Lines, line: int) -> Portion:
-        """The documents of consecutive lines.
+        """Return the documents of consecutive lines.
 
         Args:
-            line: number of the first one within its part.
+            line: the number of the first line within its part.
         """
         if lines.data is None:
             bad = self._fields.refuse_long(lines.size, Place(lines.offset, line))
@@ -257,66 +267,69 @@ class LineParser:
         )
 
     def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
-        """The documents of lines, decoded at once, which takes half the time; None unless each
-        line is a document that is surely read right."""
+        """Return the documents of lines, decoded at once, which takes half the time; None unless
+        each line is certainly one document."""
         codes = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(codes == _NEWLINE)
         if codes[-1] != _NEWLINE:
             ends = np.append(ends, len(codes))
         starts = np.append(0, ends[:-1] + 1)
-        # Where a } ends a line and a { begins the next one, no JSON object goes on: as many objects
-        # as lines are then one each
-        lasts = ends - 1
-        lasts -= codes[lasts] == _RETURN
-        is_apart = (codes[starts] == _OPEN).all() and (codes[lasts] == _CLOSE).all()
-        if not is_apart or (ends - starts).max() > self._fields.max_bytes:
+        # No JSON object extends over a line break between } and {: if there are as many objects as
+        # lines, each line is one object
+        last_places = ends - 1
+        last_places -= codes[last_places] == _RETURN
+        is_separate = (codes[starts] == _OPEN).all() and (codes[last_places] == _CLOSE).all()
+        if not is_separate or (ends - starts).max() > self._fields.max_bytes:
             return None
         try:
-            found = self._decode_lines(data)
-            texts = list(map(self._get_text, found))
-            given = map(self._get_key, found)
-            keys = [None if key is None else str(key) for key in given]
-        except Exception:  # of msgspec: whatever it is, lines are looked at one by one
+            records = self._decode_lines(data)
+            texts = list(map(self._get_text, records))
+            keys = [None if key is None else str(key) for key in map(self._get_key, records)]
+        except Exception:  # raised by msgspec: whatever it is, parse the lines one by one
             return None
         if len(texts) != len(ends):
             return None
         numbers = np.arange(line, line + len(texts))
         return Portion(texts, keys, offset + starts, numbers, [], len(data), len(texts))
 
-    def _parse_each(self, data: bytes, offset: int, line: int) -> Portion:
-        rows = data.split(b"\n")
-        if not rows[-1]:
-            rows.pop()
-        found = list[Document | BadDocument]()
-        for number, row in enumerate(rows, line):
-            each = self._parse_line(row, Place(offset, number))
-            if each is not None:
-                found.append(each)
-            offset += len(row) + 1
-        return Portion.gather(found, len(data), len(rows))
+    def _parse_each(self, data: bytes, offset: int, first_line: int) -> Portion:
+        """Return the documents of lines, parsed one by one."""
+        lines = data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        results = list[Document | BadDocument]()
+        for number, line in enumerate(lines, first_line):
+            result = self._parse_line(line, Place(offset, number))
+            if result is not None:
+                results.append(result)
+            offset += len(line) + 1
+        return Portion.gather(results, len(data), len(lines))
 
-    def _parse_line(self, row: bytes, place: Place) -> Document | BadDocument | None:
-        if place.offset == 0 and row.startswith(_BOM):
-            row = row[len(_BOM) :]
-        if len(row) > self._fields.max_bytes:
-            return self._fields.refuse_long(len(row), place)
+    def _parse_line(self, line: bytes, place: Place) -> Document | BadDocument | None:
+        """Return the document of a line; None if the line is blank."""
+        if place.offset == 0 and line.startswith(_BOM):
+            line = line[len(_BOM) :]
+        if len(line) > self._fields.max_bytes:
+            return self._fields.refuse_long(len(line), place)
         try:
-            found = self._decode(row)
-            key = self._get_key(found)
-            return Document(self._get_text(found), None if key is None else str(key), place)
-        except Exception:  # of msgspec: whatever it is, json decides
-            if not row.strip(b" \t\r"):
+            record = self._decode(line)
+            key = self._get_key(record)
+            return Document(self._get_text(record), None if key is None else str(key), place)
+        except Exception:  # raised by msgspec: whatever it is, let json decide
+            if not line.strip(b" \t\r"):
                 return None
-            return self._read_exactly(row, place)
+            return self._parse_by_json(line, place)
 
-    def _read_exactly(self, row: bytes, place: Place) -> Document | BadDocument:
+    def _parse_by_json(self, line: bytes, place: Place) -> Document | BadDocument:
+        """Return the document of a line that msgspec refuses: `json` reads more (NaN, large
+        integers), and each fault gets its reason."""
         fields = self._fields
         try:
-            record = json.loads(row.decode("utf-8"), parse_int=_read_integer)
+            record = json.loads(line.decode("utf-8"), parse_int=_read_integer)
         except UnicodeDecodeError as error:
             return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
         except (ValueError, RecursionError) as error:
-            hint = _ONE_A_LINE if row.strip() in (b"{", b"[") or row.startswith(b"[{") else ""
+            hint = _ONE_A_LINE if line.strip() in (b"{", b"[") or line.startswith(b"[{") else ""
             return BadDocument("not JSON", f"is not JSON ({error}){hint}", place)
         if not isinstance(record, dict):
             hint = _ONE_A_LINE if isinstance(record, list) else ""
@@ -340,7 +353,7 @@ class LineParser:
 
 
 def _read_integer(digits: str) -> int | Decimal:
-    """Python refuses to convert an int of more than some 4,300 digits, which JSON may have."""
+    """Return a number of any length: Python converts no int of more than some 4,300 digits."""
     try:
         return int(digits)
     except ValueError:
@@ -348,8 +361,8 @@ def _read_integer(digits: str) -> int | Decimal:
 
 
 def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
-    """A value by its dotted name, which may be that of a key itself. Raises: KeyError, with the name
-    that is missing."""
+    """Return the value at a dotted name; a key that itself has dots goes first. Raises: KeyError
+    with the name that is missing."""
     if dotted in record:
         return record[dotted]
     value: Any = record
@@ -368,8 +381,9 @@ def _decode_nested(
     *,
     is_optional: bool = False,
 ) -> Any:
-    """A value by its dotted name, where the values of objects are undecoded; None if it is optional
-    and the last name is missing. Raises: KeyError if another name is; what the decoders raise."""
+    """Return the value at a dotted name of an object whose values are undecoded; None if it is
+    optional and the last name is missing. Raises: KeyError if another name is missing; whatever the
+    decoders raise."""
     *above, last = [dotted] if dotted in record else dotted.split(".")
     for name in above:
         record = decode_object(record[name])
@@ -379,7 +393,7 @@ def _decode_nested(
 
 
 def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
-    """None if there is none."""
+    """Return the key at a dotted name; None if the source names none, or the record lacks it."""
     try:
         return None if dotted is None else _find_nested(record, dotted)
     except KeyError:
@@ -387,6 +401,7 @@ def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8, which half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,5 +1,5 @@
-"""Parts: what is tokenised by one process to one file. They are a function of the text file
-alone, not of the processes, nor of other files."""
+"""Parts: each is tokenised by one process to one token file. How a text file is divided depends on
+that file alone, not on the processes or on other files."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from typing import Any, NamedTuple
 
 from megablend.storage.base import Storage
 from megablend.text.documents import BadDocument, Portion, TextFields
-from megablend.text.lines import (
-    CODECS,
-    LineParser,
-    LineReader,
-    Piece,
-    open_compressed,
-    open_plain,
-)
+from megablend.text.lines import CODECS, LineParser, LineReader, Piece, open_compressed, open_plain
 from megablend.text.tables import ARROW, PARQUET, TableFile, is_table
 
 PART_BYTES = 256 << 20
-"""Uncompressed bytes of text of a part. Token files depend on it."""
-SUFFIXES = tuple(
+"""The uncompressed bytes of text in a part. Token files depend on it."""
+LINE_SUFFIXES = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS)
 )
-ALL_SUFFIXES = (*SUFFIXES, *PARQUET, *ARROW)
+ALL_SUFFIXES = (*LINE_SUFFIXES, *PARQUET, *ARROW)
 MAX_PLACES = 5
-"""Places of bad documents that are recorded, of each kind in a part."""
+"""The number of bad documents of each kind whose places a part records."""
+_COMPRESSION = 4
+"""A usual ratio for text; only tasks' costs and estimates depend on it."""
 
 
 class TextFile(NamedTuple):
@@ -41,93 +36,98 @@ class TextFile(NamedTuple):
 
     @property
     def codec(self) -> str | None:
-        """How it is compressed; None if it is not."""
-        return next(
-            (codec for end, codec in CODECS.items() if self.path.lower().endswith(end)), None
-        )
+        """The compression of the file; None if it is not compressed."""
+        for suffix, codec in CODECS.items():
+            if self.path.lower().endswith(suffix):
+                return codec
+        return None
 
     @property
     def cost(self) -> int:
-        """Bytes of its text, roughly."""
-        return self.size * (4 if self.codec else 1)
+        """The bytes of its text, roughly."""
+        return self.size * (_COMPRESSION if self.codec else 1)
 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """What became of a part; kept in the record of its source, and in the token file's footer."""
+    """A part that was tokenised. The record of its source and the footer of its token file hold
+    the fields under these names."""
 
     number: int
     name: str = ""
-    """Of its token file."""
+    """The name of its token file."""
     start: int
-    """First byte of its first line; of a table, its first row."""
+    """The first byte of its first line; of a table, its first row."""
     stop: int = 0
     """The byte after its last line; of a table, the row after its last."""
     lines: int = 0
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
-    """UTF-8 bytes of its documents."""
+    """The bytes of its documents in UTF-8."""
     special: int = 0
-    """Documents in which the text of a special token occurs."""
+    """The number of documents in which the text of a special token occurs."""
     unkeyed: int = 0
-    """Documents without the key that the source names."""
+    """The number of documents without the key that the source names."""
     bad: dict[str, Any] = field(default_factory=dict)
-    """By kind, `count`, and `first`: [offset, line, reason] of the first ones."""
+    """For each kind of bad document, `count`, and `first`: [offset, line, reason] of the first
+    MAX_PLACES of them."""
     difference: str = ""
-    """Where gigatoken gave other tokens than `tokenizers`, which then tokenised the part."""
+    """The place where gigatoken gave other tokens than `tokenizers`, which then tokenised the part;
+    "" if gigatoken was not used, or gave the same tokens."""
 
     def add_bad(self, bad: BadDocument) -> None:
         """Count a document that was left out."""
-        found = self.bad.setdefault(bad.kind, {"count": 0, "first": []})
-        found["count"] += 1
-        if found["count"] <= MAX_PLACES:
-            found["first"].append([*bad.place, bad.reason])
+        same_kind = self.bad.setdefault(bad.kind, {"count": 0, "first": []})
+        same_kind["count"] += 1
+        if same_kind["count"] <= MAX_PLACES:
+            same_kind["first"].append([*bad.place, bad.reason])
+        # Token files are the same bytes in whichever order the kinds were first seen
         self.bad = dict(sorted(self.bad.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A text file of which some or all parts are tokenised, or which cannot be read."""
+    """A text file in the record of its source: tokenised in some or all parts, or unreadable."""
 
     size: int
     etag: str
     parts: tuple[Part, ...] = ()
     """In order."""
     unreadable: str = ""
-    """Why it was left out."""
+    """The reason why it was left out; "" if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process does at a time: one part of a file, or all of one that is compressed.
-    Picklable."""
+    """The work that one process does at a time. Picklable."""
 
     file: TextFile
     part: int | None
-    """None: all parts of a compressed file, one after the other."""
+    """The number of the part; None for all parts of a compressed file, one after the other."""
     groups: range = range(0)
-    """Of a table: its row groups."""
+    """The row groups of the part, if the file is a table."""
     cost: int
-    """Bytes of text, roughly."""
+    """The bytes of text, roughly."""
     source: int = 0
-    """Number of the source."""
+    """The number of the source."""
     done: tuple[Part, ...] = ()
-    """Parts whose token files were made from this version of the text."""
+    """The parts whose token files were made from this version of the text."""
     twins: tuple[str, ...] = ()
-    """Token files that may be of the same lines: the text is then hashed first."""
+    """The names of token files that may have been made from the same lines. If there are any, the
+    text is hashed before it is tokenised."""
 
 
 def plan_tasks(
     file: TextFile, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> list[Task]:
-    """The tasks of a file; only of tables is anything read. Raises: as TableFile does."""
+    """Return the tasks of a file. Only tables are opened. Raises: the same errors as TableFile."""
     if is_table(file.path):
         table = TableFile(storage, file.path, file.size, fields)
         plans = table.plan(part_bytes)
-        least = file.size // len(plans)
+        min_cost = file.size // len(plans)  # if the sizes of groups are not recorded
         return [
-            Task(file=file, part=i, groups=groups, cost=max(table.count_bytes(groups), least))
+            Task(file=file, part=i, groups=groups, cost=max(table.count_bytes(groups), min_cost))
             for i, groups in enumerate(plans)
         ]
     if file.codec is not None:
@@ -140,25 +140,26 @@ def plan_tasks(
 
 
 class OpenPart:
-    """A part that is being read: its documents, and, once all are read, what it consists of."""
+    """A part that is being read. `stop`, `num_lines` and `digest` grow with the portions: they are
+    those of the part once all of its portions were taken."""
 
     def __init__(self, number: int, start: int) -> None:
         self.number = number
         self.start = start
-        """See `Part`."""
+        """See `Part.start`."""
         self.stop = start
-        """See `Part`."""
+        """See `Part.stop`."""
         self.num_lines = 0
         self.hash = blake2b(digest_size=16)
         self.portions: Iterator[Portion] = iter(())
 
     @property
     def digest(self) -> str:
-        """Of its lines, or of its texts and keys."""
+        """The hash of its lines; of a table, of its texts and keys."""
         return self.hash.hexdigest()
 
     def pass_over(self) -> None:
-        """Read what was not read yet."""
+        """Read the remaining portions for their digest only."""
         for _ in self.portions:
             pass
 
@@ -166,7 +167,8 @@ class OpenPart:
 def open_parts(
     task: Task, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> Iterator[OpenPart]:
-    """The parts of a task, in order: of each, all `portions` must be taken before the next."""
+    """Open the parts of a task, in order: the portions of a part must all be taken before the next
+    part is."""
     file = task.file
     if is_table(file.path):
         assert task.part is not None
@@ -178,7 +180,8 @@ def open_parts(
     parser = LineParser(fields)
     if task.part is not None:
         start = task.part * part_bytes
-        # A line that begins at the part's first byte is its own: the byte before says
+        # A line that begins at `start` belongs to this part: the byte before it, a line break, is
+        # all that `pass_line` then passes
         begin = max(0, start - 1)
         reader = LineReader(_open(file, storage, begin), begin, fields.max_bytes)
         if start:
@@ -187,19 +190,22 @@ def open_parts(
         return
     reader = LineReader(_open(file, storage), 0, fields.max_bytes)
     number = 0
+    # The uncompressed size is unknown: each `part_bytes` that are read make a part, which is empty
+    # if no line begins in it
     while number * part_bytes < max(1, reader.offset) or not reader.at_end():
         yield _open_part(reader, parser, number, (number + 1) * part_bytes)
         number += 1
 
 
 def _open(file: TextFile, storage: Storage, start: int = 0) -> Iterator[Piece]:
-    """The bytes of a file's text, of one that is not compressed from `start` on."""
+    """Read the uncompressed bytes of a file, from `start` on if it is not compressed."""
     if file.codec is None:
         return open_plain(storage, file.path, file.size, start)
     return open_compressed(storage, file.path, file.size, file.codec)
 
 
 def _open_part(reader: LineReader, parser: LineParser, number: int, stop: int) -> OpenPart:
+    """Open the part of the lines that begin before `stop`."""
     part = OpenPart(number, reader.offset)
     part.portions = _read_lines(reader, parser, part, stop)
     return part
@@ -223,12 +229,13 @@ def _read_table(table: TableFile, groups: range, part: OpenPart) -> Iterator[Por
 
 
 def count_line_ends(file: TextFile, storage: Storage, start: int, stop: int) -> int:
-    """How many lines of a file end at bytes [start, stop) of its uncompressed text."""
-    at = 0 if file.codec is not None else start
+    """Return the number of lines that end at bytes [start, stop) of a file's uncompressed text."""
+    position = 0 if file.codec is not None else start
     ends = 0
-    for piece in _open(file, storage, at):
-        ends += bytes(piece[max(0, start - at) : max(0, stop - at)]).count(b"\n")
-        at += len(piece)
-        if at >= stop:
+    for piece in _open(file, storage, position):
+        in_range = piece[max(0, start - position) : max(0, stop - position)]
+        ends += bytes(in_range).count(b"\n")
+        position += len(piece)
+        if position >= stop:
             break
     return ends

@@ -1,4 +1,5 @@
-"""Where the documents of token files are in their text, and the inverse."""
+"""Finds the text of a row of a token file (`locate_rows`), and the row of a place in the text
+(`find_document`)."""
 
 from __future__ import annotations
 
@@ -21,89 +22,81 @@ _TOKEN_FILE = re.compile(r"(.*/[0-9a-f]{16})/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPlace:
-    """Where a document is in a file of text."""
+    """The place of a document in a file of text."""
 
     text: str
-    """Path of the file."""
+    """The path of the file."""
     line: int
-    """From 1; of a table, the row, from 0."""
+    """The line, from 1; of a table, the row, from 0."""
     offset: int
-    """The first byte of the line, in the uncompressed file; of a table, the row."""
+    """The first byte of the line in the uncompressed file; of a table, the row."""
     key: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A token file, by its path."""
+    """The part that a token file holds, as its path names it."""
 
     path: str
     folder: str
-    """That of the tokenizer."""
+    """The folder of the tokenizer."""
     text: str
-    """Name of the text file."""
+    """The name of the text file. Text files of several sources may have the same name."""
     number: int
 
 
 def parse_path(path: str) -> TextPart | None:
-    """What the path of a token file says; None for any other file."""
-    found = _TOKEN_FILE.fullmatch(path)
-    return None if found is None else TextPart(path, found[1], found[2], int(found[3]))
+    """Return the part that a token file holds; None for any other file."""
+    match = _TOKEN_FILE.fullmatch(path)
+    return None if match is None else TextPart(path, match[1], match[2], int(match[3]))
 
 
 def list_parts(paths: Sequence[str]) -> dict[tuple[str, str], list[TextPart]]:
-    """The token files of each text file, in order."""
-    found = dict[tuple[str, str], list[TextPart]]()
+    """List the parts for each tokenizer's folder and name of a text file, in order."""
+    groups = dict[tuple[str, str], list[TextPart]]()
     for path in paths:
-        if (part := parse_path(path)) is not None:
-            found.setdefault((part.folder, part.text), []).append(part)
-    return {key: sorted(each, key=lambda part: part.number) for key, each in found.items()}
+        part = parse_path(path)
+        if part is not None:
+            groups.setdefault((part.folder, part.text), []).append(part)
+    return {key: sorted(parts, key=lambda part: part.number) for key, parts in groups.items()}
 
 
-def _list_texts(parts: Sequence[TextPart], storage: Storage) -> list[str]:
-    """The paths of the text files that have one name, each in its source's folder."""
+def _divide_by_path(parts: Sequence[TextPart], storage: Storage) -> dict[str, list[TextPart]]:
+    """Divide the parts under one name of text files by the path of the text file."""
     if len({part.number for part in parts}) == len(parts):
-        return [read_footer(storage, parts[0].path)["text"]]
-    return list(dict.fromkeys(read_footer(storage, part.path)["text"] for part in parts))
-
-
-def _list_own(text: str, parts: Sequence[TextPart], storage: Storage) -> list[TextPart]:
-    """Those of one of the text files that have one name. Files that begin with the same lines share
-    parts."""
-    if len({part.number for part in parts}) == len(parts):
-        return list(parts)
-    own = {part.number: part for part in parts if read_footer(storage, part.path)["text"] == text}
-    shared = {part.number: part for part in parts if part.number < max(own)}
-    return [part for _, part in sorted((shared | own).items())]
+        return {read_footer(storage, parts[0].path)["text"]: list(parts)}
+    own_parts = dict[str, dict[int, TextPart]]()
+    for part in parts:
+        text = read_footer(storage, part.path)["text"]
+        own_parts.setdefault(text, {})[part.number] = part
+    divided = dict[str, list[TextPart]]()
+    for text, own in own_parts.items():
+        # Text files that begin with the same lines share parts, whose footers name one of the files
+        shared = {part.number: part for part in parts if part.number < max(own)}
+        divided[text] = [part for _, part in sorted((shared | own).items())]
+    return divided
 
 
 def locate_rows(
     path: str, rows: Sequence[int], parts: Sequence[TextPart], storage: Storage
 ) -> list[TextPlace]:
-    """Where rows of a token file are in its text.
+    """Return the places in the text of rows of a token file.
 
     Args:
-        parts: those of the text files of the same name.
+        parts: the parts under the same name of text files, from `list_parts`.
 
     Raises: DataError if a token file cannot be read.
     """
-    footer = read_footer(storage, path)
+    text = read_footer(storage, path)["text"]
     number = next(part.number for part in parts if part.path == path)
-    own = _list_own(footer["text"], parts, storage)
-    before = [part for part in own if part.number < number]
-    lines_before = sum(read_footer(storage, each.path)["part"]["lines"] for each in before)
-    table = _read_columns(path, storage)
-    keys = table.get("key")
-    return [
-        TextPlace(
-            text=footer["text"],
-            line=table["offset"][i]
-            if is_table(footer["text"])
-            else lines_before + table["line"][i] + 1,
-            offset=table["offset"][i],
-            key=None if keys is None else keys[i],
-        )
-        for i in rows
-    ]
+    own = _divide_by_path(parts, storage).get(text, parts)
+    earlier = [part for part in own if part.number < number]
+    lines_before = sum(read_footer(storage, part.path)["part"]["lines"] for part in earlier)
+    columns = _read_columns(path, storage)
+    offsets = columns["offset"]
+    lines = offsets if is_table(text) else [lines_before + line + 1 for line in columns["line"]]
+    keys = columns.get("key") or [None] * len(offsets)
+    return [TextPlace(text=text, line=lines[i], offset=offsets[i], key=keys[i]) for i in rows]
 
 
 def find_document(
@@ -115,43 +108,26 @@ def find_document(
     byte: int | None = None,
     key: str | None = None,
 ) -> tuple[str, int]:
-    """The token file and the row of a document of a text file.
+    """Find the row of a document's tokens.
 
     Args:
-        text: path of the text file, or its end.
-        paths: of the files of an index.
-        line: of the document, from 1; of a table, the row, from 0.
-        byte: within its line, in the uncompressed file; of a table, the row.
-        key: what the source's `key` holds.
+        text: the path of the text file, or its end.
+        paths: the paths of the files of an index.
+        line: the line of the document, from 1; of a table, the row, from 0.
+        byte: a byte of its line, in the uncompressed file; of a table, the row.
+        key: its value of the source's `key`.
 
+    Returns: the path of the token file, and the row.
     Raises: ConfigError if there is no such file or document, or several; DataError, also if the text
         is gone and lines next to `byte` have no document.
     """
-    wanted = text.removeprefix("./")
-    absolute = os.path.abspath(text)  # noqa: PTH100  (not of a URL, which has no such end)
-    found = [
-        parts
-        for (_, name), parts in list_parts(paths).items()
-        if name == wanted
-        or name.endswith(f"/{wanted}")
-        or f"/{wanted}".endswith(f"/{name}")
-        or absolute.endswith(f"/{name}")
-    ]
-    texts = [(path, parts) for parts in found for path in _list_texts(parts, storage)]
-    texts = [each for each in texts if each[0].endswith(f"/{wanted}")] or texts
-    texts = [each for each in texts if each[0] in (text, absolute)] or texts
-    if len(texts) != 1:
-        raise ConfigError(
-            f"{text}: {len(texts)} files of text have this name, expected one; give the path as the config's sources find it"
-        )
-    path, parts = texts[0]
-    own = _list_own(path, parts, storage)
+    path, parts = _find_text(text, paths, storage)
     is_row = is_table(path)
-    if is_row and line is not None:  # a row is a place as a byte is
+    if is_row and line is not None:  # a table's rows are recorded as offsets
         byte = line
         line = None
     lines_before = 0
-    for part in own:
+    for part in parts:
         footer = read_footer(storage, part.path)["part"]
         row: int | None = None
         if byte is not None and footer["start"] <= byte < footer["stop"]:
@@ -179,8 +155,31 @@ def find_document(
     )
 
 
+def _find_text(text: str, paths: Sequence[str], storage: Storage) -> tuple[str, Sequence[TextPart]]:
+    """Find the one text file that a user names, and its parts. Raises: as `find_document`."""
+    wanted = text.removeprefix("./")
+    absolute = os.path.abspath(text)  # noqa: PTH100  (no name of a text file ends like a URL's)
+    texts = [
+        item
+        for (_, name), parts in list_parts(paths).items()
+        if name.endswith(f"/{wanted}")
+        or f"/{wanted}".endswith(f"/{name}")
+        or absolute.endswith(f"/{name}")
+        for item in _divide_by_path(parts, storage).items()
+    ]
+    # Of several files, the one whose path fits better
+    texts = [(path, parts) for path, parts in texts if path.endswith(f"/{wanted}")] or texts
+    texts = [(path, parts) for path, parts in texts if path in (text, absolute)] or texts
+    if len(texts) != 1:
+        raise ConfigError(
+            f"{text}: {len(texts)} files of text have this name, expected one; give the path as the config's sources find it"
+        )
+    return texts[0]
+
+
 def _find_last(places: Sequence[int], place: int, *, exact: bool) -> int | None:
-    """The last of ascending places up to one, or the one itself."""
+    """Return the index of the last of ascending places up to `place`; with `exact`, only if it is
+    equal."""
     at = int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
     return None if at < 0 or (exact and places[at] != place) else at
 
@@ -192,17 +191,18 @@ def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
     return count_line_ends(file, storage, start, stop) > 0
 
 
-def _find_key(table: Mapping[str, Any], key: str, path: str) -> int | None:
-    if "key" not in table:
+def _find_key(columns: Mapping[str, Any], key: str, path: str) -> int | None:
+    """Return the row with a key; None if there is none. Raises: ConfigError without keys."""
+    if "key" not in columns:
         raise ConfigError(
             f"{path}: has no keys, since its source names none; give --line or --byte"
         )
-    return table["key"].index(key) if key in table["key"] else None
+    return columns["key"].index(key) if key in columns["key"] else None
 
 
 def _read_columns(path: str, storage: Storage) -> dict[str, Any]:
-    """The columns of a token file but its tokens."""
+    """Read the columns of a token file except its tokens."""
     file = open_token_file(storage, path)
     names = [name for name in file.schema_arrow.names if name != "tokens"]
-    found: dict[str, Any] = file.read(columns=names).to_pydict()
-    return found
+    columns: dict[str, Any] = file.read(columns=names).to_pydict()
+    return columns

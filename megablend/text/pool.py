@@ -1,8 +1,8 @@
-"""A rank's worker processes: `python -m megablend.text.pool`, which get tasks and answer through a
-connection that they inherit.
+"""A rank's worker processes, `python -m megablend.text.pool`: they receive tasks and send results
+through a connection that they inherit.
 
-They are new processes, not forks, and do not run the program that builds again, as those of
-`multiprocessing` would: a script without `if __name__ == "__main__"` may call `build`.
+They are new processes, not forks, and do not run the program that builds again, as the processes of
+`multiprocessing` would: so a script without `if __name__ == "__main__"` may call `build`.
 """
 
 from __future__ import annotations
@@ -23,94 +23,104 @@ from megablend.text.parts import Entry, Task
 from megablend.text.work import Report, Setup, Worker
 
 _PR_SET_PDEATHSIG = 1
-_TICK_SECONDS = 0.2
+"""The option of Linux's `prctl` that chooses the signal a process gets when its parent ends."""
+_REPORT_SECONDS = 0.2
 _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 def run_tasks(
     setups: Sequence[Setup], tasks: Sequence[Task], num_processes: int, report: Report
 ) -> list[Entry]:
-    """Do tasks in several processes, or here if there is one.
+    """Do tasks in several processes, or in this one if one is enough.
 
     Args:
-        setups: of all sources.
-        report: called with bytes, documents and tokens that are done, and from time to time.
+        setups: the setup of each source.
+        report: called with the numbers of bytes, documents and tokens that were done since the last
+            call, and at least every 0.2 seconds.
 
     Returns: the result of each task, in order.
     Raises: the first error of a task; ResourceError if a process was killed.
     """
     if num_processes == 1 or len(tasks) < 2:
-        return _run_here(setups, tasks, report)
-    done = dict[int, Entry]()
-    waiting = iter(enumerate(tasks))
-    doing = dict[Connection, tuple[_Process, int]]()
+        worker = _TaskWorker()
+        with without_threads():
+            return [worker.do(task, setups[task.source], report) for task in tasks]
+    results = dict[int, Entry]()
+    numbers = iter(range(len(tasks)))
+    running = dict[Connection, tuple[_Process, int]]()
+    """The processes that have a task, with its number."""
 
     def assign(process: _Process) -> None:
         """Give a process the next task, if there is one."""
-        for number, task in waiting:
-            doing[process.connection] = (process, number)
-            process.send(task, setups[task.source])
-            break
+        number = next(numbers, None)
+        if number is not None:
+            running[process.connection] = (process, number)
+            process.send(tasks[number], setups[tasks[number].source])
 
     with ExitStack() as stack:
         for process in [_Process(stack) for _ in range(min(num_processes, len(tasks)))]:
             assign(process)
-        while doing:
+        while running:
             report(0, 0, 0)
-            for connection in wait(list(doing), _TICK_SECONDS):
+            for connection in wait(list(running), _REPORT_SECONDS):
                 assert isinstance(connection, Connection)
-                process, number = doing[connection]
-                answer = process.receive(tasks[number])
-                if isinstance(answer, Exception):
-                    raise answer
-                if isinstance(answer, Entry):
-                    done[number] = answer
-                    del doing[connection]
+                process, number = running[connection]
+                message = process.receive(tasks[number])
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, Entry):
+                    results[number] = message
+                    del running[connection]
                     assign(process)
                 else:
-                    report(*answer)
-    return [done[number] for number in range(len(tasks))]
+                    report(*message)
+    return [results[number] for number in range(len(tasks))]
 
 
-def _run_here(setups: Sequence[Setup], tasks: Sequence[Task], report: Report) -> list[Entry]:
-    worker: Worker | None = None
-    results = list[Entry]()
-    with without_threads():
-        for number, task in enumerate(tasks):
-            if worker is None or task.source != tasks[number - 1].source:
-                worker = Worker(setups[task.source])
-            results.append(worker.do(task, report))
-    return results
+class _TaskWorker:
+    """Does tasks of several sources, one after the other, and keeps the worker of the last source,
+    which has loaded its tokenizer."""
+
+    def __init__(self) -> None:
+        self._source = -1
+        self._worker: Worker | None = None
+
+    def do(self, task: Task, setup: Setup, report: Report) -> Entry:
+        """Do a task of the source that the setup describes."""
+        if self._worker is None or task.source != self._source:
+            self._worker = Worker(setup)
+            self._source = task.source
+        return self._worker.do(task, report)
 
 
 class _Process:
     """A worker process, which is killed when `stack` closes."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, worker_end = Pipe()
         stack.callback(self.connection.close)
         paths = os.pathsep.join(filter(None, sys.path))
-        with theirs:
+        with worker_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno())],
+                [sys.executable, "-m", __name__, str(os.getpid()), str(worker_end.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no result of a command
+                stdout=2,  # standard output is for the result of the command alone
                 env={**os.environ, **_NO_THREADS, "PYTHONPATH": paths},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
             )
         stack.callback(self._process.wait)
         stack.callback(self._process.kill)
 
     def send(self, task: Task, setup: Setup) -> None:
-        """Raises: ResourceError if the process has ended."""
+        """Give the process a task. Raises: ResourceError if the process has ended."""
         try:
             self.connection.send((task, setup))
         except OSError as error:
             raise self._ended(task) from error
 
     def receive(self, task: Task) -> Any:
-        """What the process says of its task: an Entry, an error, or numbers for `report`.
-        Raises: ResourceError if the process has ended."""
+        """Return the next message about the task of the process: an Entry, an error, or numbers for
+        `report`. Raises: ResourceError if the process has ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
@@ -126,19 +136,15 @@ class _Process:
 
 
 def _serve(connection: Connection) -> None:
-    """Do tasks until there are no more."""
-    worker: Worker | None = None
-    source = -1
+    """Do tasks until the rank closes the connection."""
+    worker = _TaskWorker()
     while True:
         try:
             task, setup = connection.recv()
         except EOFError:
             return
         try:
-            if worker is None or task.source != source:
-                worker = Worker(setup)
-                source = task.source
-            connection.send(worker.do(task, lambda *counts: connection.send(counts)))
+            connection.send(worker.do(task, setup, lambda *counts: connection.send(counts)))
         except Exception as error:
             connection.send(error)
 
@@ -146,8 +152,8 @@ def _serve(connection: Connection) -> None:
 def _main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
-        return  # it ended before it was to take this one with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank says when to stop
+        return  # the rank ended before `prctl`, so no signal will come
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank kills its workers if interrupted
     _serve(Connection(int(sys.argv[2])))
 
 

@@ -1,9 +1,9 @@
-"""Whether gigatoken gives the tokens that `tokenizers` gives: tried once for each tokenizer and
-pair of versions, on every code point and on strings made to break it, and watched in every part."""
+"""Proof that gigatoken gives the same tokens as `tokenizers`. Once for each tokenizer and pair of
+versions, both tokenise every code point and many mixed strings (`choose_engine`); afterwards, both
+tokenise some documents of every part (`choose_checked`)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,20 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
 MIN_PROVED_BYTES = 32 << 20
-"""Less text is tokenised by `tokenizers` in the time that proving gigatoken takes."""
+"""The bytes of text from which gigatoken is used: `tokenizers` tokenises less text sooner than
+gigatoken is proved."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
-"""All that are assigned, and those around them, but for private use; the tags of plane 14."""
+"""All planes with assigned code points, except those for private use; of plane 14, its first 512."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
 ADDED_CONTEXTS = ("{}", "a{}", "{}a", " {} ", "{}{}", "é{}\n")
 NUM_STRINGS = 20_000
 MIN_CHECKED = 16
-"""Documents of a part that are tokenised by both."""
+"""The number of documents that both tokenise in each part, at least."""
 CHECKED_SHARE = 1000
-"""One byte of so many is in them, at least."""
-_SLOWER = "tokenising takes about 30 times as long"
-"""See docs/text.md."""
+"""Both tokenise at least one character of this number."""
+_SLOWER = "tokenising takes about 30 times as long"  # see docs/text.md
 _PROOF = 2
-"""Version of what is tried, and of `GigatokenEngine`."""
+"""The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are not used."""
 _BATCH = 4096
 _SEED = 20
 _FRAGMENTS = (
@@ -44,8 +44,8 @@ _FRAGMENTS = (
 
 
 def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
-    """The texts that are tried: each code point in 5 contexts, each added token in 6, and seeded
-    strings of fragments that have different rules."""
+    """List the texts of the proof: each code point in 5 contexts, each added token in 6, and random
+    strings, from a fixed seed, of fragments that tokenizers split by different rules."""
     added = [each["content"] for each in json.loads(tokenizer.definition).get("added_tokens") or ()]
     for context in CONTEXTS:
         for code in CODE_POINTS:
@@ -65,36 +65,34 @@ def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
 def find_difference(
     fast: Engine, reference: Engine, tokenizer: TokenizerFile, rank: int = 0, num_ranks: int = 1
 ) -> str | None:
-    """The first probe of a rank's share whose tokens differ; None if none does."""
+    """Return the first probe of a rank's share whose tokens differ; None if all are equal."""
     probes = list_probes(tokenizer)
-    number = 0
-    while batch := list(islice(probes, _BATCH)):
-        if number % num_ranks == rank:
-            at = first_difference(fast.encode(batch), reference.encode(batch))
-            if at is not None:
-                return batch[at]
-        number += 1
+    batches = iter(lambda: list(islice(probes, _BATCH)), [])
+    for batch in islice(batches, rank, None, num_ranks):
+        at = first_difference(fast.encode(batch), reference.encode(batch))
+        if at is not None:
+            return batch[at]
     return None
 
 
 def first_difference(found: Tokens, expected: Tokens) -> int | None:
-    """The number of the first text whose tokens differ; None if all are equal."""
+    """Return the number of the first text whose tokens differ; None if all are equal."""
     if np.array_equal(found.counts, expected.counts) and np.array_equal(found.ids, expected.ids):
         return None
     texts = range(len(expected.counts))
     pairs = zip(found.of(texts), expected.of(texts), strict=True)
-    return next(i for i, (one, other) in enumerate(pairs) if not np.array_equal(one, other))
+    return next(i for i, (ids, other) in enumerate(pairs) if not np.array_equal(ids, other))
 
 
 def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
-    """The texts of a batch that are tokenised by both, as the seed says: at least `num`, the first
-    among them, and a thousandth of the characters; sorted."""
-    drawn = random.Random(seed)
-    needed = sum(map(len, texts)) // CHECKED_SHARE
+    """Choose the texts of a portion that both tokenise: at least `num`, including the first, and a
+    thousandth of the characters. Returns: their numbers, ascending; the same for the same seed."""
+    generator = random.Random(seed)
+    min_length = sum(map(len, texts)) // CHECKED_SHARE
     chosen = {0} if num else set[int]()
     length = len(texts[0]) if num else 0
-    while len(chosen) < min(num, len(texts)) or length < needed:
-        i = drawn.randrange(len(texts))
+    while len(chosen) < min(num, len(texts)) or length < min_length:
+        i = generator.randrange(len(texts))
         if i not in chosen:
             chosen.add(i)
             length += len(texts[i])
@@ -104,48 +102,63 @@ def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
 def choose_engine(
     tokenizer: TokenizerFile, folder: TokenFolder, num_bytes: int, launch: Communicator
 ) -> tuple[str, str]:
-    """The engine for all of a config's text, and what users should know of it. It depends on the
-    text and what is installed, not on what is done already. Called by all ranks.
+    """Choose the engine for all of a config's text. The choice depends on the text and the installed
+    packages, not on the parts that are tokenised already. Called by all ranks.
 
     Args:
-        folder: in which the outcome of a proof is kept.
-        num_bytes: of the text.
+        folder: the folder in which the outcome of a proof is stored.
+        num_bytes: the bytes of the text.
+
+    Returns: the name of the engine, and a note for users on why it is not gigatoken, or "".
     """
+    obstacle = find_obstacle(tokenizer, num_bytes)
+    if obstacle is not None:
+        return "tokenizers", obstacle
     version = find_version("gigatoken")
-    if num_bytes < MIN_PROVED_BYTES:
-        return "tokenizers", ""
-    if not tokenizer.is_listed:
-        reason = f"{tokenizer.path}: gigatoken is not known to read this kind of tokenizer"
-        return "tokenizers", f"{reason}: {_SLOWER}"
-    if not version:
-        reason = "gigatoken is not installed"
-        return "tokenizers", f"{reason}: {_SLOWER} (pip install 'megablend[text]')"
     reference = find_version("tokenizers")
     name = f"{tokenizer.digest}/.proof{_PROOF}-{version}-{reference}.json"
-    outcome: Any = None
-    if launch.rank == 0 and (data := folder.read(name)) is not None:
-        with contextlib.suppress(ValueError):
-            outcome = json.loads(data)
-    outcome = launch.bcast(outcome)
-    if not isinstance(outcome, dict) or "difference" not in outcome:
-        shares = launch.allgather(_prove(tokenizer, launch))
-        outcome = {"difference": next((each for each in shares if each is not None), None)}
+    proof = launch.bcast(_read_proof(folder, name) if launch.rank == 0 else None)
+    if proof is None:
+        differences = [each for each in launch.allgather(_prove(tokenizer, launch)) if each]
+        proof = {"difference": differences[0] if differences else None}
         if launch.rank == 0:
-            folder.replace(name, json.dumps(outcome).encode())
-    difference = outcome["difference"]
+            folder.replace(name, json.dumps(proof).encode())
+    difference = proof["difference"]
     if difference is None:
         return "gigatoken", ""
     reason = f"gigatoken {version} gives other tokens than tokenizers {reference}"
     return "tokenizers", f"{tokenizer.path}: {reason} (for {difference[:80]!r}): {_SLOWER}"
 
 
+def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
+    """Return why gigatoken is not worth a proof, "" for too little text; None if it is."""
+    if num_bytes < MIN_PROVED_BYTES:
+        return ""
+    if not tokenizer.is_listed:
+        reason = f"{tokenizer.path}: gigatoken is not known to read this kind of tokenizer"
+        return f"{reason}: {_SLOWER}"
+    if not find_version("gigatoken"):
+        return f"gigatoken is not installed: {_SLOWER} (pip install 'megablend[text]')"
+    return None
+
+
+def _read_proof(folder: TokenFolder, name: str) -> dict[str, Any] | None:
+    """Return the stored outcome of a proof; None if there is none, or it is damaged."""
+    try:
+        proof = json.loads(folder.read(name) or b"")
+    except ValueError:
+        return None
+    return proof if isinstance(proof, dict) and "difference" in proof else None
+
+
 def _prove(tokenizer: TokenizerFile, launch: Communicator) -> str | None:
-    """What is wrong with gigatoken in this rank's share of the probes; None if nothing is."""
+    """Return a text for which gigatoken gives other tokens in this rank's share of the probes, or
+    its reason for refusing the tokenizer; None if the proof succeeds."""
     if launch.rank == 0:
         LOG.info("%s: proving that gigatoken gives the same tokens, once", tokenizer.path)
     try:
         fast = GigatokenEngine(tokenizer)
-    except Exception as error:  # of the library: whatever it is, it refuses the tokenizer
+    except Exception as error:  # raised by the library: whatever it is, it refuses the tokenizer
         return f"it refuses it: {error}"
     with without_threads():
         return find_difference(fast, Engine(tokenizer), tokenizer, launch.rank, launch.size)

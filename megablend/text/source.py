@@ -1,7 +1,7 @@
-"""A source's text: its files, and what is known of those that are tokenised.
+"""A source's text: its files, and the record of the files that are tokenised.
 
-That is in one small file for each source, its record: of text that is as it was, nothing is read. A
-record can be lost: token files say themselves what they were made from.
+The record is one small file for each source: with it, unchanged text need not be read. It may be
+lost, since the footer of each token file describes the text it was made from.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from megablend.text.tokenizer import load_tokenizer
 from megablend.text.work import Setup
 
 OPTIONS = ("text", "key", "bos", "add_special_tokens", "max_document")
-"""What `Setup.options` lists of the config."""
-_PREFIX = ".text-"
+"""The settings of the config that `Setup.options` lists, in order."""
+_RECORD_PREFIX = ".text-"
 _MAX_DOCUMENT = 64 << 20
 _MAX_DOCUMENT_SLOW = 16 << 20
-"""Of tokenizers that only `tokenizers` reads, which takes 117 bytes of memory for each byte."""
+"""The limit if gigatoken cannot be used: `tokenizers` takes 117 bytes of memory for each byte."""
 
 
 @dataclass(slots=True)
@@ -47,20 +47,20 @@ class TextSource:
     """The folder that names of text files are relative to."""
     files: list[TextFile]
     unreadable: list[str]
-    """Files that are left out, and why."""
+    """The paths of files that are left out, each with the reason."""
     entries: dict[str, Entry] = field(default_factory=dict)
-    """Of the files that are tokenised, by name."""
+    """The entries of the record, by the name of the text file."""
 
     @property
     def pending(self) -> list[TextFile]:
-        """The files that are not known as they are now."""
-        return [
-            file
-            for file in self.files
-            if (entry := self.entries.get(file.name)) is None
-            or (entry.size, entry.etag) != (file.size, file.etag)
-            or (entry.unreadable and not self.setup.skips_unreadable)
-        ]
+        """The files that are not tokenised in their present version."""
+        return [file for file in self.files if not self._is_done(file)]
+
+    def _is_done(self, file: TextFile) -> bool:
+        entry = self.entries.get(file.name)
+        if entry is None or (entry.size, entry.etag) != (file.size, file.etag):
+            return False
+        return not entry.unreadable or self.setup.skips_unreadable
 
     @property
     def parts(self) -> list[Part]:
@@ -76,21 +76,21 @@ class TextSource:
             self.setup.folder.replace(name, data)
 
     def make_spec(self, notes: Iterable[str] = ()) -> SourceSpec:
-        """The source as the index takes it: its token files, as if they had been found."""
+        """Return the source as the index takes it: a source of its token files."""
         read = self.spec.read
-        counted = read.count_documents or self.spec.kind.documents_known
+        counts_documents = read.count_documents or self.spec.kind.documents_known
         unreadable = [entry.unreadable for entry in self.entries.values() if entry.unreadable]
         return replace(
             self.spec,
             root=self.setup.folder.location,
             paths=tuple(sorted({self.setup.folder.path(part.name) for part in self.parts})),
-            read=replace(read, count_documents=counted),
+            read=replace(read, count_documents=counts_documents),
             skipped=(*self.unreadable, *unreadable),
             note="; ".join(filter(None, (*notes, *self._describe_parts()))) or None,
         )
 
     def _describe_parts(self) -> list[str]:
-        """What was noticed about the documents."""
+        """Return notes for users on what was noticed in the documents."""
         name = self.spec.name
         notes = list[str]()
         if bad := gather_bad(self.entries, self.root):
@@ -108,9 +108,9 @@ class TextSource:
         return notes + [part.difference for part in self.parts if part.difference]
 
     def check_bad(self, config: Config) -> None:
-        """Raises: DataError if there are more bad documents than the config allows."""
+        """Check the share of bad documents. Raises: DataError if the config allows fewer."""
         bad = gather_bad(self.entries, self.root)
-        num_bad = sum(each.count for each in bad)
+        num_bad = sum(bad_kind.count for bad_kind in bad)
         total = num_bad + sum(part.documents for part in self.parts)
         allowed = config.max_bad if self.setup.skips_bad else 0
         if num_bad > allowed * total:
@@ -123,95 +123,98 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class BadKind:
-    """Documents of a source that were left out for one reason."""
+    """The documents of a source that were left out for one kind of fault."""
 
     kind: str
     count: int
     first: tuple[str, ...]
-    """Path, place and reason of the first ones."""
+    """The path, place and reason of each of the first ones."""
 
     def __str__(self) -> str:
         return f"{self.count:,} {self.kind} (the first: {self.first[0]})"
 
 
 def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
-    """The documents of a source that were left out, by kind.
+    """Return the documents of a source that were left out, for each kind of fault.
 
     Args:
-        entries: of its files, by name.
-        root: the folder that names are relative to.
+        entries: the record of the source.
+        root: the folder that names of text files are relative to.
     """
     counts = Counter[str]()
     places = dict[str, list[str]]()
     for name, entry in entries.items():
         unit = "row" if is_table(name) else "byte"
-        for kind, found in (pair for part in entry.parts for pair in part.bad.items()):
-            counts[kind] += found["count"]
-            places.setdefault(kind, []).extend(
-                f"{join(root, name)} at {unit} {offset} {reason}"
-                for offset, _, reason in found["first"]
-            )
+        for part in entry.parts:
+            for kind, bad in part.bad.items():
+                counts[kind] += bad["count"]
+                places.setdefault(kind, []).extend(
+                    f"{join(root, name)} at {unit} {offset} {reason}"
+                    for offset, _, reason in bad["first"]
+                )
     return [
         BadKind(kind, counts[kind], tuple(places[kind][:MAX_PLACES])) for kind in sorted(counts)
     ]
 
 
 def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
-    """The documents of a source of text that the last build left out. Raises: ConfigError,
+    """Return the documents of a source of text that the last build left out. Raises: ConfigError,
     CacheError."""
     patterns = config.all_sources[name].path
-    known = _load_record(make_setup(config, name, storage), patterns)
-    return gather_bad(known, find_root(patterns))
+    entries = _load_record(make_setup(config, name, storage), patterns)
+    return gather_bad(entries, find_root(patterns))
 
 
 def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
-    """A source's text, and what is known of it. Raises: ConfigError, DataError."""
+    """Find a source's files of text, and load its record. Raises: ConfigError, DataError."""
     setup = make_setup(config, spec.name, storage)
     files, unreadable = _list_files(spec, storage)
     root = find_root(spec.patterns)
-    known = _load_record(setup, spec.patterns)
-    entries = {file.name: known[file.name] for file in files if file.name in known}
+    record = _load_record(setup, spec.patterns)
+    entries = {file.name: record[file.name] for file in files if file.name in record}
     return TextSource(spec, setup, root, files, unreadable, entries)
 
 
 def find_tokenised(
     config: Config, specs: Sequence[SourceSpec], storage: Storage
 ) -> list[SourceSpec]:
-    """The sources of a config with the token files of those that are text; nothing is made.
+    """Replace each source of text by the source of its token files, which must exist.
 
-    Raises: CacheError if some text is not tokenised; as `find_text`.
+    Raises: CacheError if some text is not tokenised; the same errors as `find_text`.
     """
-    found = list[SourceSpec]()
+    token_specs = list[SourceSpec]()
     for spec in specs:
         if config.all_sources[spec.name].text is None:
-            found.append(spec)
+            token_specs.append(spec)
             continue
         source = find_text(config, spec, storage)
-        if pending := source.pending:
+        pending = source.pending
+        if pending:
             raise CacheError(
                 f"source {spec.name!r}: {len(pending):,} of {len(source.files):,} text files are not tokenised (the "
                 f"first is {pending[0].path}); `megablend build CONFIG` tokenises them"
             )
-        found.append(source.make_spec())
-    return found
+        token_specs.append(source.make_spec())
+    return token_specs
 
 
 def make_setup(config: Config, name: str, storage: Storage) -> Setup:
-    """How a text source is tokenised, by `tokenizers` for the time being. Raises: ConfigError."""
+    """Return the setup of a text source, with `tokenizers` until another engine is chosen. Raises:
+    ConfigError."""
     source = config.all_sources[name]
     assert source.text is not None
     assert config.tokenizer is not None
     tokenizer = load_tokenizer(config.tokenizer)
-    longest = config.max_document
-    if longest is None:
-        longest = _MAX_DOCUMENT if tokenizer.is_listed else _MAX_DOCUMENT_SLOW
-    # A file beside the tokenizer's says which token that is
+    max_bytes = config.max_document
+    if max_bytes is None:
+        max_bytes = _MAX_DOCUMENT if tokenizer.is_listed else _MAX_DOCUMENT_SLOW
+    # The token's number is an option: it comes from another file, not from the tokenizer's
     bos = source.bos and find_named_token(Path(tokenizer.path), "bos_token")
-    options = [source.text, source.key, bos, source.add_special_tokens, longest]
+    options = [source.text, source.key, bos, source.add_special_tokens, max_bytes]
     return Setup(
         tokenizer=tokenizer,
         engine="tokenizers",
-        fields=TextFields(text=source.text, key=source.key, max_bytes=longest),
+        fields=TextFields(text=source.text, key=source.key, max_bytes=max_bytes),
         bos=source.bos,
         add_special_tokens=source.add_special_tokens,
         options=json.dumps(options),
@@ -224,24 +227,12 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
 
 
 def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], list[str]]:
-    """The text files of a source, each once, sorted; and what could not be read, with the reason.
-    Raises: ConfigError if a pattern matches none, or files of another kind; DataError if one cannot
-    be read."""
-    paths = dict[str, str]()
-    unreadable = list[str]()
-    for pattern in spec.patterns:
-        found = storage.find(pattern)
-        unreadable += [f"{path}: {reason}" for path, reason in found.unreadable.items()]
-        if not found.files and not found.unreadable:
-            is_folder = storage.is_folder(pattern)
-            remedy = f"write `{pattern}/*.jsonl`" if is_folder else "correct the path"
-            raise spec.complaint(
-                f"{pattern} {'is a folder' if is_folder else 'matches no file'}; {remedy}"
-            )
-        for match in found.files:
-            paths.setdefault(match.real, match.path)
+    """Return the text files of a source, each once, sorted; and the paths of files that cannot be
+    read, each with the reason. Raises: ConfigError if a pattern matches no file, or files of another
+    kind; DataError if a file cannot be read."""
+    paths, unreadable = _match_patterns(spec, storage)
     threads = storage.limits(spec.patterns[0]).max_files
-    if threads == 1:  # of objects nothing is known before they are read
+    if threads == 1:  # files of a file system; objects show no permissions before they are read
         denied = {real for real, path in paths.items() if not storage.is_readable(path)}
         unreadable += [f"{paths.pop(real)}: {os.strerror(errno.EACCES)}" for real in sorted(denied)]
     if unreadable and not spec.skip_unreadable:
@@ -255,11 +246,12 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         raise spec.complaint(
             f"none of its files can be read: {unreadable[0]}; get permission to read them"
         )
-    if other := next((path for path in listed if not path.lower().endswith(ALL_SUFFIXES)), None):
-        raise spec.complaint(
-            f"{other} is not a text file that megablend reads ({', '.join(ALL_SUFFIXES)}); rename it, or leave it "
-            "out of `path`"
-        )
+    for path in listed:
+        if not path.lower().endswith(ALL_SUFFIXES):
+            raise spec.complaint(
+                f"{path} is not a text file that megablend reads ({', '.join(ALL_SUFFIXES)}); rename it, or leave it "
+                "out of `path`"
+            )
     root = find_root(spec.patterns)
     stats = parallel_map(storage.stat, listed, threads)
     files = [
@@ -269,15 +261,34 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
     return files, unreadable
 
 
+def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[dict[str, str], list[str]]:
+    """Return the path of each real file that a source's patterns match, and the paths that cannot be
+    looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
+    paths = dict[str, str]()
+    unreadable = list[str]()
+    for pattern in spec.patterns:
+        matches = storage.find(pattern)
+        unreadable += [f"{path}: {reason}" for path, reason in matches.unreadable.items()]
+        if not matches.files and not matches.unreadable:
+            is_folder = storage.is_folder(pattern)
+            remedy = f"write `{pattern}/*.jsonl`" if is_folder else "correct the path"
+            raise spec.complaint(
+                f"{pattern} {'is a folder' if is_folder else 'matches no file'}; {remedy}"
+            )
+        for match in matches.files:
+            paths.setdefault(match.real, match.path)
+    return paths, unreadable
+
+
 def _name_record(setup: Setup, patterns: Sequence[str]) -> str:
-    """Sources that share a folder have records of their own."""
+    """Return the name of a source's record; sources may share a folder."""
     key = blake2b(json.dumps([setup.options, *patterns]).encode(), digest_size=8).hexdigest()
-    return f"{setup.tokenizer.digest}/{_PREFIX}{key}.json"
+    return f"{setup.tokenizer.digest}/{_RECORD_PREFIX}{key}.json"
 
 
 def is_record(name: str) -> bool:
     """Whether a file of a token folder is a record."""
-    return name.rpartition("/")[2].startswith(_PREFIX)
+    return name.rpartition("/")[2].startswith(_RECORD_PREFIX)
 
 
 def _load_record(setup: Setup, patterns: Sequence[str]) -> dict[str, Entry]:
@@ -285,7 +296,8 @@ def _load_record(setup: Setup, patterns: Sequence[str]) -> dict[str, Entry]:
 
 
 def parse_record(data: bytes | None) -> dict[str, Entry]:
-    """The tokenised files of a source, by name; none if the record is damaged."""
+    """Return the entries of a record, by the name of the text file; none if there is no record, or
+    it is damaged."""
     try:
         files = json.loads(data or b"{}").get("files", {})
         return {

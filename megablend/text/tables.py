@@ -21,8 +21,8 @@ from megablend.text.lines import BATCH_BYTES
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _ROWS = 256
-"""Rows that are decoded together."""
-_TEXTS = ("string", "large_string", "string_view")
+"""The number of rows that are decoded together."""
+_TEXT_TYPES = ("string", "large_string", "string_view")
 
 
 def is_table(path: str) -> bool:
@@ -31,15 +31,15 @@ def is_table(path: str) -> bool:
 
 
 def open_file(storage: Storage, path: str, size: int) -> Any:
-    """A file of a storage for pyarrow."""
+    """Return a file of a storage as a file object of pyarrow."""
     read = partial(storage.read, path)
     return pa.PythonFile(FileObject(size, read), "r")
 
 
 class TableFile:
-    """A table of documents, in groups of rows that are read by themselves.
+    """A table of documents, in groups of rows that can be read separately.
 
-    Raises: CorruptFileError if it cannot be read; ConfigError without such a column.
+    Raises: CorruptFileError if it cannot be read; ConfigError if it lacks the text column.
     """
 
     def __init__(self, storage: Storage, path: str, size: int, fields: TextFields) -> None:
@@ -52,83 +52,81 @@ class TableFile:
 
                 self._file: Any = pq.ParquetFile(source)
                 schema = self._file.schema_arrow
-                self._groups = [self._measure(i) for i in range(self._file.metadata.num_row_groups)]
+                metadata = self._file.metadata
+                groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+                self._group_rows = [group.num_rows for group in groups]
+                self._group_bytes = [_count_text_bytes(group, fields.text) for group in groups]
             else:
-                self._file, self._batches = _open_arrow(source)
+                self._file, self._num_batches = _open_arrow(source)
                 schema = self._file.schema
-                # Of a stream nothing is known before it is read: it is one part
-                self._groups = [(0, 0)] * (1 if self._batches is None else self._batches)
+                # Sizes of batches are not recorded; a stream counts as one group
+                num_groups = 1 if self._num_batches is None else self._num_batches
+                self._group_rows = [0] * num_groups
+                self._group_bytes = [0] * num_groups
         except pa.ArrowException as error:
             raise self._damaged(error) from error
         self._text = self._find_column(schema, fields.text)
         self._key: list[str] | None = None
         if fields.key is not None:
-            with contextlib.suppress(ConfigError):  # as of a line, it may be missing
+            with contextlib.suppress(ConfigError):  # a table may lack the key, as a line may
                 self._key = self._find_column(schema, fields.key)
         self._check_type(schema)
 
-    def _measure(self, group: int) -> tuple[int, int]:
-        found = self._file.metadata.row_group(group)
-        columns = (found.column(i) for i in range(found.num_columns))
-        size = sum(
-            c.total_uncompressed_size for c in columns if c.path_in_schema == self._fields.text
-        )
-        return size, found.num_rows
-
     def plan(self, part_bytes: int) -> list[range]:
-        """Groups of rows that make a part each: a new one where `part_bytes` of text are exceeded.
-        Of Arrow files, whose sizes are not recorded, all are one part."""
+        """Divide the groups of rows into parts of at most `part_bytes` of text, or one group. An
+        Arrow file, whose sizes are not recorded, is one part."""
         parts = list[range]()
         first = 0
-        held = 0
-        for i, (size, _) in enumerate(self._groups):
-            if i > first and held + size > part_bytes:
+        part_size = 0
+        for i, size in enumerate(self._group_bytes):
+            if i > first and part_size + size > part_bytes:
                 parts.append(range(first, i))
                 first = i
-                held = 0
-            held += size
-        return [*parts, range(first, len(self._groups))]
+                part_size = 0
+            part_size += size
+        return [*parts, range(first, len(self._group_bytes))]
 
     def count_bytes(self, groups: range) -> int:
-        """About how many bytes of text there are in groups; 0 where it is not known."""
-        return sum(self._groups[i][0] for i in groups)
+        """Return about how many bytes of text there are in groups; 0 if their sizes are unknown."""
+        return sum(self._group_bytes[i] for i in groups)
 
     def row_of(self, groups: range) -> int:
-        """The first row of groups. Only the first one's is known of Arrow, which is one part."""
-        return sum(rows for _, rows in self._groups[: groups.start])
+        """Return the first row of the groups of a part; of Arrow, whose only part begins with the
+        file, 0."""
+        return sum(self._group_rows[: groups.start])
 
     def read(self, groups: range, digest: blake2b) -> Iterator[Portion]:
-        """The documents of groups of rows; their texts, lengths and keys are added to `digest`."""
+        """Read the documents of groups; their texts, lengths and keys are added to `digest`."""
         row = self.row_of(groups)
         first = row
-        found: list[Document | BadDocument] = []
+        results: list[Document | BadDocument] = []
         size = 0
         try:
             for texts, keys in self._iterate(groups):
                 for text, key in zip(texts, keys, strict=True):
                     place = Place(row, row - first)
-                    each = self._check_text(text, None if key is None else str(key), place)
+                    results.append(self._check_text(text, None if key is None else str(key), place))
                     length = 0 if text is None else len(text)
                     digest.update(struct.pack("<q?", length, text is None))
                     digest.update(b"" if text is None else text)
                     digest.update(repr(key).encode())
-                    found.append(each)
                     size += length
                     row += 1
                     if size >= BATCH_BYTES:
-                        yield Portion.gather(found, size, len(found))
-                        found = []
+                        yield Portion.gather(results, size, len(results))
+                        results = []
                         size = 0
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException):
-                raise  # of the storage
+                raise  # raised by the storage
             raise self._damaged(error) from error
-        if found:
-            yield Portion.gather(found, size, len(found))
+        if results:
+            yield Portion.gather(results, size, len(results))
 
     def _check_text(
         self, text: bytes | None, key: str | None, place: Place
     ) -> Document | BadDocument:
+        """Return the document of a row, if its text can be read."""
         if text is None:
             return BadDocument("no text", f"has null in {self._fields.text!r}, no text", place)
         if len(text) > self._fields.max_bytes:
@@ -140,50 +138,49 @@ class TableFile:
             return BadDocument("invalid UTF-8", reason, place)
 
     def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
-        """Texts, as bytes, some of which may not be UTF-8, and keys."""
+        """Read the texts, as bytes, which need not be UTF-8, and keys of some rows at a time."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
-        for whole in self._read_batches(groups, names):
-            for first in range(0, whole.num_rows, _ROWS):
-                batch = whole.slice(first, _ROWS)
-                column = _pick(batch, self._text)
+        for batch in self._read_batches(groups, names):
+            for first in range(0, batch.num_rows, _ROWS):
+                rows = batch.slice(first, _ROWS)
+                column = _pick(rows, self._text)
                 if pa.types.is_dictionary(column.type):
                     column = column.dictionary_decode()
                 texts = column.cast(pa.large_binary()).to_pylist()
-                keys = _pick(batch, self._key).to_pylist() if self._key else [None] * len(texts)
+                keys = _pick(rows, self._key).to_pylist() if self._key else [None] * len(texts)
                 yield texts, keys
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
+        """Return the record batches of groups; of Parquet, only the columns of these names."""
         if self.path.lower().endswith(PARQUET):
-            found = self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names)
-        elif self._batches is None:
-            found = iter(self._file)
-        else:
-            found = map(self._file.get_batch, groups)
-        yield from found
+            return iter(self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names))
+        if self._num_batches is None:
+            return iter(self._file)
+        return map(self._file.get_batch, groups)
 
     def _find_column(self, schema: Any, dotted: str) -> list[str]:
-        """The names of a column and of the structs around it, from outside; a column whose own name
-        has dots goes first. Raises: ConfigError if there is none."""
+        """Return the names of the structs around a column, the outermost first, and its own; a
+        column whose own name has dots goes first. Raises: ConfigError if there is none."""
         if dotted in schema.names:
             return [dotted]
         names = dotted.split(".")
-        known = schema.names
+        present = schema.names
         for i, name in enumerate(names):
-            if name not in known:
-                hint = did_you_mean(name, known, before="; ")
+            if name not in present:
+                hint = did_you_mean(name, present, before="; ")
                 raise ConfigError(
                     f"{self.path}: has no column {dotted!r} (it has: "
-                    f"{', '.join(known)}){hint or '; set `text` to the column that holds the text'}"
+                    f"{', '.join(present)}){hint or '; set `text` to the column that holds the text'}"
                 )
             type_ = _type_of(schema, names[: i + 1])
-            known = [each.name for each in type_] if pa.types.is_struct(type_) else []
+            present = [field.name for field in type_] if pa.types.is_struct(type_) else []
         return names
 
     def _check_type(self, schema: Any) -> None:
-        """Raises: ConfigError if the texts are no strings."""
+        """Raises: ConfigError if the text column does not hold strings."""
         found = _type_of(schema, self._text)
         value = found.value_type if pa.types.is_dictionary(found) else found
-        if str(value) not in _TEXTS:
+        if str(value) not in _TEXT_TYPES:
             is_binary = pa.types.is_binary(value) or pa.types.is_large_binary(value)
             remedy = (
                 "cast it to string" if is_binary else "set `text` to the column that holds the text"
@@ -199,27 +196,36 @@ class TableFile:
         )
 
 
+def _count_text_bytes(group: Any, text: str) -> int:
+    """Return the uncompressed bytes of the text column in a row group of Parquet."""
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return sum(
+        column.total_uncompressed_size for column in columns if column.path_in_schema == text
+    )
+
+
 def _open_arrow(source: Any) -> tuple[Any, int | None]:
-    """A reader of an Arrow file with its number of batches, or of a stream with None."""
+    """Return a reader of an Arrow file with its number of batches, or of a stream with None."""
     magic = source.read(6)
     source.seek(0)
     if magic == b"ARROW1":
-        found = pa.ipc.open_file(source)
-        return found, found.num_record_batches
+        reader = pa.ipc.open_file(source)
+        return reader, reader.num_record_batches
     return pa.ipc.open_stream(source), None
 
 
 def _type_of(schema: Any, names: Sequence[str]) -> Any:
-    """The type of a column, see `TableFile._find_column`."""
-    found = schema
+    """Return the type of a column, given the names from `TableFile._find_column`."""
+    type_ = schema
     for name in names:
-        found = found.field(name).type
-    return found
+        type_ = type_.field(name).type
+    return type_
 
 
 def _pick(batch: Any, names: Sequence[str]) -> Any:
+    """Return a column of a record batch, given the names from `TableFile._find_column`."""
     outer, *inner = names
-    found = batch.column(outer)
-    for each in inner:
-        found = pc.struct_field(found, each)
-    return found
+    column = batch.column(outer)
+    for name in inner:
+        column = pc.struct_field(column, name)
+    return column

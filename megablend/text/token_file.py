@@ -1,4 +1,4 @@
-"""A token file: Parquet with the tokens of a part's documents, and where each document was."""
+"""A token file: Parquet with the tokens of a part's documents, and the place of each document."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from megablend.text.engine import Tokens
 from megablend.text.tables import open_file
 
 LAYOUT = 1
-"""Version of the columns, and of how files are named (`work.Setup.name_part`)."""
+"""The version of the columns, and of how files are named (`work.Setup.name_part`)."""
 FOOTER = b"megablend.text"
-"""Key of a token file's own metadata in the footer of Parquet."""
+"""The key of a token file's own metadata in the footer of Parquet."""
 _PAGE_BYTES = 64 << 10
 _ENCODINGS = {
     "tokens.list.element": "BYTE_STREAM_SPLIT",
@@ -29,7 +29,8 @@ _ENCODINGS = {
 
 
 class TokenFileWriter:
-    """Writes a token file, a row group for each portion of documents."""
+    """Writes a token file, a row group for each portion of documents. A file without `close`, since
+    an error ended its `with` statement, lacks its own footer."""
 
     def __init__(self, path: Path, *, has_keys: bool) -> None:
         import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
@@ -55,7 +56,7 @@ class TokenFileWriter:
         )
 
     def write(self, portion: Portion, tokens: Tokens) -> None:
-        """Write a row group."""
+        """Write the documents of a portion as a row group."""
         ends = np.cumsum(tokens.counts)
         offsets = np.concatenate(([0], ends)).astype(np.int32)
         lists = pa.ListArray.from_arrays(
@@ -67,11 +68,11 @@ class TokenFileWriter:
         self.write_table(pa.table(columns, schema=self._schema))
 
     def write_table(self, table: Any) -> None:
-        """Write a row group of another token file."""
-        self._writer.write_table(table, table.num_rows or 1)
+        """Write rows as a row group."""
+        self._writer.write_table(table, table.num_rows or 1)  # pyarrow refuses groups of 0 rows
 
     def close(self, footer: Mapping[str, Any]) -> None:
-        """Finish the file with its own metadata."""
+        """Finish the file with its own footer."""
         self._writer.add_key_value_metadata({FOOTER: json.dumps(footer, sort_keys=True)})
         self._writer.close()
 
@@ -83,8 +84,8 @@ class TokenFileWriter:
 
 
 def open_token_file(storage: Storage, path: str) -> Any:
-    """A token file, for reading its columns. Raises: MissingFileError; CorruptFileError."""
-    import pyarrow.parquet as pq  # as above
+    """Open a token file to read its columns. Raises: MissingFileError; CorruptFileError."""
+    import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
 
     try:
         size = storage.stat(path).size
@@ -96,10 +97,10 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
 
 def read_footer(storage: Storage, path: str) -> dict[str, Any]:
-    """What a token file says of itself. Raises: as `open_token_file`."""
-    found = (open_token_file(storage, path).metadata.metadata or {}).get(FOOTER)
+    """Return a token file's own footer (`work.make_footer`). Raises: as `open_token_file`."""
+    metadata = open_token_file(storage, path).metadata.metadata or {}
     try:
-        footer = json.loads(found or b"")
+        footer = json.loads(metadata.get(FOOTER, b""))
     except ValueError:
         footer = None
     if not isinstance(footer, dict):
@@ -108,12 +109,12 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
 
 
 def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[str, Any]) -> None:
-    """Write a token file as it would be if its text had been in another file.
+    """Write the token file of the same lines in another text file.
 
     Args:
-        made_from: what the footer says of that file.
+        made_from: the items of the footer that describe the other text file.
 
-    Raises: as `open_token_file`.
+    Raises: the same errors as `open_token_file`.
     """
     file = open_token_file(storage, path)
     with TokenFileWriter(to, has_keys="key" in file.schema_arrow.names) as writer:

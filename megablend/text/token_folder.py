@@ -1,5 +1,5 @@
-"""Where token files are: a folder that all ranks share, or a prefix of an object store. What has its
-final name is complete, and is never written again."""
+"""The place of token files: a folder that all ranks share, or a prefix of an object store. A token
+file that has its final name is complete, and is never written again."""
 
 from __future__ import annotations
 
@@ -25,63 +25,66 @@ from megablend.system.atomic_write import (
 )
 
 _LEFTOVER_SECONDS = 3600
-"""Temporary files that nothing was written to for so long are a killed process's: a part takes
-seconds."""
+"""The age after which a temporary file belongs to a killed process: writing a part takes seconds."""
 _WHAT = "tokens"
+"""The word for these files in errors of the file system."""
 
 
 class TokenFolder:
-    """Files by their names below a location. Picklable."""
+    """Files by their names below a location, a folder or a URL. Picklable."""
 
     def __init__(self, location: str, options: ObjectOptions) -> None:
         self.location = location
         self._options = options
         self._prefix = ObjectPrefix(location, options) if find_scheme(location) else None
+        """None for a folder of the file system."""
 
     def __reduce__(self) -> tuple[type[TokenFolder], tuple[str, ObjectOptions]]:
         return TokenFolder, (self.location, self._options)
 
     def path(self, name: str) -> str:
-        """The location of a file."""
+        """Return the location of a file."""
         return join(self.location, name)
 
     def list_files(self, folder: str = "") -> dict[str, ObjectEntry]:
-        """The complete files below a folder by name, sorted. Raises: CacheError."""
+        """Return the complete files below a folder by name, sorted. Raises: CacheError."""
         if self._prefix is not None:
-            return {each.key: each for each in self._prefix.list_objects(folder)}
-        found = dict[str, ObjectEntry]()
+            return {entry.key: entry for entry in self._prefix.list_objects(folder)}
+        entries = dict[str, ObjectEntry]()
         with translate_os_errors(Path(self.location), _WHAT):
-            for above, _, names in os.walk(Path(self.location, folder)):
-                for path in (Path(above, name) for name in names):
+            for parent, _, names in os.walk(Path(self.location, folder)):
+                for path in (Path(parent, name) for name in names):
                     if not path.name.startswith(TEMPORARY):
                         name = path.relative_to(self.location).as_posix()
                         state = path.stat()
-                        found[name] = ObjectEntry(name, state.st_size, state.st_mtime, "")
-        return dict(sorted(found.items()))
+                        entries[name] = ObjectEntry(name, state.st_size, state.st_mtime, "")
+        return dict(sorted(entries.items()))
 
     def remove_leftovers(self, folder: str) -> None:
-        """Remove what killed processes left unfinished below a folder."""
-        before = time.time() - _LEFTOVER_SECONDS
-        for path in () if self._prefix else Path(self.location, folder).rglob(f"{TEMPORARY}*"):
+        """Remove the unfinished files of killed processes below a folder. An object store has none."""
+        if self._prefix is not None:
+            return
+        oldest = time.time() - _LEFTOVER_SECONDS
+        for path in Path(self.location, folder).rglob(f"{TEMPORARY}*"):
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < before:
+                if path.stat().st_mtime < oldest:
                     path.unlink()
 
     @contextmanager
     def writing(self, folder: str) -> Iterator[Path]:
-        """A file to write before its name is known; removed unless it was committed.
-        Raises: CacheError for what the system refuses."""
-        above = Path(tempfile.gettempdir()) if self._prefix else Path(self.location, folder)
-        path = temp_sibling(above / "part")
+        """Provide a local path for writing a file whose name depends on its contents; `commit` then
+        names it. The path is removed at the end. Raises: CacheError if the system refuses it."""
+        parent = Path(tempfile.gettempdir()) if self._prefix else Path(self.location, folder)
+        path = temp_sibling(parent / "part")
         with translate_os_errors(path, _WHAT):
-            above.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield path
             finally:
                 path.unlink(missing_ok=True)
 
     def commit(self, written: Path, name: str) -> None:
-        """Give a file that was written its final name; one that is there already is kept."""
+        """Store a file that was written under its final name, unless the name exists already."""
         if self._prefix is not None:
             self._prefix.create(name, written.read_bytes())
             return
@@ -89,9 +92,9 @@ class TokenFolder:
         with written.open("rb+") as file:
             flush(file)
         if final.exists():
-            return  # of the same bytes; an index may know its inode
+            return  # it has the same bytes; an index may have recorded its inode
         try:
-            os.link(written, final)  # does not replace what another process has just committed
+            os.link(written, final)  # fails if another process has just committed the file
         except FileExistsError:
             return
         except OSError:  # a file system without hard links
@@ -99,7 +102,7 @@ class TokenFolder:
         flush_folder(final.parent)
 
     def read(self, name: str) -> bytes | None:
-        """All of a file; None if there is none."""
+        """Return the bytes of a file; None if it does not exist."""
         if self._prefix is not None:
             return self._prefix.read(name)
         with contextlib.suppress(FileNotFoundError):
@@ -107,7 +110,7 @@ class TokenFolder:
         return None
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a small file, which may be written again."""
+        """Write a small file, which may exist already and be written again later."""
         if self._prefix is not None:
             self._prefix.write(name, data)
             return
@@ -124,7 +127,7 @@ class TokenFolder:
             Path(self.location, name).unlink(missing_ok=True)
 
     def count_free_bytes(self) -> int | None:
-        """Bytes that are free where files are written; None where that has no limit."""
+        """Return the free bytes of the file system; None for an object store, which has no limit."""
         if self._prefix is not None:
             return None
         folder = Path(self.location)

@@ -1,10 +1,10 @@
 """Tokenising the text sources of a config.
 
-    rank 0      finds and stats the text, reads what is known of it   -> all ranks
-    each rank   its share of the tasks, each in one of its worker processes
+    rank 0      finds the text, loads records, plans the tasks        -> all ranks
+    each rank   does its share of the tasks in its worker processes
     rank 0      gathers results, writes the record of each source     -> all ranks
 
-What has its final name is done: a killed build goes on from the parts that exist.
+A token file that has its final name is complete: a killed build goes on from those that exist.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from megablend.config import Config
 from megablend.distributed.assign import assign_longest_first
@@ -35,7 +37,7 @@ from megablend.text.tokenizer import TokenizerFile
 from megablend.text.work import Setup, load_part
 
 _ESTIMATED_BYTES = 256 << 20
-"""What takes longer than some seconds is estimated beforehand."""
+"""The bytes of text from which tokenising is estimated beforehand: it then takes some seconds."""
 _POST_SECONDS = 0.5
 
 
@@ -49,14 +51,15 @@ def tokenise(
     processes: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[SourceSpec]:
-    """Tokenise what is not tokenised yet of a config's text. Called by all ranks.
+    """Tokenise the text of a config that is not tokenised yet. Called by all ranks.
 
     Args:
-        specs: of all sources; those of tokens are returned as they are.
-        known: by source, the token files that the run reads already, relative to where they are.
-        processes: of each rank; by default the cores that it may use.
+        specs: all sources of the config.
+        known: for each source, the names in the token folder of the files that the run reads.
+        processes: the number of processes of each rank; by default, the cores that it may use.
         progress: called on rank 0 at intervals.
 
+    Returns: the sources, with the sources of text replaced by sources of their token files.
     Raises: ConfigError, DataError, CacheError.
     """
     texts = [spec for spec in specs if config.all_sources[spec.name].text is not None]
@@ -85,12 +88,12 @@ def tokenise(
             _check_unchanged(source, known.get(source.spec.name, ()))
             source.check_bad(config)
             made.append(source.make_spec([note]))
-    by_name = {each.name: each for each in launch.bcast(made)}
+    by_name = {spec.name: spec for spec in launch.bcast(made)}
     return [by_name.get(spec.name, spec) for spec in specs]
 
 
 def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
-    """The token files that exist. Text some of whose token files were removed is forgotten."""
+    """Return the names of existing token files; drop entries whose token files were removed."""
     setup = sources[0].setup
     existing = setup.folder.list_files(setup.tokenizer.digest).keys()
     for source in sources:
@@ -103,17 +106,18 @@ def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
 
 
 def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> None:
-    """Raises: ConfigError if the run has read tokens of another tokenizer."""
-    other = next((name for name in known if not name.startswith(f"{tokenizer.digest}/")), None)
-    if other is not None:
-        raise ConfigError(
-            f"tokenizer: {tokenizer.path} has digest {tokenizer.digest}, but the run was started with tokens made by "
-            f"tokenizer {other.partition('/')[0]}; restore that tokenizer, or give the run another name (`run:`)"
-        )
+    """Check the tokenizer of the run. Raises: ConfigError if the run has read tokens of another."""
+    for name in known:
+        digest = name.partition("/")[0]
+        if digest != tokenizer.digest:
+            raise ConfigError(
+                f"tokenizer: {tokenizer.path} has digest {tokenizer.digest}, but the run was started with tokens made by "
+                f"tokenizer {digest}; restore that tokenizer, or give the run another name (`run:`)"
+            )
 
 
 def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
-    """Raises: ChangedFileError if text that the run has read changed, or grew."""
+    """Check the text that the run has read. Raises: ChangedFileError if it changed, or grew."""
     made = {part.name for part in source.parts}
     paths = {file.name: file.path for file in source.files}
     for name in known:
@@ -150,12 +154,12 @@ def _tokenise_pending(
     processes: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Fills `entries` on rank 0."""
+    """Tokenise the pending files of all sources, and fill their entries on rank 0."""
     tasks = launch.bcast(_plan(sources, existing) if launch.rank == 0 else [])
     count = _count_processes(launch) if processes is None else processes
     if launch.rank == 0 and sum(task.cost for task in tasks) >= _ESTIMATED_BYTES:
-        _tell_estimate(sources, setups, tasks, count * launch.size, progress)
-    launch.barrier()  # no rank begins what rank 0 refuses
+        _report_estimate(sources, setups, tasks, count * launch.size, progress)
+    launch.barrier()  # no rank begins if rank 0 finds the disk too small
     assigned = assign_longest_first([task.cost for task in tasks], launch.size)[launch.rank]
     tally = _Tally(tasks, launch, progress)
     results = run_tasks(setups, [tasks[i] for i in assigned], count, tally.add)
@@ -164,16 +168,18 @@ def _tokenise_pending(
     gathered = launch.gather(dict(zip(assigned, results, strict=True)))
     if launch.rank == 0:
         tally.show()
-        merged = {number: entry for rank in gathered for number, entry in rank.items()}
-        _keep(sources, tasks, [merged[number] for number in range(len(tasks))])
+        entries = {number: entry for of_rank in gathered for number, entry in of_rank.items()}
+        _save_records(sources, tasks, [entries[number] for number in range(len(tasks))])
 
 
 def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task]:
-    """The tasks of all sources, with what can be known of their parts without reading text."""
+    """Return the tasks of all pending files, with the existing token files that they may use. Only
+    records and footers are read for that, no text."""
     setup = sources[0].setup
     folder = setup.folder
     folder.remove_leftovers(setup.tokenizer.digest)
     by_size = dict[int, list[str]]()
+    """The token files for each size of a text file: a copy of the text has the same size."""
     by_folder = dict[str, list[str]]()
     for name in existing:
         if name.endswith(".parquet"):
@@ -197,33 +203,35 @@ def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task
                 )
                 continue
             for task in planned:
-                mine = tuple(part for part in done if task.part in (None, part.number))
-                tasks.append(replace(task, source=number, done=mine, twins=twins))
+                done_of_task = tuple(part for part in done if task.part in (None, part.number))
+                tasks.append(replace(task, source=number, done=done_of_task, twins=twins))
     return tasks
 
 
 def _find_done(setup: Setup, file: TextFile, names: Sequence[str]) -> list[Part]:
-    """The parts that were made from this version of a text file, as their footers say."""
-    found = dict[int, Part]()
+    """Return the parts that were made from this version of a text file, as their footers say."""
+    parts = dict[int, Part]()
     for name in names:
         footer = read_footer(setup.storage, setup.folder.path(name))
         made_from = footer["etag"], footer["text"], footer["options"]
         if made_from == (file.etag, file.path, setup.options):
             part = load_part(setup, name, footer)
-            found[part.number] = part
-    return list(found.values())
+            parts[part.number] = part
+    return list(parts.values())
 
 
-def _keep(sources: Sequence[TextSource], tasks: Sequence[Task], results: Sequence[Entry]) -> None:
-    """Write the records of what was tokenised."""
-    made = dict[tuple[int, str], list[Entry]]()
+def _save_records(
+    sources: Sequence[TextSource], tasks: Sequence[Task], results: Sequence[Entry]
+) -> None:
+    """Join the results of each text file, and save the record of each source."""
+    results_of_file = dict[tuple[int, str], list[Entry]]()
     for task, entry in zip(tasks, results, strict=True):
-        made.setdefault((task.source, task.file.name), []).append(entry)
-    for (number, name), entries in made.items():
-        # A file is left out as a whole
-        unreadable = next((each.unreadable for each in entries if each.unreadable), "")
-        parts = () if unreadable else tuple(part for each in entries for part in each.parts)
-        joined = replace(entries[0], parts=parts, unreadable=unreadable)
+        results_of_file.setdefault((task.source, task.file.name), []).append(entry)
+    for (number, name), entries in results_of_file.items():
+        parts = tuple(part for entry in entries for part in entry.parts)
+        unreadable = [entry for entry in entries if entry.unreadable]
+        # One unreadable part leaves out the whole file
+        joined = unreadable[0] if unreadable else replace(entries[0], parts=parts)
         sources[number].entries[name] = joined
     for source in sources:
         reasons = [entry.unreadable for entry in source.entries.values()]
@@ -232,38 +240,40 @@ def _keep(sources: Sequence[TextSource], tasks: Sequence[Task], results: Sequenc
         source.save()
 
 
-def _tell_estimate(
+def _report_estimate(
     sources: Sequence[TextSource],
     setups: Sequence[Setup],
     tasks: Sequence[Task],
     num_processes: int,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Say what tokenising will take. Raises: CacheError if the disk is too small."""
-    needed = 0
+    """Report what tokenising will take. Raises: CacheError if the disk is too small."""
+    needed_bytes = 0
     for number, source in enumerate(sources):
         own = [task for task in tasks if task.source == number and not task.done]
         if own:
             expected = estimate(setups[number], own)
-            needed += expected.disk_bytes
-            told = expected.describe(min(num_processes, len(tasks)))
-            told = f"source {source.spec.name!r}: tokenising {told}"
-            LOG.info("%s", told)
+            needed_bytes += expected.disk_bytes
+            description = expected.describe(min(num_processes, len(tasks)))
+            message = f"source {source.spec.name!r}: tokenising {description}"
+            LOG.info("%s", message)
             if progress is not None:
-                progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, told=told))
-    check_space(setups[0], needed)
+                progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, told=message))
+    check_space(setups[0], needed_bytes)
 
 
 def _count_processes(launch: Communicator) -> int:
-    """How many processes each rank may use: the cores that it and the other ranks of its node may
-    run on, shared. Called by all ranks."""
-    own = socket.gethostname(), frozenset(os.sched_getaffinity(0))
-    ranks = [cores for host, cores in launch.allgather(own) if host == own[0]]
+    """Return the number of processes of each rank: its share of the cores that the ranks of its node
+    may run on. Called by all ranks."""
+    node = socket.gethostname()
+    nodes = launch.allgather((node, frozenset(os.sched_getaffinity(0))))
+    ranks = [cores for other, cores in nodes if other == node]
     return max(1, len(frozenset().union(*ranks)) // len(ranks))
 
 
 class _Tally:
-    """Counts what is done, over all ranks."""
+    """Sums the bytes, documents and tokens that all ranks have done: int64 [3]. Each rank posts its
+    own to rank 0, which reports the sums."""
 
     def __init__(
         self,
@@ -275,32 +285,31 @@ class _Tally:
         self._progress = progress
         self._num_bytes = sum(task.cost for task in tasks)
         self._num_tasks = len(tasks)
-        self._own = [0, 0, 0]
-        self._all = [0, 0, 0]
+        self._unposted = np.zeros(3, np.int64)
+        self._total = np.zeros(3, np.int64)
         self._start = time.monotonic()
-        self._posted = self._start
+        self._posted_at = self._start
 
     def add(self, *counts: int) -> None:
-        """Add bytes, documents and tokens of this rank, and tell rank 0 unless it has just been
-        told."""
-        self._own = _add(self._own, counts)
-        if time.monotonic() > self._posted + _POST_SECONDS:
+        """Add numbers of this rank, and post them unless the last post was a moment ago."""
+        self._unposted += counts
+        if time.monotonic() > self._posted_at + _POST_SECONDS:
             self.post()
 
     def post(self) -> None:
-        """Tell rank 0."""
-        self._posted = time.monotonic()
-        self._launch.post(self._own)
-        self._own = [0, 0, 0]
+        """Post the numbers of this rank since the last post."""
+        self._posted_at = time.monotonic()
+        self._launch.post(self._unposted)
+        self._unposted = np.zeros(3, np.int64)
         self.show()
 
     def show(self) -> None:
-        """On rank 0, report what ranks have told."""
+        """On rank 0, report the sums if posts have arrived."""
         posts = self._launch.posts()
         for _, counts in posts:
-            self._all = _add(self._all, counts)
+            self._total += counts
         if posts and self._progress is not None:
-            num_bytes, documents, tokens = self._all
+            num_bytes, documents, tokens = self._total.tolist()
             seconds = max(time.monotonic() - self._start, 1e-3)
             self._progress(
                 Progress(
@@ -311,7 +320,3 @@ class _Tally:
                     tokenised=f"{documents:,} documents, {tokens / seconds / 1e6:,.2f} M tokens/s",
                 )
             )
-
-
-def _add(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(one, other, strict=True)]

@@ -1,5 +1,5 @@
-"""A tokenizer as token files depend on it: its definition, a digest of what decides tokens, and
-whether gigatoken is known to read its kind."""
+"""A tokenizer: its definition, a digest of everything in it that decides tokens, and whether
+gigatoken is known to read its kind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from megablend.config.tokenizer_file import find_tokenizer
 from megablend.errors import ConfigError
 
 _NOT_TOKENS = ("truncation", "padding", "decoder", "version")
-"""Parts of a tokenizer.json that cannot change the tokens of a whole text."""
+"""The keys of a tokenizer.json that cannot change the tokens of a whole text."""
 _SPLITS = {1, 3}
-"""How many regular expressions split text before a byte-level model; three in DeepSeek's."""
+"""The numbers of regular expressions that may split text before a byte-level model; DeepSeek's
+tokenizers have three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,38 +27,38 @@ class TokenizerFile:
 
     path: str
     definition: str
-    """JSON."""
+    """The contents of the file: JSON."""
     digest: str
     is_listed: bool
-    """Whether gigatoken is known to read this kind right. It loads others too, and gives other
-    tokens without an error."""
+    """Whether gigatoken is known to read this kind of tokenizer correctly. It also loads kinds for
+    which it gives wrong tokens without an error."""
     has_normalizer: bool
-    """Whether its text is normalised, to NFC, before it is split."""
+    """Whether text is normalised, to NFC, before it is split."""
 
 
-def load_tokenizer(given: str) -> TokenizerFile:
+def load_tokenizer(setting: str) -> TokenizerFile:
     """Load the tokenizer that a config names. Raises: ConfigError."""
-    path = find_tokenizer(given)
+    path = find_tokenizer(setting)
     state = path.stat()
     return _load(path, (state.st_mtime_ns, state.st_size, state.st_ino))
 
 
 @lru_cache(maxsize=4)
 def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
+    """Load a tokenizer.json, again if `version` shows that the file changed."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        kept = {key: each for key, each in data.items() if key not in _NOT_TOKENS}
+        deciding = {key: value for key, value in data.items() if key not in _NOT_TOKENS}
         if not isinstance(data["model"], dict):
             raise TypeError("its model is not an object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: not a tokenizer.json ({type(error).__name__}: {error}); write it with `tokenizer.save`"
         ) from error
-    canonical = json.dumps(kept, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    whole = {**data, "truncation": None, "padding": None}
+    canonical = json.dumps(deciding, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return TokenizerFile(
         path=str(path),
-        definition=json.dumps(whole),
+        definition=json.dumps({**data, "truncation": None, "padding": None}),
         digest=hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest(),
         is_listed=is_listed(data),
         has_normalizer=(_find_normalizer(data) or {}).get("type") == "NFC",
@@ -67,32 +68,34 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
 def is_listed(data: Mapping[str, Any]) -> bool:
     """Whether a tokenizer.json is of a kind that gigatoken is known to read as `tokenizers` does:
     byte-level BPE split by regular expressions or by ByteLevel itself, or BPE with byte fallback
-    behind Metaspace or what stands for it."""
+    behind Metaspace or its equivalents."""
     model = data["model"]
     added = data.get("added_tokens") or ()
-    plain = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    is_plain = not any(model.get(key) for key in plain)
-    if model.get("type", "BPE") != "BPE" or "merges" not in model or not is_plain:
+    variants = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
         return False
-    if any(each.get(key) for each in added for key in ("single_word", "lstrip", "rstrip")):
+    if any(model.get(key) for key in variants):
+        return False
+    if any(token.get(key) for token in added for key in ("single_word", "lstrip", "rstrip")):
         return False
     if model.get("byte_fallback"):
         return _is_metaspace(data)
     normalizer = _find_normalizer(data)
     if normalizer is not None:
         is_nfc = normalizer.get("type") == "NFC"
-        if not is_nfc or any(each.get("normalized") for each in added):
+        if not is_nfc or any(token.get("normalized") for token in added):
             return False
     return _is_byte_level(data.get("pre_tokenizer") or {})
 
 
 def _find_normalizer(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """None also for a sequence of none, as DeepSeek's has."""
-    found: Mapping[str, Any] | None = data.get("normalizer")
-    return None if found == {"type": "Sequence", "normalizers": []} else found
+    """Return the normalizer; None also for an empty sequence, which DeepSeek's tokenizers have."""
+    normalizer: Mapping[str, Any] | None = data.get("normalizer")
+    return None if normalizer == {"type": "Sequence", "normalizers": []} else normalizer
 
 
 def _is_byte_level(pre: Mapping[str, Any]) -> bool:
+    """Whether a pre-tokenizer splits text by expressions and then maps its bytes to characters."""
     if pre.get("type") == "ByteLevel":
         return pre.get("use_regex", True) is True
     if pre.get("type") != "Sequence":
@@ -106,23 +109,23 @@ def _is_byte_level(pre: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_split(each: Mapping[str, Any]) -> bool:
-    """Whether what an expression matches is kept; copies of OpenAI's remove what it does not
-    match, which is nothing."""
-    is_regex = each.get("type") == "Split" and "Regex" in (each.get("pattern") or {})
-    how = each.get("behavior"), bool(each.get("invert"))
-    return is_regex and how in (("Isolated", False), ("Removed", True))
+def _is_split(step: Mapping[str, Any]) -> bool:
+    """Whether a step keeps each match of its expression as a word. Copies of OpenAI's tokenizers
+    say so in another way: they remove the text between matches, of which there is none."""
+    is_regex = step.get("type") == "Split" and "Regex" in (step.get("pattern") or {})
+    behaviour = step.get("behavior"), bool(step.get("invert"))
+    return is_regex and behaviour in (("Isolated", False), ("Removed", True))
 
 
 def _is_metaspace(data: Mapping[str, Any]) -> bool:
-    """Llama 2's kind writes blanks as ▁ in its normalizer, Gemma's also splits there, and newer
-    files have a pre-tokenizer Metaspace."""
+    """Whether blanks become ▁. The normalizer replaces them in Llama 2's kind; Gemma's also splits
+    text there; newer files have the pre-tokenizer Metaspace instead."""
     pre = data.get("pre_tokenizer")
     normalizer = data.get("normalizer")
     steps = (normalizer or {}).get("normalizers") or ([normalizer] if normalizer else [])
-    known = {"Prepend": ("prepend", "▁"), "Replace": ("pattern", {"String": " "})}
+    required = {"Prepend": ("prepend", "▁"), "Replace": ("pattern", {"String": " "})}
     for step in steps:
-        key, value = known.get(step.get("type"), ("", None))
+        key, value = required.get(step.get("type"), ("", None))
         if step.get(key) != value or step.get("content", "▁") != "▁":
             return False
     if pre is None or _is_gemma(pre):
@@ -131,6 +134,7 @@ def _is_metaspace(data: Mapping[str, Any]) -> bool:
 
 
 def _is_gemma(pre: Mapping[str, Any]) -> bool:
+    """Whether this is the pre-tokenizer of Gemma's tokenizers."""
     return pre == {
         "type": "Split",
         "pattern": {"String": " "},

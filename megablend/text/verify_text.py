@@ -1,4 +1,4 @@
-"""Whether token files are what their text gives: documents are read and tokenised again."""
+"""Verifies token files: documents are read and tokenised again, and their tokens compared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from megablend.text.source import find_text
 from megablend.text.token_file import open_token_file
 from megablend.text.work import Setup
 
-_MOST_PARTS = 16
-"""Parts that documents are chosen from, of each source: each is read from its beginning."""
+_MAX_PARTS = 16
+"""The number of parts of each source that documents are chosen from. A document takes the time of
+reading its part from the beginning."""
 
 
 def verify_text(
@@ -24,8 +25,8 @@ def verify_text(
     """Tokenise documents of each text source again, by `tokenizers`.
 
     Args:
-        specs: of all sources.
-        number: of documents of each source, at most.
+        specs: all sources of the config.
+        number: the number of documents of each source, at most.
 
     Yields: a line for each problem.
     Raises: ConfigError, DataError.
@@ -33,50 +34,48 @@ def verify_text(
     for spec in specs:
         if config.all_sources[spec.name].text is None:
             continue
-        found = find_text(config, spec, storage)
-        for file in found.pending:
+        source = find_text(config, spec, storage)
+        pending = source.pending
+        for file in pending:
             yield f"{file.path}: changed since it was tokenised, or is new; `megablend build CONFIG` tokenises it"
-        chosen = random.Random(number)
-        files = {file.name: file for file in found.files}
+        generator = random.Random(number)
+        files = {file.name: file for file in source.files if file not in pending}
         parts = [
             (files[name], part)
-            for name, entry in sorted(found.entries.items())
-            if files[name] not in found.pending
+            for name, entry in sorted(source.entries.items())
+            if name in files
             for part in entry.parts
             if part.documents
         ]
-        parts = chosen.sample(parts, min(len(parts), _MOST_PARTS, number))
+        parts = generator.sample(parts, min(len(parts), _MAX_PARTS, number))
         for file, part in parts:
-            rows = chosen.sample(
-                range(part.documents), min(part.documents, -(-number // len(parts)))
-            )
-            yield from _verify_rows(found.setup, file, part, sorted(rows))
+            num_rows = min(part.documents, -(-number // len(parts)))
+            rows = generator.sample(range(part.documents), num_rows)
+            yield from _verify_rows(source.setup, file, part, sorted(rows))
 
 
 def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) -> Iterator[str]:
+    """Verify rows of a token file. Yields: a line for each problem."""
     path = setup.folder.path(part.name)
     table = open_token_file(setup.storage, path).read(columns=["tokens", "offset"])
     tokens = table.column("tokens").combine_chunks()
     offsets = table.column("offset").to_pylist()
-    wanted = {offsets[row]: row for row in rows}
+    remaining = {offsets[row]: row for row in rows}
     engine = Engine(setup.tokenizer)
     around = find_added(setup.tokenizer, bos=setup.bos, special=setup.add_special_tokens)
-    for task in plan_tasks(file, setup.storage, setup.fields, setup.part_bytes):
-        if task.part not in (None, part.number):
-            continue
-        for each in setup.open_parts(task):
-            for portion in each.portions:
-                if each.number != part.number:
-                    continue
-                places = zip(portion.offsets.tolist(), portion.texts, strict=True)
-                mine = {offset: text for offset, text in places if offset in wanted}
-                again = surround(engine.encode(list(mine.values())), *around)
-                for offset, ids in zip(mine, again.of(range(len(mine))), strict=True):
-                    row = wanted.pop(offset)
-                    if ids.tolist() != tokens[row].as_py():
-                        yield (
-                            f"{path}: row {row} has other tokens than the text of {file.path} at byte {offset} "
-                            f"gives; remove the file, and build again under another name (`run:`)"
-                        )
-    for offset, row in wanted.items():
+    tasks = plan_tasks(file, setup.storage, setup.fields, setup.part_bytes)
+    task = next((task for task in tasks if task.part in (None, part.number)), None)
+    open_part = None if task is None else setup.open_part(task, part.number)
+    for portion in () if open_part is None else open_part.portions:
+        places = zip(portion.offsets.tolist(), portion.texts, strict=True)
+        texts = {offset: text for offset, text in places if offset in remaining}
+        again = surround(engine.encode(list(texts.values())), *around)
+        for offset, ids in zip(texts, again.of(range(len(texts))), strict=True):
+            row = remaining.pop(offset)
+            if ids.tolist() != tokens[row].as_py():
+                yield (
+                    f"{path}: row {row} has other tokens than the text of {file.path} at byte {offset} "
+                    f"gives; remove the file, and build again under another name (`run:`)"
+                )
+    for offset, row in remaining.items():
         yield f"{path}: row {row} is of byte {offset} of {file.path}, where no document begins; restore the text"

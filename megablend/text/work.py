@@ -1,4 +1,4 @@
-"""One process's work on text: parts are read, tokenised, watched and written, each to its file."""
+"""The work of one process: it reads parts, tokenises them, checks gigatoken, and writes token files."""
 
 from __future__ import annotations
 
@@ -30,44 +30,32 @@ from megablend.text.engine import (
     find_version,
     surround,
 )
-from megablend.text.parts import (
-    Entry,
-    OpenPart,
-    Part,
-    Task,
-    count_line_ends,
-    open_parts,
-)
+from megablend.text.parts import Entry, OpenPart, Part, Task, count_line_ends, open_parts
 from megablend.text.prove import MIN_CHECKED, choose_checked, first_difference
 from megablend.text.tables import is_table
-from megablend.text.token_file import (
-    LAYOUT,
-    TokenFileWriter,
-    copy_token_file,
-    read_footer,
-)
+from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file, read_footer
 from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
 MAX_CHECKED = 1 << 20
-"""Characters of a document that are tokenised by both engines, since `tokenizers` takes 117 bytes
-of memory for each byte."""
-_NAMING = ("number", "name")
-"""What of a part its file's name says."""
+"""The first characters of a document that both engines tokenise: `tokenizers` takes 117 bytes of
+memory for each byte."""
+_NAMED_FIELDS = ("number", "name")
+"""The fields of a part that a footer leaves out, since the name of the token file holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is the same for all tasks of a source. Picklable."""
+    """The settings of all tasks of a source. Picklable."""
 
     tokenizer: TokenizerFile
     engine: str
-    """The name of the engine: proved, if it is not `tokenizers`."""
+    """The name of the engine. gigatoken is proved."""
     fields: TextFields
     bos: bool
     add_special_tokens: bool
     options: str
-    """What of these changes tokens, for names of files."""
+    """The settings that change tokens: JSON, for names of token files."""
     skips_bad: bool
     skips_unreadable: bool
     storage: Storage
@@ -76,28 +64,36 @@ class Setup:
 
     @property
     def left_out(self) -> tuple[type[CorruptFileError], ...]:
-        """Errors of files that are left out."""
+        """The errors for which a file is left out."""
         return (CorruptFileError,) if self.skips_unreadable else ()
 
     def name_part(self, file: str, part: OpenPart) -> str:
-        """The name of a part's token file, which says what it was made from: the digest of its
-        lines and where they begin, the tokenizer, and what else changes tokens."""
+        """Return the name of a part's token file. It depends on all that its tokens depend on: the
+        part's lines and their beginning, the tokenizer, and the options."""
         start = [part.start] if part.start else []
         text = json.dumps([LAYOUT, part.digest, self.tokenizer.digest, self.options, *start])
         key = blake2b(text.encode(), digest_size=12).hexdigest()
         return f"{self.folder_of(file)}/{part.number:05d}-{key}.parquet"
 
     def folder_of(self, file: str) -> str:
-        """The folder of a text file's token files."""
+        """Return the folder of a text file's token files."""
         return f"{self.tokenizer.digest}/{file}"
 
     def open_parts(self, task: Task) -> Iterator[OpenPart]:
         """See `parts.open_parts`."""
         return open_parts(task, self.storage, self.fields, self.part_bytes)
 
+    def open_part(self, task: Task, number: int) -> OpenPart | None:
+        """Open one part of a task; None if the text has fewer parts."""
+        for part in self.open_parts(task):
+            if part.number == number:
+                return part
+            part.pass_over()
+        return None
+
 
 Report = Callable[[int, int, int], None]
-"""Called with numbers of bytes, documents and tokens, as they are done."""
+"""Called with the numbers of bytes, documents and tokens that were done since the last call."""
 
 
 class Worker:
@@ -109,17 +105,18 @@ class Worker:
         self._reference = Engine(tokenizer)
         self._fast = GigatokenEngine(tokenizer) if setup.engine == "gigatoken" else None
         self._around = find_added(tokenizer, bos=setup.bos, special=setup.add_special_tokens)
-        special = json.loads(tokenizer.definition).get("added_tokens")
-        ids = [each["id"] for each in special or () if each.get("special")]
+        added = json.loads(tokenizer.definition).get("added_tokens") or ()
+        ids = [token["id"] for token in added if token.get("special")]
         self._special: Ids = np.array(sorted(ids), np.int32)
 
     def do(self, task: Task, report: Report) -> Entry:
-        """Make what is missing of a task's parts. Raises: DataError, CacheError, ConfigError.
+        """Make the missing token files of a task's parts.
 
         Args:
             report: called after each portion.
 
         Returns: the task's parts.
+        Raises: DataError, CacheError, ConfigError.
         """
         file = task.file
         parts = {part.number: part for part in task.done}
@@ -148,22 +145,22 @@ class Worker:
                 report(portion.num_bytes, 0, 0)
 
     def _find_twins(self, task: Task) -> dict[int, Part]:
-        """The parts whose token files exist, here or under another text file's name, by their
-        lines. The text is read and not tokenised."""
+        """Return the parts whose token files exist under this text file's name, or under another
+        name, from which they are copied. The text is only hashed."""
         setup = self._setup
-        by_key = {name.rpartition("-")[2]: name for name in task.twins}
-        found = dict[int, Part]()
+        twins = {name.rpartition("-")[2]: name for name in task.twins}  # keyed by digest
+        parts = dict[int, Part]()
         for part in setup.open_parts(task):
             part.pass_over()
             name = setup.name_part(task.file.name, part)
-            twin = by_key.get(name.rpartition("-")[2])
+            twin = twins.get(name.rpartition("-")[2])
             if twin is not None and (twin == name or self._copy(task, twin, name)):
-                found[part.number] = load_part(setup, name)
-        return found
+                parts[part.number] = load_part(setup, name)
+        return parts
 
     def _copy(self, task: Task, twin: str, name: str) -> bool:
-        """Make the token file `name` from that of the same lines of another text. Returns: whether
-        that was possible; not if the other one is damaged, or has gone meanwhile."""
+        """Make the token file `name` from `twin`, which has the same lines of another text. Returns:
+        False if `twin` is damaged, or has been removed meanwhile."""
         folder = self._setup.folder
         made_from = {"text": task.file.path, "etag": task.file.etag}
         with (
@@ -176,32 +173,30 @@ class Worker:
         return False
 
     def _make(self, task: Task, part: OpenPart, report: Report) -> Part:
-        """Tokenise a part, and write its file."""
+        """Tokenise a part, and write its token file."""
         folder = self._setup.folder
         with folder.writing(self._setup.folder_of(task.file.name)) as path:
             made = Part(number=part.number, start=part.start)
             engine = self._fast or self._reference
-            if difference := self._write(task, part, path, engine, made, report):
+            difference = self._write(task, part, path, engine, made, report)
+            if difference:
                 engine.renew()
                 path.unlink()
                 made = Part(number=part.number, start=part.start, difference=difference)
-                again = self._open_again(task, part.number)
+                again = self._setup.open_part(task, part.number)
+                assert again is not None
                 self._write(task, again, path, self._reference, made, report)
             folder.commit(path, made.name)
         return made
 
-    def _open_again(self, task: Task, number: int) -> OpenPart:
-        for part in self._setup.open_parts(task):
-            if part.number == number:
-                return part
-            part.pass_over()
-        raise AssertionError("a part that was read")
-
     def _write(
         self, task: Task, part: OpenPart, path: Path, engine: Engine, made: Part, report: Report
     ) -> str:
-        """Write a token file, and say in `made` what is in it.
-        Returns: "", or where gigatoken differs from `tokenizers`; the file is no good then."""
+        """Write a token file, and fill the fields of `made`.
+
+        Returns: "", or the place where gigatoken differs from `tokenizers`; the file is then
+            unfinished.
+        """
         setup = self._setup
         with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
             for number, portion in enumerate(part.portions):
@@ -215,9 +210,10 @@ class Worker:
                     continue
                 tokens = engine.encode(texts)
                 if engine is not self._reference:
-                    least = 0 if number else MIN_CHECKED
-                    if difference := self._find_difference(task, portion, tokens, least):
-                        part.pass_over()
+                    num_checked = 0 if number else MIN_CHECKED
+                    difference = self._find_difference(task, portion, tokens, num_checked)
+                    if difference:
+                        part.pass_over()  # the next part of a compressed file follows
                         return difference
                 made.special += self._count_special(tokens)
                 tokens = surround(tokens, *self._around)
@@ -234,20 +230,21 @@ class Worker:
             writer.close(_make_footer(setup, task, made, part.digest, engine))
         return ""
 
-    def _find_difference(self, task: Task, portion: Portion, found: Tokens, least: int) -> str:
-        """Where gigatoken's tokens are others than those of `tokenizers`, of at least so many
-        documents; "" if they are not. Of long documents the beginnings are tokenised by both."""
+    def _find_difference(self, task: Task, portion: Portion, tokens: Tokens, num: int) -> str:
+        """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents, of
+        which long ones are cut. Returns: the place of the first difference; "" if there is none."""
         texts = portion.texts
-        name = int.from_bytes(task.file.name.encode()[-8:], "little")
-        chosen = choose_checked(texts, name + int(portion.offsets[0]), least)
+        seed = int.from_bytes(task.file.name.encode()[-8:], "little") + int(portion.offsets[0])
+        chosen = choose_checked(texts, seed, num)
         chosen.sort(key=lambda i: len(texts[i]))
         checked = [texts[i][:MAX_CHECKED] for i in chosen]
         num_whole = sum(len(texts[i]) <= MAX_CHECKED for i in chosen)
-        tokens = found.of(chosen[:num_whole])
-        if cut := checked[num_whole:]:
+        ids = tokens.of(chosen[:num_whole])
+        cut = checked[num_whole:]
+        if cut:
             assert self._fast is not None
-            tokens += self._fast.encode(cut).of(range(len(cut)))
-        at = first_difference(Tokens.join(tokens), self._reference.encode(checked))
+            ids += self._fast.encode(cut).of(range(len(cut)))
+        at = first_difference(Tokens.join(ids), self._reference.encode(checked))
         if at is None:
             return ""
         return (
@@ -256,19 +253,20 @@ class Worker:
         )
 
     def _count_special(self, tokens: Tokens) -> int:
-        """Documents that have special tokens, which in a text are written out."""
+        """Return the number of documents that contain the text of a special token."""
         if not len(self._special):
             return 0
-        is_near = (tokens.ids >= self._special[0]) & (tokens.ids <= self._special[-1])
-        near = np.flatnonzero(is_near)
-        places = near[np.isin(tokens.ids[near], self._special)]
+        # Special tokens are few, and usually consecutive: most tokens are out of their range
+        is_in_range = (tokens.ids >= self._special[0]) & (tokens.ids <= self._special[-1])
+        candidates = np.flatnonzero(is_in_range)
+        places = candidates[np.isin(tokens.ids[candidates], self._special)]
         return len(np.unique(np.searchsorted(np.cumsum(tokens.counts), places, side="right")))
 
 
 def _make_footer(
     setup: Setup, task: Task, part: Part, lines_digest: str, engine: Engine
 ) -> dict[str, Any]:
-    """What a token file says of itself. Nothing in it depends on who made it."""
+    """Return the footer of a token file. Nothing in it depends on the process that made the file."""
     packages = dict.fromkeys(("tokenizers", engine.name))
     return {
         "layout": LAYOUT,
@@ -279,19 +277,19 @@ def _make_footer(
         "engine": engine.name,
         "versions": {name: find_version(name) for name in packages},
         "lines_digest": lines_digest,
-        "part": {key: each for key, each in asdict(part).items() if key not in _NAMING},
+        "part": {key: each for key, each in asdict(part).items() if key not in _NAMED_FIELDS},
     }
 
 
 def load_part(setup: Setup, name: str, footer: dict[str, Any] | None = None) -> Part:
-    """What a token file says of its part. Raises: as `read_footer`."""
+    """Return the part that a token file holds. Raises: the same errors as `read_footer`."""
     footer = footer or read_footer(setup.storage, setup.folder.path(name))
     number = int(name.rpartition("/")[2].partition("-")[0])
     return Part(number=number, name=name, **footer["part"])
 
 
 def explain_bad(setup: Setup, task: Task, bad: BadDocument) -> DataError:
-    """The error for a document that cannot be read: file, line, byte, reason, remedy."""
+    """Return the error for a document that cannot be read: file, line, byte, reason, remedy."""
     file = task.file
     if is_table(file.path):
         return DataError(file.path, f"row {bad.place.offset:,}: {bad.reason}; {REMEDY}")

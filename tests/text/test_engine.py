@@ -103,7 +103,7 @@ def test_long_texts_with_unassigned_code_points_are_tokenised_in_pieces(
         pairs = ((chosen.choice(words), chosen.choice(blanks)) for _ in range(60))
         texts.append("\u0378" + "".join(piece for pair in pairs for piece in pair))
     expected = Engine(tokenizer).encode(texts)
-    monkeypatch.setattr(engine, "_REFERENCE_CHARACTERS", 3)
+    monkeypatch.setattr(engine, "_BATCH_CHARACTERS", 3)
     assert sum(len(list(fast._cut(text))) for text in texts) > 5 * len(texts)
     found = fast.encode(texts)
     at = prove.first_difference(found, expected)
@@ -120,7 +120,7 @@ def test_long_texts_are_not_cut_if_a_blank_is_put_before_each(
     fast = GigatokenEngine(tokenizer)
     texts = ["the\u0378\nthe", "the\nthe"]
     expected = Engine(tokenizer).encode(texts)
-    monkeypatch.setattr(engine, "_REFERENCE_CHARACTERS", 1)
+    monkeypatch.setattr(engine, "_BATCH_CHARACTERS", 1)
     assert prove.first_difference(fast.encode(texts), expected) is None
 
 
