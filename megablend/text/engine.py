@@ -128,7 +128,8 @@ class GigatokenEngine(Engine):
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of each text, without special tokens around it. A larger cache of words
-        is faster, so a gigatoken without a limit of its own is renewed only when it is too large."""
+        is faster, so a gigatoken without a limit of its own is renewed only when it is too
+        large."""
         if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()
         if not self._is_byte_level:
@@ -155,7 +156,8 @@ class GigatokenEngine(Engine):
         return tokens.replace(for_reference, replacement)
 
     def _encode_by_reference(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens that `tokenizers` gives; long texts are cut into pieces to save memory."""
+        """Return the tokens that `tokenizers` gives; long texts are cut into pieces to save
+        memory."""
         pieces = [list(self._cut(text)) for text in texts]
         tokens = super().encode([piece for pieces_of_text in pieces for piece in pieces_of_text])
         starts = np.cumsum([0, *map(len, pieces)])[:-1]
@@ -163,8 +165,8 @@ class GigatokenEngine(Engine):
 
     def _cut(self, text: str) -> Iterator[str]:
         """Cut a text into pieces that are split into words as the whole text is. In all expressions
-        that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do not depend on
-        the text before it."""
+        that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do not depend
+        on the text before it."""
         start = 0
         if self._is_cuttable:
             while line_break := _LINE_BREAK.search(text, start + _BATCH_CHARACTERS):

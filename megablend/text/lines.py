@@ -103,8 +103,8 @@ class LineReader:
         return Lines(data, offset, len(data))
 
     def _find_batch_end(self, stop: int, num_buffered: int) -> int:
-        """Return the end of the lines of a batch in the buffer; 0 if a batch does not hold the first
-        line."""
+        """Return the end of the lines of a batch in the buffer; 0 if a batch does not hold the
+        first line."""
         start = self._start
         batch_end = start + min(num_buffered, BATCH_BYTES)
         end = 0

@@ -22,7 +22,8 @@ MIN_PROVED_BYTES = 32 << 20
 """The bytes of text from which gigatoken is used: `tokenizers` tokenises less text sooner than
 gigatoken is proved."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
-"""All planes with assigned code points, except those for private use; of plane 14, its first 512."""
+"""All planes with assigned code points, except those for private use; of plane 14, its first
+512."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
 ADDED_CONTEXTS = ("{}", "a{}", "{}a", " {} ", "{}{}", "é{}\n")
 NUM_STRINGS = 20_000

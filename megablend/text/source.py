@@ -228,8 +228,8 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
 
 def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], list[str]]:
     """Return the text files of a source, each once, sorted; and the paths of files that cannot be
-    read, each with the reason. Raises: ConfigError if a pattern matches no file, or files of another
-    kind; DataError if a file cannot be read."""
+    read, each with the reason. Raises: ConfigError if a pattern matches no file, or files of
+    another kind; DataError if a file cannot be read."""
     paths, unreadable = _match_patterns(spec, storage)
     threads = storage.limits(spec.patterns[0]).max_files
     if threads == 1:  # files of a file system; objects show no permissions before they are read
@@ -262,8 +262,8 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
 
 
 def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[dict[str, str], list[str]]:
-    """Return the path of each real file that a source's patterns match, and the paths that cannot be
-    looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
+    """Return the path of each real file that a source's patterns match, and the paths that cannot
+    be looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
     paths = dict[str, str]()
     unreadable = list[str]()
     for pattern in spec.patterns:

@@ -25,7 +25,8 @@ from megablend.system.atomic_write import (
 )
 
 _LEFTOVER_SECONDS = 3600
-"""The age after which a temporary file belongs to a killed process: writing a part takes seconds."""
+"""The age after which a temporary file belongs to a killed process: writing a part takes
+seconds."""
 _WHAT = "tokens"
 """The word for these files in errors of the file system."""
 
@@ -61,7 +62,8 @@ class TokenFolder:
         return dict(sorted(entries.items()))
 
     def remove_leftovers(self, folder: str) -> None:
-        """Remove the unfinished files of killed processes below a folder. An object store has none."""
+        """Remove the unfinished files of killed processes below a folder. An object store has
+        none."""
         if self._prefix is not None:
             return
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -127,7 +129,8 @@ class TokenFolder:
             Path(self.location, name).unlink(missing_ok=True)
 
     def count_free_bytes(self) -> int | None:
-        """Return the free bytes of the file system; None for an object store, which has no limit."""
+        """Return the free bytes of the file system; None for an object store, which has no
+        limit."""
         if self._prefix is not None:
             return None
         folder = Path(self.location)

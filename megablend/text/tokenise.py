@@ -263,8 +263,8 @@ def _report_estimate(
 
 
 def _count_processes(launch: Communicator) -> int:
-    """Return the number of processes of each rank: its share of the cores that the ranks of its node
-    may run on. Called by all ranks."""
+    """Return the number of processes of each rank: its share of the cores that the ranks of its
+    node may run on. Called by all ranks."""
     node = socket.gethostname()
     nodes = launch.allgather((node, frozenset(os.sched_getaffinity(0))))
     ranks = [cores for other, cores in nodes if other == node]

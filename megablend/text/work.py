@@ -1,4 +1,5 @@
-"""The work of one process: it reads parts, tokenises them, checks gigatoken, and writes token files."""
+"""The work of one process: it reads parts, tokenises them, checks gigatoken, and writes token
+files."""
 
 from __future__ import annotations
 
@@ -266,7 +267,8 @@ class Worker:
 def _make_footer(
     setup: Setup, task: Task, part: Part, lines_digest: str, engine: Engine
 ) -> dict[str, Any]:
-    """Return the footer of a token file. Nothing in it depends on the process that made the file."""
+    """Return the footer of a token file. Nothing in it depends on the process that made the
+    file."""
     packages = dict.fromkeys(("tokenizers", engine.name))
     return {
         "layout": LAYOUT,

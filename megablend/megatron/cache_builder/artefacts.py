@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 _DESCRIPTORS = {name: np.dtype(name).str for name in ("int16", "int32", "uint32", "int64")}
 _ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DESCRIPTORS}
 _DIGITS = 21
-"""Digits that numpy reserves for the first dimension, so that it can grow in place."""
+"""The digits that numpy reserves for the first dimension, so that it can grow in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ArraySpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the array, without the file's header."""
+        """The bytes of the array, without the file's header."""
         return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     @cached_property
@@ -62,23 +62,23 @@ class Artefact:
     """A description and its arrays: the indices of a dataset, or of a blend."""
 
     base: str
-    """Beginning of its files' names: <md5>-<class>-<split>."""
+    """The beginning of its files' names: <md5>-<class>-<split>."""
     description: str
     arrays: tuple[ArraySpec, ...]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of its arrays: those of all its files, except for a few kilobytes."""
+        """The bytes of its arrays: those of all its files, except for a few kilobytes."""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property
     def file_names(self) -> tuple[str, ...]:
-        """Names of its files, the description's first."""
+        """The names of its files, the description's first."""
         return (self.description_name, *(self.file_name(array.name) for array in self.arrays))
 
     @property
     def description_name(self) -> str:
-        """Name of the description's file."""
+        """The name of the description's file."""
         return f"{self.base}-description.txt"
 
     def file_name(self, array: str) -> str:

@@ -25,19 +25,19 @@ from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, 
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 
 _SMALL = 1 << 16
-"""Samples of a dataset below which shuffling takes less time than starting another thread."""
+"""The samples of a dataset below which shuffling takes less time than starting another thread."""
 _DRAWN = 1 << 22
-"""Samples of a blend that are computed at a time: 40 MiB."""
+"""The samples of a blend that are computed at a time: 40 MiB."""
 _MAX_BYTES = 1 << 23
-"""Bytes of the arrays of a small dataset, at most."""
+"""The bytes of the arrays of a small dataset, at most."""
 TOGETHER_BYTES = 1 << 21
-"""Bytes of the arrays of several datasets that are built together, at most: they are still in a
+"""The bytes of the arrays of several datasets that are built together, at most: they are still in a
 core's caches when they are written."""
 MAX_TOGETHER = 64
-"""Number of datasets that are built together, at most."""
+"""The number of datasets that are built together, at most."""
 _ALIGNMENT = 64
 _TYPES = ("int32", "int32", "uint32")
-"""Dtypes of the document, sample and shuffle index of a small dataset."""
+"""The dtypes of the document, sample and shuffle index of a small dataset."""
 _buffers = threading.local()
 
 

@@ -60,9 +60,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""Threads of a rank that open files, which on a network file system takes a while."""
+"""The threads of a rank that open files, which on a network file system takes a while."""
 _KEPT_BYTES = 1 << 27
-"""Bytes of lengths that a rank keeps from counting to building if its memory is not limited."""
+"""The bytes of lengths that a rank keeps from counting to building if its memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,12 @@ class CacheReport:
     splits: tuple[SplitPlan, ...]
     """All that the cache consists of."""
     missing: frozenset[str]
-    """Base names of the artefacts that were missing or outdated; they were built, except in a dry
-    run."""
+    """The base names of the artefacts that were missing or outdated; they were built, except in a
+    dry run."""
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, changed data, a file system without locks."""
     forecast: Forecast
-    """Estimated cost of what was missing."""
+    """The estimated cost of what was missing."""
     seconds: float
 
 

@@ -36,24 +36,25 @@ from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.system.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 
 WORK_FOLDER = ".megablend"
-"""Folder inside the cache, so on the same file system, for the build lock and incomplete files."""
+"""The folder inside the cache, so on the same file system, for the build lock and incomplete
+files."""
 _MIN_BATCH_BYTES = 8 << 20
-"""Bytes of arrays that are committed together, at least, so that flushes are few."""
+"""The bytes of arrays that are committed together, at least, so that flushes are few."""
 _MAX_BATCH_BYTES = 64 << 20
-"""Bytes of arrays that are committed together, at most, so that a killed build loses little."""
+"""The bytes of arrays that are committed together, at most, so that a killed build loses little."""
 _MIN_BATCHES = 4
-"""Number of commits of a build, if batches are then large enough: all but the last one overlap with
-building."""
+"""The number of commits of a build, if batches are then large enough: all but the last one overlap
+with building."""
 MAX_BUFFERS = 1024
-"""Number of buffers that Linux writes in one call, at most (IOV_MAX)."""
+"""The number of buffers that Linux writes in one call, at most (IOV_MAX)."""
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
-"""Magic numbers of ext2/3/4, XFS, Btrfs, F2FS, tmpfs and overlayfs, from linux/magic.h."""
+"""The magic numbers of ext2/3/4, XFS, Btrfs, F2FS, tmpfs and overlayfs, from linux/magic.h."""
 _REPORTS_ERRORS = (5, 8)
-"""Version of Linux from which on syncfs reports errors of writing."""
+"""The version of Linux from which on syncfs reports errors of writing."""
 _BUFFER_BYTES = 1 << 20
-"""Bytes of rows that are collected before they are written, since a system call for each small
+"""The bytes of rows that are collected before they are written, since a system call for each small
 array takes longer than writing it."""
 
 
@@ -75,7 +76,7 @@ class Commits:
     def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
         self.stop = stop
         self.folder = cache / WORK_FOLDER / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-        """Folder of files that are not committed yet; they have their final names."""
+        """The folder of files that are not committed yet; they have their final names."""
         self._cache = cache
         self._flushes_together = can_flush_together(cache)
         self._waiting: list[Artefact] = []

@@ -64,7 +64,7 @@ class Marker:
     sizes."""
 
     num_samples: Mapping[DatasetKey, int]
-    """Number of samples of each dataset."""
+    """The number of samples of each dataset."""
     pairs: Mapping[str, PairState]
     """States of the data's files when they were checked, by prefix."""
 

@@ -38,10 +38,12 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 _BLOCK_BYTES = 1 << 20
-_LONGEST = (1 << 31) - 1
+"""The block size of the index: small, since Megatron's order reads documents at random."""
+_MAX_TOKENS = (1 << 31) - 1
+"""The tokens of the longest document: Megatron counts them as int32."""
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
-"""Folder inside Megatron's cache folder: a cache as `megablend build` makes it."""
+"""The folder inside Megatron's cache folder: a cache as `megablend build` makes it."""
 _snapshots: WeakValueDictionary[tuple[str, str], Snapshot] = WeakValueDictionary()
 """The snapshots that are in use, by cache and digest, so that all splits and datasets of a process
 share one memory map of each."""
@@ -80,7 +82,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
         ):
             if address.append_eod is not None:
                 lengths += lengths > 0
-            if lengths.max(initial=0) > _LONGEST:
+            if lengths.max(initial=0) > _MAX_TOKENS:
                 raise UnsupportedFileError(
                     address.pattern,
                     f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, but "
@@ -143,12 +145,12 @@ def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | N
     try:
         is_intact = path.is_file() and (not check or expected is None or expected == checksum(path))
     except CacheError:
-        # The table cannot be read
-        is_intact = False
+        is_intact = False  # the table cannot be read
     return indexed if is_intact else None
 
 
 def _pin(cache: str, address: Address) -> Path:
+    """Return the path of the json that names the snapshot of an address."""
     return external_references_dir(_index(cache)) / f"{_key(address)}.json"
 
 
@@ -168,6 +170,7 @@ def _read_spec(address: Address) -> ReadSpec:
 
 
 def _has_token_documents(store: BlockStore, address: Address) -> bool:
+    """Whether each token counts as a document, since the column is flat and nothing ends them."""
     return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
 
 
@@ -186,8 +189,8 @@ def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
 
 
 def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
-    """Return the first block of a rank's share, and the one after its last. Shares have about
-    equally many tokens, and begin with a document."""
+    """Return the first block of a rank's share and the block after its last. Shares have about the
+    same number of tokens, and each begins where a document begins."""
     tokens = snapshot.tokens_before
     num_blocks = len(tokens) - 1
 

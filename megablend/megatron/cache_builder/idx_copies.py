@@ -24,7 +24,7 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
-"""Bytes that are read at a time when a file is copied."""
+"""The bytes that are read at a time when a file is copied."""
 _FOLDER = "megablend-idx"
 
 

@@ -28,28 +28,28 @@ from megablend.storage.base import Storage
 from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
-"""Lengths that are read at a time: 4 MiB."""
+"""The lengths that are read at a time: 4 MiB."""
 _BLOCK = 1 << 20
-"""Lengths for which memory is allocated at a time: 4 MiB, which the system provides in large
+"""The lengths for which memory is allocated at a time: 4 MiB, which the system provides in large
 pages."""
 _MAX_KEPT = 1 << 16
-"""Lengths of a dataset that is kept in memory, at most: reading more of them again from the page
-cache takes less time than using new memory."""
+"""The largest number of lengths that are kept in memory: reading more of them again from the
+page cache takes less time than using new memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSize:
-    """Size of one part of a dataset."""
+    """The size of one part of a dataset."""
 
     begin: int
-    """Number of its first sequence."""
+    """The number of its first sequence."""
     end: int
-    """Number of the sequence after its last one."""
+    """The number of the sequence after its last one."""
     tokens: int
     num_sequences: int
-    """Number of sequences in the whole dataset."""
+    """The number of sequences in the whole dataset."""
     checksum: int
-    """Checksum of the lengths of its sequences; see `total_lengths`."""
+    """The checksum of the lengths of its sequences; see `total_lengths`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class StoredLengths:
 
     path: str
     offset: int
-    """Offset of the first length in the file, in bytes."""
+    """The offset of the first length in the file, in bytes."""
     num_sequences: int
     storage: Storage
     kept: Array | None = field(default=None, compare=False, repr=False)

@@ -59,9 +59,9 @@ class Parts:
     """
 
     block = BLOCK
-    """Documents that are counted at a time."""
+    """The documents that are counted at a time."""
     max_rows = ROWS
-    """Rows that are computed at a time."""
+    """The rows that are computed at a time."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Parts:
 
     @property
     def left(self) -> int:
-        """Number of jobs whose part on this rank is not done."""
+        """The number of jobs whose part on this rank is not done."""
         return len(self._left)
 
     def close(self) -> None:

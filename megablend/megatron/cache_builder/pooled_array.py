@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from megablend.formats.base import Array
 
 ENTRIES_START = 128
-"""Byte at which the entries of an array of one or two dimensions begin, as numpy.save writes it."""
+"""The byte at which the entries of an array of one or two dimensions begin, as numpy.save writes
+it."""
 
 
 class PooledArray(NDArrayOperatorsMixin):
@@ -41,20 +42,20 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of numpy.ndarray."""
+        """The number of entries, and of columns if there are two dimensions."""
         return self._header[0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As of numpy.ndarray."""
+        """The dtype of the entries."""
         return self._header[1]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Return entry i, or row i of two dimensions; for a slice or another index what numpy
-        returns. Raises: IndexError."""
+        """Return entry i, or row i of two dimensions; for a slice or another index, the same as
+        numpy. Raises: IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -66,8 +67,7 @@ class PooledArray(NDArrayOperatorsMixin):
             raise IndexError(
                 f"{self.path}: entry {number} is out of range: the array has {length} entries"
             )
-        row = self._read(number % length, 1)
-        return row[0]
+        return self._read(number % length, 1)[0]
 
     def descriptor(self) -> AbstractContextManager[int]:
         """Return a context with a descriptor of the file, whose entries begin at ENTRIES_START.
@@ -75,8 +75,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:
-        """Return another attribute of numpy.ndarray (`max`, `tolist`, ...), for which the whole
-        array is read."""
+        """Return any other attribute of numpy.ndarray (`max`, `tolist`, ...). Reads the whole
+        array."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
@@ -85,13 +85,17 @@ class PooledArray(NDArrayOperatorsMixin):
         return self._read(0, len(self)).astype(dtype or self.dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
-        # Files are only read
-        if method == "at" or any(isinstance(each, PooledArray) for each in options.get("out", ())):
+        outputs = options.get("out", ())
+        # Neither a method in place nor an output may change the file
+        if method == "at" or any(isinstance(output, PooledArray) for output in outputs):
             return NotImplemented
-        arrays = (np.asarray(each) if isinstance(each, PooledArray) else each for each in inputs)
+        arrays = (
+            np.asarray(value) if isinstance(value, PooledArray) else value for value in inputs
+        )
         return getattr(ufunc, method)(*arrays, **options)
 
     def _read(self, first: int, count: int) -> Array:
+        """Read `count` entries or rows."""
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         data = self._storage.read(self.path, ENTRIES_START + first * width, count * width)
@@ -99,7 +103,7 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype."""
+        """The shape and dtype, from the header of the file."""
         # The cache may have been rebuilt since the pool has opened the file, which `stat` notices
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))

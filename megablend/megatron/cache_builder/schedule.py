@@ -19,7 +19,7 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 _V2 = ("memory.max", "memory.current", "inactive_file")
-"""Names of a group's limit, usage and inactive file pages, in version 2 of control groups."""
+"""The names of a group's limit, usage and inactive file pages, in version 2 of control groups."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 """The same names in version 1."""
 
@@ -66,9 +66,9 @@ def _numbers(path: Path, name: str) -> list[int]:
 
 
 PIECE_BYTES = 1 << 24
-"""Bytes of a sample index that each thread computes before they are written, about."""
+"""The bytes of a sample index that each thread computes before they are written, about."""
 _DRAWN_BYTES = 40 << 20
-"""Bytes of a blend that are computed before they are written."""
+"""The bytes of a blend that are computed before they are written."""
 _NS = {
     "document": 10.0,
     "length": 10.0,
@@ -78,14 +78,14 @@ _NS = {
     LARGEST_REMAINDER: 20.0,
     "artefact": 2e6,
 }
-"""Nanoseconds of one thread: for an entry of a document index, for its length, for a row of a
+"""The nanoseconds of one thread: for an entry of a document index, for its length, for a row of a
 sample index, for an entry of a shuffle index and of a blend; and for the files of an artefact. They
 are rough, for ordering the jobs and for the estimate of a dry run."""
 _USABLE = 0.8
-"""Usable fraction of a node's free memory if no limit is given."""
+"""The usable fraction of a node's free memory if no limit is given."""
 DIVIDED_NS = 5e8
-"""Cost of a sample index, at least, that all ranks build together: for cheaper ones, communication
-takes longer."""
+"""The cost of a sample index, at least, that all ranks build together: for cheaper ones,
+communication takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +94,19 @@ class CostEstimate:
     build together, and 0 for a job that cannot be divided."""
 
     memory: int
-    """Bytes of arrays if one thread builds its sample and shuffle index one after the other."""
+    """The bytes of arrays if one thread builds its sample and shuffle index one after the other."""
     overlapped: int
-    """Bytes of arrays if the sample and the shuffle index are built at the same time."""
+    """The bytes of arrays if the sample and the shuffle index are built at the same time."""
     cost: int
-    """Nanoseconds of one thread."""
+    """The nanoseconds of one thread."""
     parts_cost: int = 0
     """The part of `cost` that is divided among the ranks."""
     owner_memory: int = 0
-    """Bytes of arrays on the rank that owns the job."""
+    """The bytes of arrays on the rank that owns the job."""
     lengths: int = 0
-    """Bytes of lengths on each rank while it counts its part."""
+    """The bytes of lengths on each rank while it counts its part."""
     gathered: int = 0
-    """Bytes of gathered lengths on all ranks together, from counting until rows are written."""
+    """The bytes of gathered lengths on all ranks together, from counting until rows are written."""
 
 
 def estimate_cost(job: Job) -> CostEstimate:
@@ -143,7 +143,7 @@ class NodeResources:
 
     host: str
     memory: int
-    """Bytes of memory that arrays may take."""
+    """The bytes of memory that arrays may take."""
     cores: frozenset[int]
     """The cores that this rank may use; launchers give each rank its own, or all ranks all."""
 
@@ -165,16 +165,16 @@ class Assignment:
     """Its jobs, most expensive first; none for a rank that stays idle because its node lacks
     memory."""
     memory: int
-    """Bytes of memory for the jobs."""
+    """The bytes of memory for the jobs."""
     threads: int
-    """Number of threads for all of them."""
+    """The number of threads for all of them."""
     divided: frozenset[int] = frozenset()
-    """Jobs whose sample index is built by all ranks that have work."""
+    """The jobs whose sample index is built by all ranks that have work."""
     part: int = -1
-    """Number of this rank's part of each divided job; -1 for an idle rank."""
+    """The number of this rank's part of each divided job; -1 for an idle rank."""
     num_parts: int = 0
     reserved: int = 0
-    """Bytes of memory for its parts."""
+    """The bytes of memory for its parts."""
 
     def takes(self, number: int, estimate: CostEstimate) -> CostEstimate:
         """Return the cost of a job on the rank that owns it."""
@@ -185,7 +185,7 @@ class Assignment:
 
     @property
     def workers(self) -> int:
-        """Number of jobs that run at once: one more than threads, since one may wait for a
+        """The number of jobs that run at once: one more than threads, since one may wait for a
         flush."""
         return self.threads + 1
 
@@ -282,11 +282,11 @@ class Forecast:
     """The estimated cost of the work."""
 
     ranks: int
-    """Number of ranks with work to do."""
+    """The number of ranks with work to do."""
     memory: int
-    """Upper bound of the bytes of arrays on the node that needs most."""
+    """The upper bound of the bytes of arrays on the node that needs most."""
     seconds: float
-    """Expected time in seconds, without compiling kernels."""
+    """The expected time in seconds, without compiling kernels."""
 
 
 def forecast(

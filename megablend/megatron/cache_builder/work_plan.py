@@ -41,7 +41,7 @@ PartKey = tuple[str, tuple[float, float]]
 """A part of a dataset: its prefix, and the part's span."""
 _INT32_MAX = (1 << 31) - 1
 _DRAWN = 1 << 22
-"""Samples of a blend that are counted at a time."""
+"""The samples of a blend that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class DatasetJob:
     size: PartSize
     num_epochs: int
     num_samples: int
-    """Number of samples that it will have: as many as requested, or more."""
+    """The number of samples that it will have: as many as requested, or more."""
     samples_before_final: int | None
-    """Number of samples of all epochs but the last if the last one is shuffled separately; None
+    """The number of samples of all epochs but the last if the last one is shuffled separately; None
     otherwise."""
     keep_tail: bool
     """Whether a partial last sample counts."""
@@ -90,7 +90,7 @@ class BlendJob:
     size: int | None
     """Requested number of samples; None for all samples of all datasets."""
     lengths: tuple[int, ...]
-    """Number of samples of each dataset."""
+    """The number of samples of each dataset."""
     interleaving: str
     seed: int
     """Seed of an interleaving that is random."""
@@ -113,7 +113,7 @@ class BlendJob:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of the blend."""
+        """The number of samples of the blend."""
         return sum(self.lengths) if self.size is None else self.size
 
 
@@ -135,7 +135,7 @@ class SplitPlan:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples that training can draw."""
+        """The number of samples that training can draw."""
         if self.blend is not None:
             return self.blend.num_samples
         return sum(job.num_samples for job in self.datasets)

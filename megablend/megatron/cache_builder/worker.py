@@ -44,10 +44,10 @@ _Heartbeat = tuple[bool, int, int, list[Message]]
 """What a rank sends to all ranks at regular intervals: whether it has finished, numbers of files
 and bytes that it has built, and messages."""
 _TICK_SECONDS = 0.2
-"""Time between two heartbeats, at most."""
+"""The time between two heartbeats, at most."""
 _WIND_DOWN_SECONDS = 1.0
-"""Time by which an error is delayed at most, so that other threads of its rank can remove the files
-that they have begun."""
+"""The time by which an error is delayed at most, so that other threads of its rank can remove the
+files that they have begun."""
 
 
 def build_share(

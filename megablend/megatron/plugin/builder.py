@@ -41,15 +41,18 @@ from megablend.megatron.core import (
     installed_version,
 )
 from megablend.megatron.pair_files import PairState, check_pair, look_at_pairs
-from megablend.megatron.plugin.config import list_settings, uses_own_plan
-from megablend.megatron.plugin.dataset import (
-    BlendedDataset,
-    MegablendGPTDataset,
+from megablend.megatron.plugin.config import (
     cache_of,
     data_path_entries,
     idx_folder,
-    make_dataset_storage,
+    list_settings,
     pairs_of,
+    uses_own_plan,
+)
+from megablend.megatron.plugin.dataset import (
+    BlendedDataset,
+    MegablendGPTDataset,
+    make_dataset_storage,
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
 from megablend.megatron.request.address import PAIR, parse_address
@@ -72,7 +75,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
-        sizes: samples of train, valid and test.
+        sizes: the numbers of samples of train, valid and test.
         is_built_on_rank: returns whether this rank holds datasets; rank 0 need not.
         config: GPTDatasetConfig or MegablendDatasetConfig.
     """
@@ -96,7 +99,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
             LaunchError.
         """
-        if reason := self._not_ours():
+        reason = self._not_ours()
+        if reason:
             return self._leave_to_megatron(reason)
         from megablend.megatron.plugin.probe import known_misfit
 
@@ -117,11 +121,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             )
         datasets = None if reason else self._open_whole()
         settings = list_settings(self.cls, self.config, self.sizes)
-        answers = job.world.allgather((reason, datasets is not None, digest_settings(settings)))
-        compare_settings(job.world, settings, [digest for _, _, digest in answers])
-        if reasons := [each for each, _, _ in answers if each]:
+        states = job.world.allgather((reason, datasets is not None, digest_settings(settings)))
+        compare_settings(job.world, settings, [digest for _, _, digest in states])
+        reasons = [of_rank for of_rank, _, _ in states if of_rank]
+        if reasons:
             return self._leave_to_megatron(reasons[0])
-        if all(is_open for _, is_open, _ in answers):
+        if all(is_open for _, is_open, _ in states):
             assert datasets is not None
             return datasets
         with job.members(range(job.size)) as world, closing_helper():
@@ -146,7 +151,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return "the config has no data"
         if not self.config.path_to_cache:
             return "path_to_cache (--data-cache-path) is not set"
-        if unknown := find_unknown_settings(self.config, GPTDatasetConfig):
+        unknown = find_unknown_settings(self.config, GPTDatasetConfig)
+        if unknown:
             return f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
         return None
 
@@ -235,9 +241,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         storage = make_dataset_storage(self.config)
         if self._is_our_class:
             for word in data_path_entries(self.config):
-                if (address := parse_address(word)).format != PAIR:
+                address = parse_address(word)
+                if address.format != PAIR:
                     build_table(cache, address, launch=launch, storage=storage)
-            if pairs := pairs_of(self.config):
+            pairs = pairs_of(self.config)
+            if pairs:
                 make_copies(pairs, idx_folder(self.config), launch=launch, storage=storage)
                 build_catalog(cache, pairs, launch=launch, storage=storage)
         prepare_cache(self._request(), launch=launch, storage=storage)
@@ -266,8 +274,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
 
     def _named(self, word: str) -> str:
-        """Return the name of a prefix or an address in descriptions: an address with its index
-        snapshot."""
+        """Return the name of a prefix or an address in descriptions: a prefix itself, an address
+        together with its index snapshot."""
         if parse_address(word).format == PAIR:
             return word
         from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -295,8 +303,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """Build the datasets as Megatron's method does, but on all ranks at once; if the marker
         lists them all, they are opened on first use.
 
-        Those of the first prefix are opened at once, so that errors in the config and Megatron's
-        warnings appear now.
+        The datasets of the first prefix are opened at once, so that errors in the config and
+        Megatron's warnings appear now.
         """
         build = self._build_megatron_dataset_splits
         first = build(prefixes[0], split, sizes_per_dataset[0])
@@ -309,7 +317,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                     sizes_per_dataset[1:],
                 )
                 datasets = [first, *rest]
-        return [list(each) for each in zip(*datasets, strict=True)]
+        return [list(of_split) for of_split in zip(*datasets, strict=True)]
 
     def _defer(
         self,
@@ -322,11 +330,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         not list them all.
 
         Args:
-            first: the datasets of the first prefix, opened; None is returned if their identifiers
-                are not those that a deferred dataset would have.
+            first: the opened datasets of the first prefix. None is returned if a deferred dataset
+                would have other identifiers.
         """
         if self._marker is None or any(
-            each is not None and identifiers(each) != each.unique_identifiers for each in first
+            dataset is not None and identifiers(dataset) != dataset.unique_identifiers
+            for dataset in first
         ):
             return None
         datasets = []
@@ -341,14 +350,14 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                     continue
                 if samples is None:
                     return None
-                known = {
+                attributes = {
                     "dataset_path": path,
                     "num_samples": size,
                     "index_split": kind,
                     "config": self.config,
                 }
                 of_prefix.append(
-                    defer(self.cls, partial(opener.dataset, kind, size), samples, **known)
+                    defer(self.cls, partial(opener.dataset, kind, size), samples, **attributes)
                 )
             datasets.append(of_prefix)
         return datasets

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
+from megablend.megatron.cache_builder.idx_copies import copies_folder
 from megablend.megatron.core import GPTDatasetConfig
+from megablend.megatron.request.address import PAIR, parse_address
 from megablend.order.registry import find_order
 from megablend.storage.object_options import ObjectOptions
 
@@ -35,15 +39,15 @@ _SAMPLE_SETTINGS = (
     "lanes",
     "shuffle_window",
 )
-"""Settings that decide which tokens a sample has, apart from the blends."""
+"""The settings that decide which tokens a sample has, apart from the blends."""
 
 
 def list_settings(
     cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]
 ) -> dict[str, Any]:
-    """Return the settings that have to be the same on all ranks, so that they read the same
-    samples. Of data paths they contain the last part only, since nodes may have their data in
-    different folders."""
+    """Return the settings that must be the same on all ranks, so that all read the same samples.
+    Data paths are shortened to their last part, since nodes may have their data in different
+    folders."""
     return {
         "class": cls.__name__,
         "sizes": list(sizes),
@@ -54,7 +58,7 @@ def list_settings(
 
 
 def _without_folders(blend: Any) -> Any:
-    """Return a blend's weights and the last parts of its prefixes; None for None."""
+    """Return the weights of a blend and the last parts of its prefixes; None if it is None."""
     return blend and {
         "prefixes": [word.rpartition("/")[2] for word in blend[0]],
         "weights": blend[1],
@@ -75,15 +79,15 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     megablend's plan over single documents, fully shuffled, which reads a block for each."""
 
     run: str = "default"
-    """Orders other than "megatron": name of the run in the cache; its samples never change, another
-    name starts a new run."""
+    """In orders other than "megatron": the name of the run in the cache. The samples of a run never
+    change; another name starts a new run."""
 
     lanes: int = 8
-    """Orders other than "megatron": independent streams; best a multiple of micro batch x
-    data-parallel size (x workers)."""
+    """In orders other than "megatron": the number of independent streams, best a multiple of micro
+    batch x data-parallel size (x workers)."""
 
     shuffle_window: int = 64
-    """Orders other than "megatron": samples per lane that are shuffled together."""
+    """In orders other than "megatron": the samples per lane that are shuffled together."""
 
     cycle: int | None = None
     """The old name of `shuffle_window`."""
@@ -93,18 +97,18 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     when something must be built)."""
 
     max_open_files: int = 256
-    """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a
-    process."""
+    """The number of descriptors of data files and index arrays that MegablendGPTDataset keeps open
+    in a process."""
 
     memory: int = 512 << 20
-    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's
-    order they are for the decoded pages of Parquet and Arrow files: an equal part for each of these
-    in the data paths."""
+    """The bytes that a process may hold for reading a split, like `memory` of a config. In
+    Megatron's order they are for decoded pages of Parquet and Arrow files, and each address in the
+    data paths gets an equal part."""
 
     storage: ObjectOptions | Mapping[str, Mapping[str, Any]] | str | None = None
-    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a
-    config of megablend; or the path of a YAML or JSON file with them under `storage`; None for the
-    file that the environment variable MEGABLEND_STORAGE names."""
+    """The settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a
+    config of megablend; or the path of a YAML or JSON file that has them under `storage`; None for
+    the file that the environment variable MEGABLEND_STORAGE names."""
 
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
@@ -117,7 +121,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
                     "cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle"
                 )
             self.shuffle_window = self.cycle
-            self.cycle = None  # copies are checked again
+            self.cycle = None  # a copy of this config is checked again
         if uses_own_plan(self):
             try:
                 find_order(self.order)
@@ -131,3 +135,36 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
         for name in ("lanes", "shuffle_window", "max_open_files", "memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
+
+
+def cache_of(config: Any) -> str:
+    """Return the config's cache folder. Raises: ConfigError if it has none."""
+    if not config.path_to_cache:
+        raise ConfigError(
+            "path_to_cache (--data-cache-path) is not set; set it to the folder in which to store the index and the "
+            "arrays of these datasets"
+        )
+    return str(config.path_to_cache)
+
+
+def idx_folder(config: Any) -> Path:
+    """Return the folder of the config's copies of `.idx` files."""
+    return copies_folder(cache_of(config), getattr(config, "object_storage_cache_path", None))
+
+
+def data_path_entries(config: Any) -> list[str]:
+    """Return all prefixes and addresses of a config's blends, as they are written, each once."""
+    blends = [config.blend, *(config.blend_per_split or ())]
+    return list(dict.fromkeys(word for blend in blends if blend is not None for word in blend[0]))
+
+
+def pairs_of(config: Any) -> tuple[str, ...]:
+    """Return all prefixes of `.bin/.idx` pairs of a config's blends, each once."""
+    return _select_pairs(tuple(data_path_entries(config)))
+
+
+@lru_cache(maxsize=8)
+def _select_pairs(entries: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the entries that are prefixes of pairs. Cached, since `pairs_of` is called for each of
+    thousands of pairs."""
+    return tuple(entry for entry in entries if parse_address(entry).format == PAIR)

@@ -4,22 +4,27 @@ documents."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, DataError
 from megablend.lazy import cached_property
 from megablend.megatron import core
-from megablend.megatron.cache_builder.idx_copies import IdxCopies, copies_folder
+from megablend.megatron.cache_builder.idx_copies import IdxCopies
 from megablend.megatron.cache_builder.pooled_array import ENTRIES_START, PooledArray
 from megablend.megatron.compat import find_unknown_settings, is_tried, setting
 from megablend.megatron.core import GPTDataset, GPTDatasetConfig, installed_version
-from megablend.megatron.plugin.config import MegablendDatasetConfig
+from megablend.megatron.plugin.config import (
+    MegablendDatasetConfig,
+    cache_of,
+    data_path_entries,
+    idx_folder,
+    pairs_of,
+)
 from megablend.megatron.request.address import PAIR, is_in_object_store, parse_address
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -29,17 +34,30 @@ if TYPE_CHECKING:
     from megablend.megatron.plugin.documents import Documents, PairDocuments
 
 
+class IndexArrays(NamedTuple):
+    """The index arrays of Megatron's GPTDataset, opened when they are first read."""
+
+    documents: PooledArray
+    """The documents of all epochs, in shuffled order."""
+    samples: PooledArray
+    """For each sample and the end of the last: a position in `documents`, and an offset in that
+    document."""
+    shuffle: PooledArray
+    """The shuffled numbers of the samples."""
+
+
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     """A GPTDataset whose documents and index arrays are read through a bounded number of
     descriptors.
 
-    MegablendDatasetBuilder makes it, and builds the files that this class opens. The installed
-    GPTDataset makes a sample's dict from its tokens; only for samples of pairs, if all have the
-    same masks, the dicts are made here, many at once.
+    MegablendDatasetBuilder makes it, and builds the files that this class opens. Dicts of samples
+    are made in one of two ways: by the installed GPTDataset, one at a time, or fast (`_read_fast`),
+    where one call of a kernel reads the tokens of many samples. The fast way is only for samples of
+    pairs that all have the same masks, and only if it makes the same first dict as GPTDataset.
     """
 
-    _plain: bool | None = None
-    """Whether `_read_plain` makes the samples' dicts; None until the first sample decides it."""
+    _reads_fast: bool | None = None
+    """Whether dicts are made the fast way; None until the first sample decides it."""
 
     document_index: Any
     sample_index: Any
@@ -67,22 +85,22 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def __len__(self) -> int:
-        return len(self._arrays[1]) - 1
+        return len(self._arrays.samples) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """Return GPTDataset's dict of a sample. Raises: IndexError, and as Documents.get does."""
-        plain = _read_plain([(self, [idx])])
-        return self._read_as_megatron(idx) if plain is None else plain[0]
+        fast = _read_fast([(self, [idx])]) if self._reads_fast else None
+        return self._read_as_megatron(idx) if fast is None else fast[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
         """Return the dicts of the samples of a batch; torch's DataLoader calls it. Raises as
         `__getitem__` does."""
-        plain = _read_plain([(self, indices)])
-        return [self[idx] for idx in indices] if plain is None else plain
+        fast = _read_fast([(self, indices)]) if self._reads_fast else None
+        return [self[idx] for idx in indices] if fast is None else fast
 
     def _read_as_megatron(self, idx: int | None) -> dict[str, Any]:
-        """Return the installed GPTDataset's dict; the first one decides, by comparison, whether
-        `_read_plain` makes the following ones."""
+        """Return the installed GPTDataset's dict. The first one decides, by comparison, whether the
+        following ones are made the fast way."""
         try:
             expected: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
@@ -93,14 +111,13 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             # The usual remedy presumes a config of megablend
             problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
-        if self._plain is None and idx is not None:
-            self._plain = self._may_be_plain()
-            plain = _read_plain([(self, [idx])])
-            self._plain = plain is not None and _are_same(plain[0], expected)
+        if self._reads_fast is None and idx is not None:
+            fast = _read_fast([(self, [idx])]) if self._can_read_fast() else None
+            self._reads_fast = fast is not None and _are_same(fast[0], expected)
         return expected
 
-    def _may_be_plain(self) -> bool:
-        """Whether `_read_plain` can make the dicts of datasets of this class and config."""
+    def _can_read_fast(self) -> bool:
+        """Whether `_read_fast` can make the dicts of datasets of this class and config."""
         from megablend.megatron.plugin.documents import PairDocuments
 
         return (
@@ -121,12 +138,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         if numbers.dtype != np.int64 or numbers.ndim != 1:
             return False
         documents: PairDocuments = self.dataset
-        document_index, sample_index, shuffle_index = self._arrays
         idx_file, bin_file = documents.files
         with (  # an ExitStack takes a tenth of a sample's time
-            document_index.descriptor() as documents_fd,
-            sample_index.descriptor() as samples_fd,
-            shuffle_index.descriptor() as shuffle_fd,
+            self._arrays.documents.descriptor() as documents_fd,
+            self._arrays.samples.descriptor() as samples_fd,
+            self._arrays.shuffle.descriptor() as shuffle_fd,
             documents.storage.descriptor(idx_file) as idx_fd,
             documents.storage.descriptor(bin_file) as bin_fd,
         ):
@@ -141,10 +157,10 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     def _layout(self) -> Array:
         """The layout of the files, as read_samples takes it."""
         documents = self.dataset
-        _, sample_index, shuffle_index = self._arrays
-        widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
+        _, samples, shuffle = self._arrays
+        widths = samples.dtype.itemsize, shuffle.dtype.itemsize, documents.dtype.itemsize
         return np.array(
-            [len(shuffle_index), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64
+            [len(shuffle), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64
         )
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
@@ -160,11 +176,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         ]
         self.path_to_document_index, self.path_to_sample_index, self.path_to_shuffle_index = paths
         storage = make_dataset_storage(self.config)
-        self._arrays = (
-            PooledArray(paths[0], storage),
-            PooledArray(paths[1], storage),
-            PooledArray(paths[2], storage),
-        )
+        self._arrays = IndexArrays(*(PooledArray(path, storage) for path in paths))
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
@@ -192,26 +204,25 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
             (self.datasets[number], [samples[position] for position in of_dataset])
             for number, of_dataset in positions.items()
         ]
-        dicts = _read_plain(parts) or [
-            each for dataset, wanted in parts for each in dataset.__getitems__(wanted)
-        ]
+        can_read_fast = all(dataset._reads_fast for dataset, _ in parts)
+        dicts = _read_fast(parts) if can_read_fast else None
+        if dicts is None:
+            dicts = [member for dataset, own in parts for member in dataset.__getitems__(own)]
         by_position = dict(zip(chain.from_iterable(positions.values()), dicts, strict=True))
         return [{"dataset_id": number, **by_position[k]} for k, number in enumerate(numbers)]
 
 
-def _read_plain(
+def _read_fast(
     parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]],
 ) -> list[dict[str, Any]] | None:
     """Return the dicts of full samples of datasets of one config; one call of a kernel reads the
     tokens of each dataset.
 
-    Return None if GPTDataset's own, slower way has to return the samples, or to raise the error.
-    All samples of a dataset share their position ids and attention mask, as GPTDataset's do.
+    Return None if GPTDataset has to make the dicts, or to raise the error. All samples of a dataset
+    share their position ids and attention mask, as GPTDataset's do.
     """
     first = parts[0][0]
-    if not all(
-        dataset._plain and dataset.dataset.dtype == first.dataset.dtype for dataset, _ in parts
-    ):
+    if any(dataset.dataset.dtype != first.dataset.dtype for dataset, _ in parts):
         return None
     owners = [dataset for dataset, indices in parts for _ in indices]
     raw = np.empty((len(owners), first.config.sequence_length + 1), first.dataset.dtype)
@@ -257,16 +268,6 @@ def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     )
 
 
-def cache_of(config: Any) -> str:
-    """The config's cache folder. Raises: ConfigError if it has none."""
-    if not config.path_to_cache:
-        raise ConfigError(
-            "path_to_cache (--data-cache-path) is not set; set it to the folder in which to store the index and the "
-            "arrays of these datasets"
-        )
-    return str(config.path_to_cache)
-
-
 def make_dataset_storage(config: Any) -> Storage:
     """Make the storage that the config's datasets are read from; it bounds the files that the
     process keeps open.
@@ -282,25 +283,3 @@ def make_dataset_storage(config: Any) -> Storage:
     from megablend.storage.objects.fork_safe import ForkSafeStorage
 
     return IdxCopies(ForkSafeStorage(storage), idx_folder(config))
-
-
-def idx_folder(config: Any) -> Path:
-    """Return the folder of the config's copies of `.idx` files."""
-    return copies_folder(cache_of(config), getattr(config, "object_storage_cache_path", None))
-
-
-def data_path_entries(config: Any) -> list[str]:
-    """All prefixes and addresses of a config's blends, as they are written, each once."""
-    blends = [config.blend, *(config.blend_per_split or ())]
-    return list(dict.fromkeys(word for blend in blends if blend is not None for word in blend[0]))
-
-
-def pairs_of(config: Any) -> tuple[str, ...]:
-    """All prefixes of `.bin/.idx` pairs of a config's blends, each once."""
-    return _pairs(tuple(data_path_entries(config)))
-
-
-@lru_cache(maxsize=8)
-def _pairs(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Cached, since it is called for each of thousands of pairs."""
-    return tuple(word for word in words if parse_address(word).format == PAIR)

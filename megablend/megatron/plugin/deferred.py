@@ -21,22 +21,22 @@ from torch.utils.data import Dataset
 from megablend.megatron.pair_files import PairState, check_pair
 
 Open = Callable[[], Any]
-"""Function that makes the dataset with its own constructor."""
+"""A function that makes a dataset with its own constructor."""
 
 _open_lock = threading.RLock()
 _shared_numbers = np.zeros(0, np.int32)
 
 
-def defer(cls: type[Any], make: Open, samples: int, **known: Any) -> Any:
+def defer(cls: type[Any], opener: Open, length: int, **attributes: Any) -> Any:
     """Return an object of a subclass of `cls` that becomes one of `cls` when it is first used.
 
     Args:
-        make: called once, on first use; picklable.
-        samples: how many the dataset has.
-        known: dataset_path, num_samples, index_split, config: attributes that the constructor would
+        opener: called once, on first use; picklable.
+        length: the number of samples in the dataset.
+        attributes: dataset_path, num_samples, index_split and config, which the constructor would
             set.
     """
-    return _restore(cls, {"_opened": make, "_samples": samples, **known})
+    return _restore(cls, {"_opener": opener, "_length": length, **attributes})
 
 
 @cache
@@ -57,12 +57,12 @@ def _deferred(cls: type[Any]) -> type[Any]:
     return deferred
 
 
-def _restore(cls: type[Any], known: dict[str, Any]) -> Any:
+def _restore(cls: type[Any], attributes: dict[str, Any]) -> Any:
     """Make a dataset that is not opened yet from its attributes, as `_reduce` pickles them."""
-    key: Any = cls
+    key: Any = cls  # mypy takes no class for hashable, as the cache needs it
     deferred: Any = _deferred(key)
     dataset = deferred.__new__(deferred)
-    dataset.__dict__.update(known)
+    dataset.__dict__.update(attributes)
     return dataset
 
 
@@ -83,10 +83,10 @@ class PrefixOpener:
     """Opens the datasets of one prefix, which share its documents. Picklable.
 
     Args:
-        cls: class of the datasets.
+        cls: the class of the datasets.
         split: the split matrix.
-        files: state of the pair's files when the cache was compared with them; None if the prefix
-            is not a pair.
+        files: the state of the pair's files when the cache was compared with them; None if the
+            prefix is not a pair.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ def _numbers(end: int) -> npt.NDArray[np.int32]:
 
 
 def _length(dataset: Any) -> int:
-    samples = dataset.__dict__.get("_samples")
-    # None if another thread has just opened it: its class is Megatron's now
-    return len(dataset) if samples is None else int(samples)
+    length = dataset.__dict__.get("_length")
+    # None if another thread has just opened the dataset: its class is Megatron's now
+    return len(dataset) if length is None else int(length)
 
 
 def _sample(dataset: Any, idx: Any) -> Any:
@@ -146,8 +146,8 @@ def _sample(dataset: Any, idx: Any) -> Any:
 
 def _attribute(dataset: Any, name: str) -> Any:
     """Open the dataset for an attribute that it does not have yet. Special methods, which `copy`
-    and `pickle` look for, do not open it: they are the class's."""
-    if name.startswith("__") or "_opened" not in dataset.__dict__:
+    and `pickle` look for, belong to the class, so they do not open the dataset."""
+    if name.startswith("__") or "_opener" not in dataset.__dict__:
         if name in dataset.__dict__:  # another thread has opened it in the meantime
             return dataset.__dict__[name]
         raise AttributeError(f"{type(dataset).__name__!r} object has no attribute {name!r}")
@@ -163,23 +163,24 @@ def _delete_attribute(dataset: Any, name: str) -> None:
 
 
 def _reduce(dataset: Any, protocol: Any) -> Any:
-    """Pickle the attributes of a dataset that is not opened yet: a spawned worker opens those that
-    it uses."""
+    """Pickle the attributes of a dataset that is not opened yet: a spawned worker opens the
+    datasets that it uses."""
     with _open_lock:
-        known = dict(dataset.__dict__)
-    if "_opened" not in known:
+        attributes = dict(dataset.__dict__)
+    if "_opener" not in attributes:
         return Dataset.__reduce_ex__(dataset, protocol)
     base = type(dataset).__mro__[1]
-    return _restore, (base, known)
+    return _restore, (base, attributes)
 
 
 def _open(dataset: Any) -> Any:
     """Open a dataset in place, unless another thread has; return it."""
     with _open_lock:
-        if make := dataset.__dict__.get("_opened"):
-            opened = make()
+        opener = dataset.__dict__.get("_opener")
+        if opener is not None:
+            opened = opener()
             # Before the class changes: other threads use the dataset unlocked
             dataset.__dict__.update(opened.__dict__)
             object.__setattr__(dataset, "__class__", type(opened))
-            del dataset.__dict__["_opened"], dataset.__dict__["_samples"]
+            del dataset.__dict__["_opener"], dataset.__dict__["_length"]
     return dataset

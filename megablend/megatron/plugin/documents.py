@@ -24,7 +24,7 @@ from megablend.storage.base import Storage
 
 
 class SequenceIndex:
-    """Lengths, positions and documents of sequences. Positions and documents are read on first use.
+    """The lengths, positions and documents of sequences. Positions and documents are read on first use.
 
     Args:
         sequence_lengths: int32 [num_sequences], tokens.
@@ -38,7 +38,7 @@ class SequenceIndex:
     """
 
     sequence_modes = None
-    """Used for multimodal data only."""
+    """None, since the data is not multimodal."""
 
     def __init__(
         self,
@@ -55,22 +55,22 @@ class SequenceIndex:
 
     @cached_property
     def sequence_pointers(self) -> Array:
-        """int64 [num_sequences], bytes."""
+        """The position of each sequence in the data: int64 [num_sequences], bytes."""
         return self._read_pointers()
 
     @cached_property
     def document_indices(self) -> Array:
-        """int64 [num_documents + 1], sequences."""
+        """The first sequence of each document, and their number: int64 [num_documents + 1]."""
         return self._read_documents()
 
     @property
     def sequence_count(self) -> int:
-        """Number of sequences."""
+        """The number of sequences."""
         return len(self)
 
     @property
     def document_count(self) -> int:
-        """Entries of `document_indices`: one more than there are documents."""
+        """The length of `document_indices`: one more than the number of documents."""
         return len(self.document_indices)
 
     def __len__(self) -> int:
@@ -82,13 +82,13 @@ class SequenceIndex:
 
 
 class Documents(ABC):
-    """Documents by number, with the interface of
+    """The documents by number, with the interface of
     megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
 
     path_prefix: str
-    """Name of the documents in the blend."""
+    """The name of the documents in the blend."""
     sequence_lengths: Array
-    """int32 [num_documents], tokens; memory-mapped."""
+    """The tokens of each document: int32 [num_documents], memory-mapped."""
     multimodal = False
 
     @abstractmethod
@@ -103,8 +103,7 @@ class Documents(ABC):
 
     @property
     def document_indices(self) -> Array:
-        """int64 [num_documents + 1], the first sequence of each document;
-        a document of a pair may be several sequences."""
+        """See `SequenceIndex.document_indices`; a document of a pair may be several sequences."""
         return self.index.document_indices
 
     def get_document_indices(self) -> Array:
@@ -119,7 +118,7 @@ class Documents(ABC):
         return len(self.sequence_lengths)
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Array | list[Array]:
-        """Return the tokens of a document, or a list of those of each document of a slice.
+        """Return the tokens of a document, or of each document of a slice.
 
         Raises: IndexError; ValueError for a slice with a step; TypeError.
         """
@@ -164,7 +163,8 @@ class PairDocuments(Documents):
         self.dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         self.storage = storage
         self._catalog = catalog
-        self._etag = entry["etags"][0]  # of the `.idx` when its lengths were read
+        self._etag = entry["etags"][0]
+        """The etag of the `.idx` when its lengths were read."""
         self._checked = False
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
@@ -187,12 +187,12 @@ class PairDocuments(Documents):
 
     @property
     def pointers_start(self) -> int:
-        """Offset in the `.idx` of the sequences' positions, in bytes."""
+        """The offset in the `.idx` of the positions of the sequences, in bytes."""
         return HEADER_BYTES + 4 * len(self)
 
     @cached_property
     def files(self) -> tuple[str, str]:
-        """Paths of the `.idx` and the `.bin`, which have been checked. Raises as `get` does."""
+        """The paths of the `.idx` and the `.bin`, which are checked first. Raises as `get` does."""
         if not self._checked:
             self._check()
         return f"{self.path_prefix}.idx", f"{self.path_prefix}.bin"
@@ -209,10 +209,11 @@ class PairDocuments(Documents):
 
     @cached_property
     def _idx_arrays(self) -> tuple[Array, Array]:
-        """Positions of sequences and document boundaries, int64. Raises as `get` does."""
+        """The positions of sequences and the boundaries of documents: int64. Raises as `get`
+        does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        # The file that was checked, whatever the path refers to now
+        # The descriptor is that of the file that was checked, even if the path was replaced since
         with self.storage.descriptor(path) as fd:
             if fd < 0:  # in an object store, without a copy
                 whole: Array = np.frombuffer(
@@ -247,15 +248,15 @@ class PairDocuments(Documents):
 
 
 class TableDocuments(Documents):
-    """Documents of Parquet or Arrow files, found by means of the index snapshot and the table of
-    their lengths; the blocks read last are kept, up to `memory` bytes."""
+    """The documents of Parquet or Arrow files. The index snapshot and the table of their lengths
+    tell the block of a document; the blocks read last are kept, up to `memory` bytes."""
 
     def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)
         self.path_prefix = str(address)
         self._arguments = (cache, address, memory, storage)
         self._has_eod = address.append_eod is not None
-        self._window = BlockCache(store, memory)
+        self._block_cache = BlockCache(store, memory)
         self._snapshot = store.snapshot
         self._table = table_path(cache, address)
 
@@ -269,7 +270,7 @@ class TableDocuments(Documents):
         block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
             exists = 0 <= block < self._snapshot.num_blocks
-            tokens = self._window.get([block])[0].tokens if exists else np.zeros(0, np.int32)
+            tokens = self._block_cache.get([block])[0].tokens if exists else np.zeros(0, np.int32)
             first = start - self._count_before(block) if exists else -1
             if not 0 <= first <= max(0, len(tokens) - 1):
                 raise CacheError(
@@ -309,7 +310,7 @@ class TableDocuments(Documents):
             self.sequence_lengths[row:idx].sum(dtype=np.int64)
         )
         if self._snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
-            position += int(self._window.get([block])[0].offsets[1])
+            position += int(self._block_cache.get([block])[0].offsets[1])
         return position
 
     def _count_before(self, block: int) -> int:
@@ -319,8 +320,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def _tokens_before(self) -> Array:
-        """Tokens before each block, int64 [num_blocks + 1], end-of-document tokens included; not
-        verified."""
+        """The tokens before each block, end-of-document tokens included: int64 [num_blocks + 1].
+        Not verified."""
         tokens: Array = self._snapshot.tokens_before
         return tokens + self._snapshot.ends_before if self._has_eod else tokens
 

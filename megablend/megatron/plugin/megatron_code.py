@@ -44,7 +44,7 @@ _COLLECTIVES = {
     "broadcast",
     "broadcast_object_list",
 }
-"""Names of torch.distributed's functions that wait for other ranks."""
+"""The names of torch.distributed's functions that wait for other ranks."""
 
 
 def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:

@@ -17,8 +17,8 @@ from megablend.formats.base import Array
 from megablend.megatron.cache_builder.document_tables import INDEX_FOLDER
 from megablend.megatron.compat import query_result, setting
 from megablend.megatron.core import Split
-from megablend.megatron.plugin.config import MegablendDatasetConfig
-from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, make_dataset_storage
+from megablend.megatron.plugin.config import MegablendDatasetConfig, cache_of
+from megablend.megatron.plugin.dataset import MegablendGPTDataset, make_dataset_storage
 from megablend.megatron.request.address import PAIR, parse_address
 from megablend.operations.build import build
 from megablend.operations.runs import open_run
@@ -44,7 +44,7 @@ class PageOrderDataset(MegablendGPTDataset):
             run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config
         )
         self._batch: dict[int, Sample] = {}
-        """Samples that `__getitems__` has read together and is about to return, by index."""
+        """The samples that `__getitems__` has read together and is about to return, by index."""
 
     def __len__(self) -> int:
         run: Dataset = self.dataset

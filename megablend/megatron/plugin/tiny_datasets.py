@@ -1,5 +1,5 @@
-"""Tiny datasets, built by the installed megatron-core and by the plugin, and how they differ. Part of
-the `probe`."""
+"""Tiny datasets, built by the installed megatron-core and by the plugin, and how they differ. Part
+of the `probe`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from megablend.storage.by_scheme import make_storage
 from megablend.system.atomic_write import translate_os_errors
 
 Case = tuple[dict[str, Any], list[int | None]]
-"""Options of a config, and sizes."""
+"""The options of a config, and the sizes of its splits."""
 _EOD = 0
 """The end-of-document token."""
 _LENGTHS = ([5, 0, 1, 9, 3, 7, 30, 2, 8, 4, 6, 1], [12, 6, 3, 25, 8, 11, 16, 9])
-"""Tokens of each document of each pair."""
+"""The numbers of tokens in the documents of each pair."""
 _ARRAYS = (
     "document_index",
     "sample_index",
@@ -41,9 +41,9 @@ _ARRAYS = (
     "dataset_index",
     "dataset_sample_index",
 )
-"""Attributes of Megatron's datasets; each class has some of them."""
+"""The index arrays among the attributes of Megatron's datasets; each class has some of them."""
 _COMPARED_SAMPLES = 3
-"""Number of samples of each tiny dataset that are compared."""
+"""The number of samples of each tiny dataset that are compared."""
 
 
 class _Opened(NamedTuple):
@@ -73,7 +73,7 @@ def compare_builds(builder: type[Any]) -> str | None:
                 difference = _compare_case(builder, Path(folder, case.__name__), options, sizes)
             except FileNotFoundError as error:
                 difference = f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
-            except (OSError, CacheError, MemoryError):  # of this machine, not of a version
+            except (OSError, CacheError, MemoryError):  # caused by this machine, not by a version
                 raise
             except Exception as error:  # an unknown version may raise anything
                 difference = f"{type(error).__name__}: {error}"
@@ -87,10 +87,10 @@ def _compare_case(
 ) -> str | None:
     """Return how Megatron's datasets of a config differ from ours, in the files of the cache, the
     arrays or the samples; None if they do not."""
-    # Leave out options that this version does not have, and behaves as by their defaults
-    known = {field.name for field in fields(GPTDatasetConfig)}
+    # Leave out options that this version lacks but that it follows by default
+    names = {field.name for field in fields(GPTDatasetConfig)}
     options = {
-        name: value for name, value in options.items() if name in known or not has_default(name)
+        name: value for name, value in options.items() if name in names or not has_default(name)
     }
     config = _make_config(GPTDatasetConfig, cache, options)
 
@@ -100,15 +100,17 @@ def _compare_case(
     written = _list_names(cache)
     opened: list[_Opened] = []
     theirs = _recorder(builder, opened)(GPTDataset, sizes, lambda: True, config)._open()
-    if new := sorted(_list_names(cache) - written):
-        return f"Megatron looks for {new[0]} in addition to what megablend writes"
+    added = sorted(_list_names(cache) - written)
+    if added:
+        return f"Megatron looks for {added[0]} in addition to what megablend writes"
 
-    # Arrays: those of our cache are what Megatron builds in memory.
-    if (difference := _compare_arrays(opened, config)) is not None:
+    # Arrays: Megatron builds the same arrays in memory.
+    difference = _compare_arrays(opened, config)
+    if difference is not None:
         return difference
 
-    # Samples: our class reads from this cache what Megatron's reads. `_fill` is the step that
-    # prepares its datasets.
+    # Samples: our class reads the same samples from this cache as Megatron's class. `_fill` is the
+    # step that prepares its datasets.
     our_config = _make_config(MegablendDatasetConfig, cache, options)
     ours = builder(MegablendGPTDataset, sizes, lambda: True, our_config)
     ours._fill(SingleProcess())
@@ -133,23 +135,25 @@ def _compare_arrays(opened: Sequence[_Opened], config: Any) -> str | None:
 def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | None:
     """Return how datasets differ from Megatron's; None if they do not. Both lists have an item for
     each split: a dataset, a list of validation sets, or None without data."""
-    for one, other in zip(ours, theirs, strict=True):
-        if other is None:
+    for our_split, their_split in zip(ours, theirs, strict=True):
+        if their_split is None:
             continue
-        compare = _compare_samples if isinstance(other, list) else _compare_dataset
-        if (difference := compare(one, other, config)) is not None:
+        compare = _compare_samples if isinstance(their_split, list) else _compare_dataset
+        difference = compare(our_split, their_split, config)
+        if difference is not None:
             return difference
     return None
 
 
 def _compare_dataset(ours: Any, theirs: Any, config: Any) -> str | None:
+    """Return how the first samples of two datasets differ; None if they do not."""
     if len(ours) != len(theirs):
         return f"MegablendGPTDataset has {len(ours)} samples where GPTDataset has {len(theirs)}"
     for k in range(min(len(theirs), _COMPARED_SAMPLES)):
-        one = ours[k]
-        other = theirs[k]
-        if one.keys() != other.keys() or not all(
-            _is_same(one[name], other[name]) for name in other
+        our_sample = ours[k]
+        sample = theirs[k]
+        if our_sample.keys() != sample.keys() or not all(
+            _is_same(our_sample[name], sample[name]) for name in sample
         ):
             return f"sample {k} differs between MegablendGPTDataset and GPTDataset"
     # Megatron's own methods unpack the query's result, which our class has to return in that form
@@ -193,7 +197,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _list_names(cache: Path) -> set[str]:
-    """Names of the files of a cache."""
+    """Return the names of the files of a cache."""
     return {path.name for path in cache.iterdir()} if cache.exists() else set()
 
 

@@ -169,7 +169,7 @@ def test_samples_that_are_read_together_report_a_file_that_ends_early(
     dataset = build(MegablendGPTDataset, config, [60, 0, 0])[0]
     numbers = list(range(60))
     assert len(dataset.__getitems__(numbers)) == 60
-    assert dataset._plain
+    assert dataset._reads_fast
     (path,) = (each for each in tmp_path.rglob("*") if each.name.endswith(damaged))
     os.truncate(path, path.stat().st_size // 8)
     with pytest.raises(CorruptFileError, match=damaged):
@@ -191,7 +191,7 @@ def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
         [60, 0, 0],
     )[0]
     assert_same_samples(ours, theirs)
-    assert ours._plain
+    assert ours._reads_fast
     for several in (ours.__getitems__([3, 4, 3]), [ours[3], ours[3]]):
         own = [sample[name] for sample in several for name in ("tokens", "labels", "loss_mask")]
         for number, tensor in enumerate(own):
@@ -228,7 +228,7 @@ def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None
     config = plugin_config(tmp_path / "ours", blend=(words, [0.3, 0.7]), **options)
     ours = build(MegablendGPTDataset, config, [200, 0, 0])[0]
     assert_same_samples(ours, theirs)
-    assert [each._plain for each in ours.datasets] == [True, second != "parquet"]
+    assert [each._reads_fast for each in ours.datasets] == [True, second != "parquet"]
     assert all(len(ours.__getitems__([k, k + 1])) == 2 for k in range(0, 100, 2))
     assert [type(each["dataset_id"]) for each in ours.__getitems__([0, 1])] == [
         type(theirs[0]["dataset_id"])
@@ -255,7 +255,7 @@ def test_the_first_request_of_a_blend_may_be_a_batch(tmp_path: Path) -> None:
     ].datasets[1]
     assert not dataset[None]["loss_mask"].any()
     assert len(dataset[2]) == 4
-    assert dataset._plain
+    assert dataset._reads_fast
 
 
 def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None
     ):
         assert torch.equal(dataset[number]["tokens"], expected)
         assert torch.equal(dataset.__getitems__([number, 3])[0]["tokens"], expected)
-    assert dataset._plain
+    assert dataset._reads_fast
     padding, sample = dataset.__getitems__([None, 7])
     assert (padding["loss_mask"].any(), torch.equal(sample["tokens"], expected)) == (False, True)
     assert dataset.__getitems__([]) == []
@@ -344,7 +344,7 @@ def test_samples_that_an_unknown_megatron_may_make_otherwise_are_left_to_it(
         setattr(other.config, name, value)
     else:
         monkeypatch.setattr(f"{where}.{name}", value)
-    assert (len(other[5]), other._plain) == (4, False)
+    assert (len(other[5]), other._reads_fast) == (4, False)
     monkeypatch.undo()
     assert torch.equal(dataset[5]["tokens"], other[5]["tokens"])
-    assert dataset._plain
+    assert dataset._reads_fast

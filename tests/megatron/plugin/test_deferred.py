@@ -168,7 +168,7 @@ def test_what_is_put_into_its_dict_before_the_first_sample_is_kept(opened: list[
     vars(dataset)["tag"] = "x"
     dataset[0]
     assert dataset.tag == "x"
-    assert not vars(dataset).keys() & {"_opened", "_samples"}
+    assert not vars(dataset).keys() & {"_opener", "_length"}
 
 
 def test_other_identifiers_are_opened_at_once(
