@@ -3,7 +3,6 @@ memory allows."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -11,59 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 
 from megablend.distributed.assign import assign_longest_first
 from megablend.errors import ConfigError
+from megablend.megatron.cache_builder.free_memory import free_memory
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
-
-_V2 = ("memory.max", "memory.current", "inactive_file")
-"""The names of a group's limit, usage and inactive file pages, in version 2 of control groups."""
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""The same names in version 1."""
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are free for this process. `root`: folder that contains /proc
-    and /sys."""
-    (available,) = _numbers(root / "proc/meminfo", "MemAvailable:")
-    return min([1024 * available, *_left_in_groups(root)])
-
-
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield the bytes that are left in each control group of this process that has a limit."""
-    # Raised by a kernel without control groups
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                base = root / "sys/fs/cgroup"
-                names = _V2
-            elif "memory" in controllers.split(","):
-                base = root / "sys/fs/cgroup/memory"
-                names = _V1
-            else:
-                continue
-            own = PurePosixPath(path)
-            for group in (own, *own.parents):
-                # In a container, groups above its own do not exist, and its own may be at the top.
-                # ValueError: the limit is "max", which means none.
-                with contextlib.suppress(OSError, ValueError):
-                    yield _left(base / str(group).lstrip("/"), *names)
-
-
-def _left(group: Path, limit: str, usage: str, inactive: str) -> int:
-    bound, used = (int((group / name).read_text(encoding="ascii")) for name in (limit, usage))
-    (idle,) = _numbers(group / "memory.stat", inactive)
-    return max(0, bound - max(0, used - idle))
-
-
-def _numbers(path: Path, name: str) -> list[int]:
-    """Return the numbers in the lines of a file that begin with a name."""
-    lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-    return [int(words[1]) for words in lines if words and words[0] == name]
-
 
 PIECE_BYTES = 1 << 24
 """The bytes of a sample index that each thread computes before they are written, about."""

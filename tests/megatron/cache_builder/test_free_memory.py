@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megablend.megatron.cache_builder.schedule import free_memory
+from megablend.megatron.cache_builder.free_memory import free_memory
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
