@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
     """Tokens of several texts."""
 
     ids: Ids
-    """int32 [total]"""
+    """The tokens of all texts, one text after the other: int32 [total]."""
     counts: Int64s
     """The number of tokens of each text: int64 [n]."""
 
@@ -102,7 +102,7 @@ class GigatokenEngine(Engine):
     name = "gigatoken"
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
-        """Raises: ValueError, or whatever gigatoken does, for a kind that it refuses."""
+        """Load a tokenizer. Raises: ValueError, or another error of gigatoken, if it refuses it."""
         super().__init__(tokenizer)
         data = json.loads(tokenizer.definition)
         # With byte fallback, text is not split by classes of characters, so Unicode does not matter
@@ -111,7 +111,7 @@ class GigatokenEngine(Engine):
             data["normalizer"] = None
         self._added = [token["content"] for token in data.get("added_tokens") or ()]
         pre = data.get("pre_tokenizer") or {}
-        # A blank before the first word of a text would also be put before that of each piece
+        # This pre-tokenizer puts a blank before a text: each piece would get one, too
         adds_blank = pre.get("type") == "ByteLevel" and bool(pre.get("add_prefix_space", True))
         self._is_cuttable = not adds_blank and not any("\n" in token for token in self._added)
         self._definition = json.dumps(data)
@@ -281,7 +281,7 @@ def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[I
 
 
 def surround(tokens: Tokens, before: Ids, after: Ids) -> Tokens:
-    """Add tokens before and after those of each text."""
+    """Add tokens at the beginning and the end of each text."""
     if not len(before) and not len(after):
         return tokens
     inner = tokens.of(range(len(tokens.counts)))

@@ -93,7 +93,7 @@ class Entry:
     size: int
     etag: str
     parts: tuple[Part, ...] = ()
-    """In order."""
+    """The parts that are tokenised, in order."""
     unreadable: str = ""
     """The reason why it was left out; "" if it was not."""
 
@@ -140,8 +140,8 @@ def plan_tasks(
 
 
 class OpenPart:
-    """A part that is being read. `stop`, `num_lines` and `digest` grow with the portions: they are
-    those of the part once all of its portions were taken."""
+    """A part that is being read. `stop`, `num_lines` and `digest` cover the portions that have been
+    taken: the whole part, once all have been."""
 
     def __init__(self, number: int, start: int) -> None:
         self.number = number

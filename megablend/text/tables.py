@@ -177,7 +177,7 @@ class TableFile:
         return names
 
     def _check_type(self, schema: Any) -> None:
-        """Raises: ConfigError if the text column does not hold strings."""
+        """Check the text column. Raises: ConfigError if it does not hold strings."""
         found = _type_of(schema, self._text)
         value = found.value_type if pa.types.is_dictionary(found) else found
         if str(value) not in _TEXT_TYPES:

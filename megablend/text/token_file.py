@@ -97,7 +97,7 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
 
 def read_footer(storage: Storage, path: str) -> dict[str, Any]:
-    """Return a token file's own footer (`work.make_footer`). Raises: as `open_token_file`."""
+    """Return a token file's own footer (`work._make_footer`). Raises: as `open_token_file`."""
     metadata = open_token_file(storage, path).metadata.metadata or {}
     try:
         footer = json.loads(metadata.get(FOOTER, b""))

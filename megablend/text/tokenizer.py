@@ -111,7 +111,7 @@ def _is_byte_level(pre: Mapping[str, Any]) -> bool:
 
 def _is_split(step: Mapping[str, Any]) -> bool:
     """Whether a step keeps each match of its expression as a word. Copies of OpenAI's tokenizers
-    say so in another way: they remove the text between matches, of which there is none."""
+    remove the text between matches instead: their expressions leave no such text."""
     is_regex = step.get("type") == "Split" and "Regex" in (step.get("pattern") or {})
     behaviour = step.get("behavior"), bool(step.get("invert"))
     return is_regex and behaviour in (("Isolated", False), ("Removed", True))

@@ -232,8 +232,8 @@ class Worker:
         return ""
 
     def _find_difference(self, task: Task, portion: Portion, tokens: Tokens, num: int) -> str:
-        """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents, of
-        which long ones are cut. Returns: the place of the first difference; "" if there is none."""
+        """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents; long
+        documents are cut. Returns: the place of the first difference; "" if there is none."""
         texts = portion.texts
         seed = int.from_bytes(task.file.name.encode()[-8:], "little") + int(portion.offsets[0])
         chosen = choose_checked(texts, seed, num)

@@ -68,7 +68,7 @@ class Artefact:
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of its arrays: those of all its files, except for a few kilobytes."""
+        """The bytes of its arrays, which are nearly all bytes of its files."""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property

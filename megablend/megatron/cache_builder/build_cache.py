@@ -67,7 +67,7 @@ _KEPT_BYTES = 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """What was built, or would be built; the same on all ranks."""
+    """A report of the artefacts that were built, or would be built; the same on all ranks."""
 
     splits: tuple[SplitPlan, ...]
     """All that the cache consists of."""

@@ -78,7 +78,7 @@ def build_catalog(
     text = json.dumps(entries, indent=0).encode()
     if launch.bcast(_is_current(path, text)):
         return
-    # However this ends, the old entries must not be beside new lengths
+    # A build that fails must not leave the old entries with new lengths
     if launch.rank == 0:
         with translate_os_errors(path):
             path.with_suffix(".json").unlink(missing_ok=True)

@@ -71,7 +71,7 @@ class Marker:
 
 def read_marker(request: CacheRequest) -> Marker | None:
     """Read the completion marker of a request; None if its cache has none, or one that is damaged
-    or not valid any more."""
+    or no longer valid."""
     cache = Path(request.path_to_cache)
     content = _read_content(_path_of(request))
     if content is None:

@@ -35,7 +35,7 @@ def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
 
 class IdxCopies(WrapperStorage):
     """Reads each `.idx` in an object store from its local copy, if that is a copy of the present
-    version; stats are those of the store."""
+    version; `stat` asks the store."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
         super().__init__(inner)
@@ -50,8 +50,7 @@ class IdxCopies(WrapperStorage):
         return IdxCopies(self.inner.for_reading(), self._folder)
 
     def place(self, path: str) -> str:
-        """Return the path from which a file is read: that of the copy of an `.idx`, or `path`
-        itself."""
+        """Return the path from which a file is read: the copy of an `.idx`, or `path` itself."""
         if not path.endswith(".idx") or not find_scheme(path):
             return path
         if path not in self._places:

@@ -1,5 +1,5 @@
-"""Reading and counting sequence lengths: of `.idx` files, of which four fifths are not read, and of
-tables, `.npy` files of int32."""
+"""Reads and counts sequence lengths, from the first fifth of each `.idx` file, or from a table, a
+`.npy` file of int32."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class StoredLengths:
         return dataclasses.replace(self, kept=memory)
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
-        """Return the sum and the checksum of `lengths`, those of sequences from `first` on.
+        """Return the sum and the checksum of the lengths of sequences from `first` on.
 
         Args:
-            position: number of the first length for the checksum.
+            position: the number that the first length has in the checksum.
 
-        Raises: CorruptFileError if one is negative.
+        Raises: CorruptFileError if a length is negative.
         """
         smallest, tokens, checksum = total_lengths(lengths, position)
         if smallest < 0:
@@ -208,9 +208,9 @@ def read_lengths(stored: StoredLengths) -> Array:
 
 
 def read_part(stored: StoredLengths, part: PartSize) -> Array:
-    """Return an array of all sequences' lengths, int32 [num_sequences], in which those of a part
-    that was counted are filled. (Other entries are 0 unless all are kept; as long as they are not
-    accessed, they take no memory.)
+    """Return an array with an entry for each sequence, int32 [num_sequences], in which the lengths
+    of a part that was counted are filled in. (Other entries are 0 unless all lengths are kept; as
+    long as they are not accessed, they take no memory.)
 
     Raises: ChangedFileError if the lengths differ from those that were counted; MissingFileError.
     """

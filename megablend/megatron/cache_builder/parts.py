@@ -45,7 +45,7 @@ class Message(NamedTuple):
     part: int = -1
     """The part that was counted or written; -1 if the job has begun."""
     tokens: int = -1
-    """If the part was counted: tokens of its run; otherwise -1."""
+    """The tokens of the part's run, if the part was counted; otherwise -1."""
 
 
 class Parts:
@@ -53,7 +53,7 @@ class Parts:
 
     Args:
         jobs: the jobs of all ranks.
-        assignment: that of this rank, which has the divided jobs, and the number of parts.
+        assignment: the assignment of this rank: the divided jobs, and the number of parts.
         wake: called from any thread when there is a message to send.
         stop: set when the build has failed.
     """

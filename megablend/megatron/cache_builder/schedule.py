@@ -205,8 +205,8 @@ def _choose_divided(
     parts.
 
     Args:
-        num_parts: number of ranks that work.
-        spare: bytes of memory that a rank has in addition to those of its largest job.
+        num_parts: the number of ranks that work.
+        spare: the bytes of memory that a rank has in addition to its largest job.
     """
     if num_parts == 1:
         return frozenset(), 0

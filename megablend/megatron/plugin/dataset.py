@@ -40,8 +40,8 @@ class IndexArrays(NamedTuple):
     documents: PooledArray
     """The documents of all epochs, in shuffled order."""
     samples: PooledArray
-    """For each sample and the end of the last: a position in `documents`, and an offset in that
-    document."""
+    """For each sample: its first position in `documents`, and an offset in that document; then the
+    end of the last sample."""
     shuffle: PooledArray
     """The shuffled numbers of the samples."""
 
@@ -180,7 +180,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """As GPTDataset does it, on arrays of a bounded number of descriptors."""
+        """The same as GPTDataset's method, on arrays that are opened when they are first read."""
         if self.shuffle_index is None:
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
         result: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)

@@ -213,7 +213,7 @@ class PairDocuments(Documents):
         does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        # The descriptor is that of the file that was checked, even if the path was replaced since
+        # The storage keeps the file open that was checked, even if it was replaced since
         with self.storage.descriptor(path) as fd:
             if fd < 0:  # in an object store, without a copy
                 whole: Array = np.frombuffer(

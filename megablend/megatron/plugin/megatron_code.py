@@ -1,5 +1,5 @@
-"""What the code of the installed megatron-core looks like, without running it: its methods, what
-waits for other ranks, and its settings. Part of the `probe`."""
+"""Inspects the code of the installed megatron-core without running it: its methods, its functions
+that wait for other ranks, and its settings. Part of the `probe`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _COLLECTIVES = {
 
 
 def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:
-    """Return how the methods that our subclass overrides differ from those of Megatron's class, or
-    which method that it adds Megatron's class has, too; None if neither."""
+    """Return how methods of Megatron's class differ from the ones that override them in our
+    subclass, or which method Megatron's class shares with our additions; None if neither."""
     for name in overridden:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"

@@ -103,7 +103,7 @@ def open_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
 ) -> list[PageOrderDataset | None]:
     """Open the datasets of train, valid and test; None for a split without data. Raises: CacheError
-    if the run was not built, or is to be lengthened; PlanError."""
+    if the run was not built, or must be lengthened; PlanError."""
     settings = run_config(config, sizes)
     storage = make_dataset_storage(config)
     datasets: list[PageOrderDataset | None] = []
