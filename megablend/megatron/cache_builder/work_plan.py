@@ -69,7 +69,7 @@ class DatasetJob:
 
     @property
     def made_of(self) -> list[int]:
-        """What its arrays depend on that its description does not contain."""
+        """The numbers that its arrays depend on, apart from those in its description."""
         return [
             self.size.begin,
             self.size.end,
@@ -102,7 +102,7 @@ class BlendJob:
 
     @property
     def made_of(self) -> list[int]:
-        """What its arrays depend on that its description does not contain."""
+        """The numbers that its arrays depend on, apart from those in its description."""
         return list(self.lengths)
 
     @property

@@ -59,7 +59,7 @@ def _deferred(cls: type[Any]) -> type[Any]:
 
 def _restore(cls: type[Any], attributes: dict[str, Any]) -> Any:
     """Make a dataset that is not opened yet from its attributes, as `_reduce` pickles them."""
-    key: Any = cls  # mypy takes no class for hashable, as the cache needs it
+    key: Any = cls
     deferred: Any = _deferred(key)
     dataset = deferred.__new__(deferred)
     dataset.__dict__.update(attributes)
