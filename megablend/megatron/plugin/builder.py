@@ -194,8 +194,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return read_marker(self._request()) if self._has_marker else None
 
     def _open(self, marker: Marker | None = None) -> list[Any]:
-        """Open the datasets of this rank from a complete cache; if its marker is given, the datasets
-        of a blend are opened on first use. Waits for no other rank."""
+        """Open the datasets of this rank from a complete cache; if its marker is given, the
+        datasets of a blend are opened on first use. Waits for no other rank."""
         if not self.is_built_on_rank():
             return [None, None, None]
         if self._in_pages:

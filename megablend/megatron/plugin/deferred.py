@@ -125,8 +125,8 @@ class PrefixOpener:
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:
-    """Return the numbers 0, 1, ..., at least `end` of them, read-only. The `indices` of all datasets
-    are slices of this one array."""
+    """Return the numbers 0, 1, ..., at least `end` of them, read-only. The `indices` of all
+    datasets are slices of this one array."""
     global _shared_numbers
     if len(_shared_numbers) < end:
         _shared_numbers = np.arange(end, dtype=np.int32)
