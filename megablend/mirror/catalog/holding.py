@@ -124,7 +124,7 @@ class Holding:
         self.states: list[State] = []
         self.trouble = "not looked at yet"
         self._shares: dict[tuple[object, ...], Share] = {}
-        """By `_share_key`."""
+        """The last known shares, by `_share_key`."""
         self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()

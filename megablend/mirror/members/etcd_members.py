@@ -32,14 +32,14 @@ from megablend.system.log import LOG
 
 _KINDS = ("nodes/", "shared/", "held/")
 _NUM_PROPOSERS = 3
-"""How many nodes of a view propose the next one: several, since one of them may be hanging."""
+"""The number of nodes of a view that propose the next one: several, since one may be hanging."""
 _DIFFERING_SECONDS = 2.0
 """How long a view must differ from the nodes that have leases before the next view is made: nodes
 often come and go together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _NUM_RENEWALS = 3
-"""How often a lease is renewed in the time that it lasts."""
+"""The number of renewals of a lease in the time that it lasts."""
 _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
 
 

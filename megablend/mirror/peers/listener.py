@@ -14,12 +14,11 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""How long a node that ends goes on answering: those that wait get the answers elsewhere."""
+"""The time for which a node that ends goes on responding: later, clients turn to other nodes."""
 
 
 class _Faults(logging.Logger):
-    """aiohttp's log without malformed requests, of which it would quote each one, with the
-    token."""
+    """aiohttp's log without malformed requests, which it would quote, together with the token."""
 
     def handle(self, record: logging.LogRecord) -> None:
         """Log a record unless it is about a malformed request."""

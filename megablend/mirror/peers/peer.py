@@ -42,7 +42,7 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Error numbers of failed connections for which the other node is not to blame."""
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
-"""How often a request is signed: again if the node was restarted, and so is in a new session."""
+"""The most times that a request is signed: again if the node was restarted, in a new session."""
 
 
 class OtherViewError(AwayError):

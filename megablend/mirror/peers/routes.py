@@ -31,8 +31,8 @@ from megablend.mirror.peers.peer import OtherViewError, Peer
 from megablend.system.log import LOG
 
 _NUM_RESERVES = 8
-"""How many nodes after those that keep a piece are asked for its pages, if all nodes before them
-are away."""
+"""The number of nodes after those that keep a piece that are asked for its pages, if all nodes before
+them are away."""
 
 
 class EndedError(Exception):
