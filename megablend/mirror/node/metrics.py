@@ -45,7 +45,7 @@ def format_metrics(status: Mapping[str, Any]) -> str:
         ),
         "bad_total": ("Answers with wrong bytes.", ("peer",), cluster.get("bad")),
         "nodes": ("Of the cluster, this one too.", (), cluster.get("nodes", 1)),
-        "nodes_away": ("Nodes that do not answer.", (), cluster.get("away", 0)),
+        "nodes_away": ("Nodes that do not respond.", (), cluster.get("away", 0)),
         "formed": ("Whether nodes work together.", (), cluster.get("formed")),
         "view": ("Number of the view of nodes.", (), cluster.get("view")),
         "copies": ("On how many nodes pages shall be.", (), cluster.get("copies")),

@@ -266,7 +266,7 @@ class BucketClient:
         if begin != start or sum(map(len, parts)) != end - begin:
             return _explain_length(result)
         if end != stop and end != found.size:
-            return Failure(Kind.AGAIN, "the answer ended early", "")
+            return Failure(Kind.AGAIN, "the response ended early", "")
         # `wanted.size` was counted when it was sent; the object may be shorter
         self.counts.bytes += end - begin - wanted.size
         self._note(request, stop - start)

@@ -67,22 +67,22 @@ _UNUSABLE_RESPONSES = (
     ),
     (
         "MissingContentLength",
-        "the server's answers have no Content-Length",
+        "the server's responses have no Content-Length",
         _COPY.replace("does", "sends it"),
     ),
     (
         "NoContentRange",
-        "the server's answers have no Content-Range",
+        "the server's responses have no Content-Range",
         _COPY.replace("does", "sends it"),
     ),
     (
         "ParseContentRange",
-        "the server's answers do not say how large the file is (Content-Range)",
+        "the server's responses do not say how large the file is (Content-Range)",
         _COPY,
     ),
     (
         "UnexpectedRange",
-        "the server answers with bytes other than those requested",
+        "the server responds with bytes other than those requested",
         _COPY,
     ),
 )

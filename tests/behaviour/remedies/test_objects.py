@@ -225,7 +225,7 @@ test_objects = table(
     fault("a request that is refused", source(refuses=outside("eu-west-1", "Odd")),
           r"the store refuses the request \(HTTP 400, Odd\): check `endpoint` and `region`", {"region": "eu-west-1"}),
     fault("an endpoint that refuses", ({"endpoint": "{url}/none"}, answers(418)),
-          r"the server answered with HTTP 418: check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
+          r"the server responded with HTTP 418: check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
     fault("settings of the environment", env(AWS_SKIP_SIGNATURE="maybe"),
           "refuses its settings .*: check `storage`, and the environment variables that begin with AWS_",
           env(AWS_SKIP_SIGNATURE=None), env(AWS_SKIP_SIGNATURE="true")),
@@ -269,7 +269,7 @@ test_objects = table(
           r"the server redirects to a URL that cannot be requested .*: check the location", source(redirect=None),
           at("{url}/b/x?token=1")),
     fault("a server that compresses", (source(change=compress), at(WEB)),
-          "the server compresses its answers .*: switch compression off for these files, or copy them", source(change=None),
+          "the server compresses its responses .*: switch compression off for these files, or copy them", source(change=None),
           copy_to_a_file),
     # packages
     fault("a client that is not installed", without_package("obstore"),

@@ -99,24 +99,24 @@ FAULTS = {
     ),
     "whole files": (
         Server(send_whole),
-        "does not answer requests for ranges of bytes: use a server that does, or copy",
+        "does not support byte-range requests: use a server that does, or copy",
     ),
-    "a page to log in": (Server(send_page), "does not answer requests for ranges of bytes"),
+    "a page to log in": (Server(send_page), "does not support byte-range requests"),
     "whole files, refuses HEAD": (
         Server(send_whole, heads=405),
-        "does not answer requests for ranges of bytes",
+        "does not support byte-range requests",
     ),
     "compresses": (
         Server(compress),
-        r"compresses its answers \(Content-Encoding: gzip\): switch compression off",
+        r"compresses its responses \(Content-Encoding: gzip\): switch compression off",
     ),
     "chunks": (
         Server(send_in_chunks),
-        "answers have no Content-Length: use a server that sends it, or copy the file",
+        "responses have no Content-Length: use a server that sends it, or copy the file",
     ),
     "no Content-Range": (
         Server(without("Content-Range")),
-        "answers have no Content-Range: use a server that sends it",
+        "responses have no Content-Range: use a server that sends it",
     ),
     "no size": (
         Server(with_header("Content-Range", "bytes 0-0/*")),
@@ -124,7 +124,7 @@ FAULTS = {
     ),
     "another range": (
         Server(with_header("Content-Range", "bytes 7-7/50000")),
-        "answers with bytes other than those requested",
+        "responds with bytes other than those requested",
     ),
 }
 
