@@ -43,7 +43,7 @@ def add_lengths(
 
 @device
 def _tokens(lengths: npt.NDArray[np.int32], end_tokens: int) -> int:
-    """Tokens of documents, including those that are added."""
+    """Return the number of tokens of documents, including added tokens."""
     total = 0
     for length in lengths:
         total += np.int64(length) + end_tokens * (length > 0)

@@ -37,12 +37,11 @@ def read_ranges(
         done = 0
         while done < sizes[i]:
             left = sizes[i] - done
-            got = pread(
-                fd, pointer_at(out.ctypes.data + begins[i] + done, left), left, offsets[i] + done
-            )
-            if got <= 0:  # end of file, or a signal: the caller handles it
+            data = pointer_at(out.ctypes.data + begins[i] + done, left)
+            num_read = pread(fd, data, left, offsets[i] + done)
+            if num_read <= 0:  # end of file, or a signal: the caller handles it
                 return i
-            done += got
+            done += num_read
     return len(offsets)
 
 
@@ -56,7 +55,7 @@ def join_ranges(
     Args:
         offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
         loads: int64 [n], how much each range adds to the load of its run.
-        max_gap: the most bytes between a range and the end of those before it in a run.
+        max_gap: largest number of bytes between a range and the end of its run's earlier ranges.
         max_load: the greatest load of a run of several ranges.
         out: int64 [3, n], is filled: [0] and [1] with the runs' starts and stops, [2] with the
             number of each range's run.

@@ -35,61 +35,63 @@ def read_samples(
         lengths: int32 [num_documents], tokens of each document.
         out: uint8 [n, bytes of a sample], is filled.
     """
-    num_samples, row_width, shuffle_width, width, start, pointers, extra = layout
-    word = np.empty(4, np.int64)
+    document_index, sample_index, shuffle_index, idx_file, bin_file = fds
+    num_samples, row_width, shuffle_width, token_bytes, start, pointers, extra = layout
+    # What was read last: a number of the shuffle index, two rows of the sample index, or a pointer
+    words = np.empty(4, np.int64)
+    words_address = words.ctypes.data
     documents = np.empty(_ENTRIES, np.int32)
     for k in range(len(numbers)):
-        address = word.ctypes.data
         number = numbers[k] + num_samples if numbers[k] < 0 else numbers[k]
         if number < 0 or number >= num_samples:
             return False
-        word[0] = 0
+        words[0] = 0
         size = shuffle_width
-        if pread(fds[2], pointer_at(address, size), size, start + number * size) != size:
+        data = pointer_at(words_address, size)
+        if pread(shuffle_index, data, size, start + number * size) != size:
             return False
-        row = word[0]
+        row = words[0]
         if row < 0:  # positions beyond the end of a file are found by reads of fewer bytes
             return False
+
+        # A row is a position in the document index, and an offset in the document there. A sample
+        # begins at its own row, and ends at the next one
         size = 4 * row_width
-        if pread(fds[1], pointer_at(address, size), size, start + row * 2 * row_width) != size:
+        data = pointer_at(words_address, size)
+        if pread(sample_index, data, size, start + row * 2 * row_width) != size:
             return False
-        first = word[0]
-        offset = word[1]
-        last = word[2]
-        end = word[3]
         if row_width == 4:
-            first = word[0] & 0x7FFFFFFF
-            offset = word[0] >> 32
-            last = word[1] & 0x7FFFFFFF
-            end = word[1] >> 32
+            first = words[0] & 0x7FFFFFFF
+            offset = words[0] >> 32
+            last = words[1] & 0x7FFFFFFF
+            end = words[1] >> 32
+        else:
+            first, offset, last, end = words
         if first < 0:
             return False
-        done = 0
+
+        done = 0  # bytes of the sample so far
         for position in range(first, last + 1):
             entry = (position - first) % _ENTRIES
             if entry == 0:
                 size = 4 * min(_ENTRIES, last + 1 - position)
-                if (
-                    pread(
-                        fds[0], pointer_at(documents.ctypes.data, size), size, start + 4 * position
-                    )
-                    != size
-                ):
+                data = pointer_at(documents.ctypes.data, size)
+                if pread(document_index, data, size, start + 4 * position) != size:
                     return False
             document = np.int64(documents[entry])
             if document < 0 or document >= len(lengths):
                 return False
             begin = offset if position == first else 0
             stop = end + extra if position == last else np.int64(lengths[document])
-            size = (stop - begin) * width
+            size = (stop - begin) * token_bytes
             if begin < 0 or size < 0 or stop > lengths[document] or done + size > out.shape[1]:
                 return False
             if size == 0:
                 continue
-            if pread(fds[3], pointer_at(address, 8), 8, pointers + 8 * document) != 8:
+            if pread(idx_file, pointer_at(words_address, 8), 8, pointers + 8 * document) != 8:
                 return False
-            place = out.ctypes.data + k * out.shape[1] + done
-            if pread(fds[4], pointer_at(place, size), size, word[0] + begin * width) != size:
+            data = pointer_at(out.ctypes.data + k * out.shape[1] + done, size)
+            if pread(bin_file, data, size, words[0] + begin * token_bytes) != size:
                 return False
             done += size
         if done != out.shape[1]:

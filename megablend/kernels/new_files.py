@@ -76,7 +76,7 @@ def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -
 def contains_any(folder: int, names: Uint8s, name_starts: Int64s) -> bool:
     """Whether a folder, given by its descriptor, contains a file of any of these names; see
     `write_new_files`."""
-    found = 0
+    num_found = 0
     for start in name_starts:
-        found += _faccessat(folder, names.ctypes.data + start, _EXISTS, 0) == 0  # type: ignore[misc]
-    return found > 0
+        num_found += _faccessat(folder, names.ctypes.data + start, _EXISTS, 0) == 0  # type: ignore[misc]
+    return num_found > 0

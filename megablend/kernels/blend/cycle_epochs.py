@@ -2,8 +2,8 @@
 epochs that begin and end there.
 
 An epoch that lies within a cycle is a period by itself (megablend.kernels.blend.periods), and needs
-only the counts at the cycle's edges. For each leaf they are kept of the cycle that was asked for
-last, since a cycle may have many short epochs.
+only the counts at the cycle's edges. For each leaf, the counts of the cycle that was used last are
+kept, since a cycle may have many short epochs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from megablend.kernels.blend.periods import (
 )
 from megablend.kernels.blend.tree import leaf_counts
 
-# Fields of a row that describes one cycle of a leaf, after PART_FIELDS with its positions there
+# Fields of a row that describes one cycle of a leaf; they follow PART_FIELDS fields, the leaf's
+# positions in the cycle
 CYCLE = PART_FIELDS
 """The cycle; -1 if none is described."""
 SEEN = PART_FIELDS + 1
-"""How many samples the leaf has before the cycle."""
+"""Number of the leaf's samples before the cycle."""
 COUNTS = PART_FIELDS + 2
 """Number of fields."""
 
@@ -43,7 +44,8 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
         return 0
     if counts[leaf.rank, CYCLE] != cycle:
         stop = min((cycle + 1) * stage.step, stage.dealt)
-        pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
+        # Counts are within 2 of the share, and within 3 with the rounding of doubles
+        pace = float(leaf.total) / float(stage.total)
         epoch = epoch_of(leaf, max(0, int(float(cycle * stage.step) * pace) - 3))
         if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
             return epoch
@@ -58,10 +60,12 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
 @device
 def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s) -> None:
     """Fill in the row of a leaf for a cycle, whose samples end before sample `stop`."""
-    shape = (stage.left_leaves, stage.left_samples, stage.total)
+    left_leaves = stage.left_leaves
+    left_samples = stage.left_samples
+    total = stage.total
     lanes = stage.lanes
-    before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
-    before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
+    before, seen = leaf_counts(left_leaves, left_samples, total, cycle * stage.step, leaf.rank)
+    before_stop, seen_stop = leaf_counts(left_leaves, left_samples, total, stop, leaf.rank)
     left = before_stop - before
     right = left + seen_stop - seen
     row = counts[leaf.rank]
@@ -80,7 +84,7 @@ def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, r
     return bool(
         row[CYCLE] == cycle
         and row[SEEN] <= epoch_first
-        and epoch_stop <= row[SEEN] + _size(lanes, row)
+        and epoch_stop <= row[SEEN] + _num_samples(lanes, row)
     )
 
 
@@ -102,12 +106,12 @@ def ordinal_in_cycle(
     place = before + position // lanes - first
     low = max(before, epoch_first - seen)
     high = min(before + own, epoch_stop - seen)
-    if epoch_stop - epoch_first < _size(lanes, row):
+    if epoch_stop - epoch_first < _num_samples(lanes, row):
         key = hash_combine(key, epoch)
     return seen + low + permuted(place - low, high - low, key)
 
 
 @device
-def _size(lanes: int, row: Int64s) -> int:
+def _num_samples(lanes: int, row: Int64s) -> int:
     """Return how many samples a leaf has in the cycle."""
     return int((row[RIGHT_TURN] - row[LEFT_TURN]) * lanes + row[RIGHT_RESIDUE] - row[LEFT_RESIDUE])

@@ -13,11 +13,13 @@ from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_D
 
 
 @device
-def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
-    """The part [lowest, highest) of what is dealt in cycle number `other` of the period that
+def epoch_edges(period: Int64s, local_cycle: int) -> tuple[int, int]:
+    """The part [lowest, highest) of what is dealt in cycle number `local_cycle` of the period that
     belongs to the period's epoch; `highest` is ALL if the epoch does not end there."""
-    lowest = int(period[FIRST_DEALT]) if other == 0 else 0
-    highest = int(period[DEALT_STOP]) if other == int(period[END] - period[BEGIN]) - 1 else ALL
+    lowest = int(period[FIRST_DEALT]) if local_cycle == 0 else 0
+    highest = (
+        int(period[DEALT_STOP]) if local_cycle == int(period[END] - period[BEGIN]) - 1 else ALL
+    )
     return lowest, highest
 
 
@@ -28,17 +30,17 @@ def dealt_below(
     """Return how many ordinals of the period's cycles [first, stop) go to residues below `residue`,
     0 to `lanes`."""
     count = 0
-    for other in range(first, stop):
-        left_turn, left_residue, right_turn, right_residue = parts[other]
+    for local_cycle in range(first, stop):
+        left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
         before, _, _ = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
-        lowest, highest = epoch_edges(period, other)
+        lowest, highest = epoch_edges(period, local_cycle)
         count += min(max(before, lowest), highest) - lowest
     return count
 
 
 @device
 def residue_of(period: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
-    """The residue whose lane gets the ordinal at `place` among those of the period's cycles
+    """The residue whose lane gets the ordinal at `place` among the ordinals of the period's cycles
     [first, stop)."""
     low = 0
     high = lanes

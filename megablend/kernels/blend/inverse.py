@@ -3,7 +3,7 @@ megablend.kernels.blend.lanes.locate.
 
 Counts at the edges of cycles give an ordinal's period. In a period, ordinals are dealt to lanes by
 residue, so that a bisection over residues finds the lane, a walk over the period's cycles the
-cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle then tells the
+cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle then gives the
 slot.
 """
 
@@ -67,42 +67,38 @@ def find_samples(
             one, in the short cycle.
         inverse_strides: int64 [1 or 2], inverses of the strides modulo the slots of these cycles.
         ks: int64 [n], is filled.
-        Others as `locate` has them.
+        Others: see megablend.kernels.blend.lanes.locate.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # The leaf of the period that is kept, and the end of the period's ordinals
-    kept = -1
-    kept_stop = 0
+    # The leaf whose period was filled last, and the end of the period's ordinals
+    filled_rank = -1
+    filled_stop = 0
     periods = np.zeros((1, len(leaf_samples), PERIOD_FIELDS), np.int64)
     parts = np.empty((1, len(leaf_samples), max(leaf_spans), PART_FIELDS), np.int64)
     for i in range(len(ks)):
         rank = int(ranks[i])
-        missing = int(ordinals[i]) + 1
+        ordinal = int(ordinals[i])
+        count = ordinal + 1
         leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
-        ordinal = missing - 1
-        if kept != rank or not periods[0, rank, FIRST_ORDINAL] <= ordinal < kept_stop:
-            cycle = (
-                least_multiple(
-                    left_leaves, left_samples, total, leaf.total, rank, missing, stage.step
-                )
-                - 1
+        if filled_rank != rank or not periods[0, rank, FIRST_ORDINAL] <= ordinal < filled_stop:
+            # The first cycle by whose end the leaf has `count` samples
+            stop_cycle = least_multiple(
+                left_leaves, left_samples, total, leaf.total, rank, count, stage.step
             )
-            if (cycle + 1) * stage.step > stage.dealt:
+            if stop_cycle * stage.step > stage.dealt:
                 _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
-                if seen < missing:  # in the tail, which follows the tree's own order
-                    ks[i] = (
-                        least_multiple(
-                            left_leaves, left_samples, total, leaf.total, rank, missing, 1
-                        )
-                        - 1
+                if seen < count:  # in the tail, which follows the tree's own order
+                    stop = least_multiple(
+                        left_leaves, left_samples, total, leaf.total, rank, count, 1
                     )
+                    ks[i] = stop - 1
                     continue
-            fill_period_of(stage, leaf, cycle, ordinal, periods, parts)
+            fill_period_of(stage, leaf, stop_cycle - 1, ordinal, periods, parts)
             cycles = int(periods[0, rank, END] - periods[0, rank, BEGIN])
-            kept = rank
-            kept_stop = int(periods[0, rank, FIRST_ORDINAL]) + dealt_below(
+            filled_rank = rank
+            filled_stop = int(periods[0, rank, FIRST_ORDINAL]) + dealt_below(
                 periods[0, rank], parts[0, rank], lanes, lanes, 0, cycles
             )
 
@@ -112,26 +108,22 @@ def find_samples(
         place = ordinal - int(period[FIRST_ORDINAL])
         residue = residue_of(period, part, lanes, place, 0, cycles)
         place -= dealt_below(period, part, lanes, residue, 0, cycles)
-        for other in range(cycles):
-            low, high, turn = _lane_dealt(period, part, lanes, other, residue)
+        for local_cycle in range(cycles):
+            low, high, turn = _lane_dealt(period, part, lanes, local_cycle, residue)
             if place < high - low:
-                cycle = int(period[BEGIN]) + other
+                cycle = int(period[BEGIN]) + local_cycle
                 cycle_low, cycle_high = cycle_edges(stage, cycle)
                 turns = (cycle_high - cycle_low) // lanes
                 schedule = 0 if turns == slots else len(inverse_strides) - 1
                 lane = int(owners[schedule, residue])
                 key = cycle_key(seed, start, cycle)
-                chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
-                if _is_mixed(period, part, lanes, other):
-                    chosen = hash_combine(chosen, period[EPOCH])
-                turn += unpermuted(place, high - low, chosen)
+                lane_key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+                if _is_mixed(period, part, lanes, local_cycle):
+                    lane_key = hash_combine(lane_key, period[EPOCH])
+                turn += unpermuted(place, high - low, lane_key)
                 ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
-                slot = (
-                    (ahead - bounded_hash(key, 0, turns))
-                    % turns
-                    * int(inverse_strides[schedule])
-                    % turns
-                )
+                unshifted = (ahead - bounded_hash(key, 0, turns)) % turns
+                slot = unshifted * int(inverse_strides[schedule]) % turns
                 ks[i] = cycle_low + slot * lanes + lane
                 break
             place -= high - low
@@ -151,10 +143,11 @@ def fill_period_of(
 
 
 @device
-def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
-    """Whether ordinals of another epoch, too, are dealt in cycle number `other` of the period."""
-    lowest, highest = epoch_edges(period, other)
-    left_turn, left_residue, right_turn, right_residue = parts[other]
+def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bool:
+    """Whether ordinals of another epoch, too, are dealt in cycle number `local_cycle` of the
+    period."""
+    lowest, highest = epoch_edges(period, local_cycle)
+    left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
     return bool(
         lowest > 0 or highest < (right_turn - left_turn) * lanes + right_residue - left_residue
     )
@@ -162,12 +155,12 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
 
 @device
 def _lane_dealt(
-    period: Int64s, parts: Int64s, lanes: int, other: int, residue: int
+    period: Int64s, parts: Int64s, lanes: int, local_cycle: int, residue: int
 ) -> tuple[int, int, int]:
-    """The part [low, high) of what is dealt in cycle number `other` of the period that goes to a
-    residue. Returns low, high, and the turn of `low`."""
-    left_turn, left_residue, right_turn, right_residue = parts[other]
+    """The part [low, high) of what is dealt in cycle number `local_cycle` of the period that goes
+    to a residue. Returns low, high, and the turn of `low`."""
+    left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
     before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
-    lowest, highest = epoch_edges(period, other)
+    lowest, highest = epoch_edges(period, local_cycle)
     low = min(max(before, lowest), highest)
     return low, min(max(before + mine, lowest), highest), first + low - before

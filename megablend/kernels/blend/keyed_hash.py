@@ -1,7 +1,7 @@
 """Keyed hashing: from integers in [0, 2^63) to integers in [0, 2^63).
 
-Products wrap only in uint64: for signed integers numba tells LLVM that none overflows. Outside of
-this module all numbers are signed, because numba makes floats of a uint64 and an int64.
+Products wrap only in uint64: for signed integers, numba lets LLVM assume that none overflows.
+Outside of this module all numbers are signed, because numba makes floats of a uint64 and an int64.
 
 Source: SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014; the variant of Vigna's
     splitmix64.c).

@@ -81,35 +81,36 @@ def locate(
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # For each leaf, two periods, and which of them was used last: -1 for leaves that were not met
-    # yet, as most of many in a short call
+    # For each leaf: two periods, and the number of the one used last; -1 for a leaf that no sample
+    # has had so far, as most leaves in a short call
     latest = np.full(len(leaf_sources), -1, np.int64)
     periods = np.empty((2, len(leaf_sources), PERIOD_FIELDS), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), PART_FIELDS), np.int64)
     counts = np.empty((len(leaf_sources), COUNTS), np.int64)
-    known = -1
+    # The cycle of the last sample, and what follows from it
+    last_cycle = -1
     low = 0
     high = 0
     turns = 1
     schedule = 0
     shift = 0
-    of_cycle = cycle_key(seed, start, 0)
+    key_of_cycle = cycle_key(seed, start, 0)
     for i in range(len(ks)):
         k = int(ks[i])
-        if k >= stage.dealt:
+        if k >= stage.dealt:  # in the tail, which follows the tree's own order
             rank = leaf_at(left_leaves, left_samples, total, k, k + 1, 0)
             _, ordinal = leaf_counts(left_leaves, left_samples, total, k, rank)
             sources[i] = leaf_sources[rank]
             ordinals[i] = ordinal
             continue
         cycle = k // stage.step
-        if cycle != known:
-            known = cycle
-            of_cycle = cycle_key(seed, start, cycle)
+        if cycle != last_cycle:
+            last_cycle = cycle
+            key_of_cycle = cycle_key(seed, start, cycle)
             low, high = cycle_edges(stage, cycle)
             turns = (high - low) // lanes
             schedule = 0 if high - low == stage.step else len(strides) - 1
-            shift = bounded_hash(of_cycle, 0, turns)
+            shift = bounded_hash(key_of_cycle, 0, turns)
         slot = (k - low) // lanes
         lane = (k - low) % lanes
         turn = (int(strides[schedule]) * slot + shift) % turns
@@ -120,7 +121,7 @@ def locate(
             counts[rank, CYCLE] = -1
             periods[:, rank] = 0
         parity = int(latest[rank])
-        key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
+        key = hash_combine(hash_combine(key_of_cycle, leaf_sources[rank]), lane)
         sources[i] = leaf_sources[rank]
         if not periods[parity, rank, UNMIXED_BEGIN] <= cycle < periods[parity, rank, UNMIXED_END]:
             leaf = make_leaf(

@@ -14,7 +14,7 @@ epoch 1 has a period of cycles 3 to 5:
               FIRST_DEALT = 3                      DEALT_STOP = 4
 
     BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
-    have no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
+    have no period_cycle epoch. FIRST_ORDINAL: the first of its 15 ordinals.
 
 In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K
 of residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
@@ -55,9 +55,9 @@ UNMIXED_END = 4
 FIRST_ORDINAL = 5
 """The period's first ordinal."""
 FIRST_DEALT = 6
-"""How many ordinals of earlier epochs are dealt in cycle BEGIN."""
+"""Number of ordinals of earlier epochs that are dealt in cycle BEGIN."""
 DEALT_STOP = 7
-"""How many ordinals are dealt in cycle END - 1 up to the end of the period's epoch."""
+"""Number of ordinals that are dealt in cycle END - 1 up to the end of the period's epoch."""
 PERIOD_FIELDS = 8
 
 # Fields of a row that describes one cycle of a period: the source's positions [left, right) there
@@ -111,7 +111,7 @@ def make_leaf(
     leaf_epochs: Int64s,
     sample_tokens: int,
 ) -> Leaf:
-    """Make the leaf of a rank from arrays of all leaves, int64 [num_leaves] each."""
+    """Make the leaf of a rank from arrays of all leaves, int64 [num_leaves]."""
     return Leaf(
         rank,
         int(leaf_samples[rank]),
@@ -172,22 +172,21 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
     full = int(stage.total) // int(stage.step)  # number of full cycles
     if cycle >= full:
         return cycle, cycle + 1
-    begin = 0
-    before = int(epoch_first)
-    if before > 0 and leaf.span > 1:
-        begin = (
-            least_multiple(
-                stage.left_leaves,
-                stage.left_samples,
-                stage.total,
-                leaf.total,
-                leaf.rank,
-                before + 1,
-                stage.step,
-            )
-            - 1
+    # The cycle from which periods are counted: that of the epoch's first sample
+    origin = 0
+    num_before = int(epoch_first)
+    if num_before > 0 and leaf.span > 1:
+        stop = least_multiple(
+            stage.left_leaves,
+            stage.left_samples,
+            stage.total,
+            leaf.total,
+            leaf.rank,
+            num_before + 1,
+            stage.step,
         )
-    begin = cycle - (cycle - begin) % leaf.span
+        origin = stop - 1
+    begin = cycle - (cycle - origin) % leaf.span
     return begin, min(begin + leaf.span, full)
 
 
@@ -297,8 +296,10 @@ def ordinal_in_period(
     ordinal = int(periods[parity, rank, FIRST_ORDINAL])
     # First come the ordinals that lanes of smaller residues have in the whole period, then those
     # that this lane has in earlier cycles, then its part of this cycle, in a keyed order
-    for other in range(begin, end):
-        left_turn, left_residue, right_turn, right_residue = parts[parity, rank, other - begin]
+    for period_cycle in range(begin, end):
+        left_turn, left_residue, right_turn, right_residue = parts[
+            parity, rank, period_cycle - begin
+        ]
         before, own, first = count_dealt(
             left_turn, left_residue, right_turn, right_residue, residue
         )
@@ -306,17 +307,17 @@ def ordinal_in_period(
         after = before + own
         if mixed:
             count = (right_turn - left_turn) * lanes + right_residue - left_residue
-            lowest = int(periods[parity, rank, FIRST_DEALT]) if other == begin else 0
-            highest = int(periods[parity, rank, DEALT_STOP]) if other == end - 1 else count
+            lowest = int(periods[parity, rank, FIRST_DEALT]) if period_cycle == begin else 0
+            highest = int(periods[parity, rank, DEALT_STOP]) if period_cycle == end - 1 else count
             before = min(max(before, lowest), highest)
             after = min(max(after, lowest), highest)
             ordinal -= lowest
-            if other == cycle and highest - lowest < count:
+            if period_cycle == cycle and highest - lowest < count:
                 key = hash_combine(key, periods[parity, rank, EPOCH])
         ordinal += before
-        if other < cycle:
+        if period_cycle < cycle:
             ordinal += after - before
-        elif other == cycle:
+        elif period_cycle == cycle:
             ordinal += permuted(place - before, after - before, key)
     return ordinal
 

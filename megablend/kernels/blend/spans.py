@@ -25,19 +25,20 @@ STRETCH_DTYPE = np.dtype(
         ("skip", "<i8"),  # added to the places of tokens in the block whose number is 0
     ]
 )
-"""Blocks that a source reads one after the other; `offsets` and `entries` are addresses."""
+"""A stretch: blocks that a source reads one after the other. `offsets` and `entries` are
+addresses."""
 Stretches = npt.NDArray[np.void]
 
 
 @kernel
 def cut(
-    stretches: Stretches, places: Int64s, starts: Int64s, stops: Int64s, out: npt.NDArray[np.int64]
+    stretches: Stretches, numbers: Int64s, starts: Int64s, stops: Int64s, out: npt.NDArray[np.int64]
 ) -> int:
     """Cut ranges where blocks begin; blocks without tokens are skipped.
 
     Args:
         stretches: STRETCH_DTYPE [num_stretches].
-        places: int64 [n], the number of the stretch in which each range begins.
+        numbers: int64 [n], the number of the stretch in which each range begins.
         starts, stops: int64 [n], positions in the endless concatenation of epochs; the part of a
             range after its stretch is left out.
         out: int64 [5, m], is filled with the first m spans, range by range: number of the range,
@@ -45,30 +46,30 @@ def cut(
 
     Returns: the number of spans.
     """
-    found = 0
+    num_spans = 0
     for i in range(len(starts)):
-        stretch = stretches[places[i]]
+        stretch = stretches[numbers[i]]
         start = starts[i] - stretch["first"]
         stop = min(stops[i] - stretch["first"], stretch["tokens"])
         if start < stop:
             offsets = bytes_at(stretch["offsets"], (stretch["items"] + 1) * 8).view(np.int64)
-            size = stretch["entry_bytes"]
-            entries = bytes_at(stretch["entries"], stretch["items"] * size)
+            entry_bytes = stretch["entry_bytes"]
+            entries = bytes_at(stretch["entries"], stretch["items"] * entry_bytes)
             item = np.searchsorted(offsets, start, side="right") - 1
             while item + 1 < len(offsets) and offsets[item] < stop:
                 low = offsets[item]
                 high = offsets[item + 1]
                 if high > low:
-                    if found < out.shape[1]:
+                    if num_spans < out.shape[1]:
                         block = 0
-                        for byte in range(size):
-                            block |= np.int64(entries[item * size + byte]) << (8 * byte)
+                        for byte in range(entry_bytes):
+                            block |= np.int64(entries[item * entry_bytes + byte]) << (8 * byte)
                         skip = stretch["skip"] if block == 0 else 0
-                        out[0, found] = i
-                        out[1, found] = stretch["epoch"]
-                        out[2, found] = stretch["first_block"] + block
-                        out[3, found] = max(start, low) - low + skip
-                        out[4, found] = min(stop, high) - low + skip
-                    found += 1
+                        out[0, num_spans] = i
+                        out[1, num_spans] = stretch["epoch"]
+                        out[2, num_spans] = stretch["first_block"] + block
+                        out[3, num_spans] = max(start, low) - low + skip
+                        out[4, num_spans] = min(stop, high) - low + skip
+                    num_spans += 1
                 item += 1
-    return found
+    return num_spans

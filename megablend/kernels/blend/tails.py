@@ -1,5 +1,5 @@
-"""What is left of a stage that is cut at the end of a cycle: for each source, the tails of its
-lanes' runs in the period that is cut.
+"""The remaining samples of a stage that is cut at the end of a cycle: for each source, the tails of
+its lanes' runs in the period that is cut.
 
 Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over residues and a
 bisection find each ordinal.
@@ -47,11 +47,10 @@ def find_tails(
         edges[0, rank] = edges[1, rank] = edges[2, rank] = read
         if read >= dealt:
             continue
-        cycle = (
-            least_multiple(left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step)
-            - 1
+        stop_cycle = least_multiple(
+            left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step
         )
-        fill_period_of(stage, leaf, cycle, read, periods, parts)
+        fill_period_of(stage, leaf, stop_cycle - 1, read, periods, parts)
         period = periods[0, rank]
         part = parts[0, rank]
         if period[BEGIN] < cut:
@@ -79,13 +78,12 @@ def tail_ordinals(
         part = parts[0, ranks[i]]
         place = int(places[i])
         cycles = int(period[END] - period[BEGIN])
-        gone = int(cut - period[BEGIN])
-        residue = residue_of(period, part, lanes, place, gone, cycles)
-        place -= dealt_below(period, part, lanes, residue, gone, cycles)
+        num_read = int(cut - period[BEGIN])
+        residue = residue_of(period, part, lanes, place, num_read, cycles)
+        place -= dealt_below(period, part, lanes, residue, num_read, cycles)
         before = dealt_below(period, part, lanes, residue, 0, cycles)
-        ordinals[i] = (
-            period[FIRST_ORDINAL] + before + _read_by(period, part, lanes, residue, gone) + place
-        )
+        read = _read_by(period, part, lanes, residue, num_read)
+        ordinals[i] = period[FIRST_ORDINAL] + before + read + place
 
 
 @kernel
@@ -110,18 +108,21 @@ def count_tails(
         period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
         cycles = int(period[END] - period[BEGIN])
-        gone = int(cut - period[BEGIN])
+        num_read = int(cut - period[BEGIN])
         place = int(ordinals[i] - period[FIRST_ORDINAL])
         residue = residue_of(period, part, lanes, place, 0, cycles)
         place -= dealt_below(period, part, lanes, residue, 0, cycles)
-        read = _read_by(period, part, lanes, residue, gone)
-        counts[i] = dealt_below(period, part, lanes, residue, gone, cycles) + max(0, place - read)
+        read = _read_by(period, part, lanes, residue, num_read)
+        counts[i] = dealt_below(period, part, lanes, residue, num_read, cycles) + max(
+            0, place - read
+        )
         left[i] = place >= read
 
 
 @device
-def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
-    """Return how many ordinals the lane of a residue reads in the period's first `gone` cycles."""
-    return dealt_below(period, part, lanes, residue + 1, 0, gone) - dealt_below(
-        period, part, lanes, residue, 0, gone
+def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, num_read: int) -> int:
+    """Return how many ordinals the lane of a residue reads in the period's first `num_read`
+    cycles."""
+    return dealt_below(period, part, lanes, residue + 1, 0, num_read) - dealt_below(
+        period, part, lanes, residue, 0, num_read
     )

@@ -1,5 +1,5 @@
-"""The tree that tells how many of a stage's first n samples each source has: exactly, for any n, in
-O(depth).
+"""The tree that gives each source's number of samples among a stage's first n: exactly, for any n,
+in O(depth).
 
 The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy
 / N_node + 1/2) to its heavier child and the rest to the lighter. Counts are monotone in n, sum to
@@ -67,8 +67,8 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
     """floor(n * part / whole + 1/2), exact, for 0 <= n, part <= whole < 2^50.
 
     The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the
-    remainder, which is small, comes out right although the products wrap in 64 bits (unsigned:
-    numba takes it that signed ones do not overflow).
+    remainder, which is small, is right although the products wrap in 64 bits (unsigned: numba
+    assumes that signed ones do not overflow).
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
     rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
@@ -83,7 +83,7 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 def leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """Return how many of the first n samples are of leaves before `rank`; and how many are of leaf
+    """Return how many of the first n samples belong to leaves before `rank`, and how many to leaf
     `rank`."""
     node = 0
     before = 0
@@ -158,7 +158,8 @@ def all_counts(
 ) -> None:
     """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
     size = len(counts)
-    # For each inner node: its leaves, its first rank, its samples, and those of the first n
+    # For each inner node: its number of leaves, its first rank, its number of samples, and how many
+    # of the first n samples it has
     leaves = np.empty(size, np.int64)
     ranks = np.empty(size, np.int64)
     samples = np.empty(size, np.int64)

@@ -30,23 +30,14 @@ OUTER = 256
 INNER = 64
 SHORT = 16
 """Steps of the windows. An outer window has as many as a 32nd of the groups, if that is more."""
-# The margin is how far a level is below the lowest winner of the last window. It is widened if the
-# level failed, and narrowed if it held
+# The margin is how far a level is below the lowest winner of the last window. The margin is widened
+# if a winner was below the level, and narrowed otherwise
 _LEAST_MARGIN = 1e-9
 _WIDEN = 2.0
 _NARROW_OUTER = 0.9
 _NARROW = 0.97
 _NARROW_CROWD = 0.7
 _CROWD = 3 * INNER  # with so many groups in an inner window, its margin is narrowed faster
-
-
-@device
-def _next(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
-    """The next turn in a group of `size`, and the count of the member whose turn it is."""
-    turn += 1
-    if turn < size:
-        return turn, count
-    return 0, count + 1.0 if count + 1.0 < cap else np.inf
 
 
 @kernel
@@ -58,7 +49,7 @@ def fill_by_scan(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, for n steps from `step` on; `counts` advances.
+    """Fill datasets and samples for n steps from `step` on; `counts` advances.
 
     Args:
         weights: [num_datasets], any but NaN.
@@ -91,23 +82,6 @@ def fill_by_scan(
             counts[winner] = np.inf
 
 
-@device
-def _select(
-    groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
-) -> int:
-    """Fill `out` with those of `groups` whose error at step t is at the level or above. Returns how
-    many.
-
-    Numbers of groups are unsigned: a signed index could be negative, and every access would check
-    for that.
-    """
-    found = np.uint64(0)
-    for group in groups:
-        out[found] = group
-        found += np.uint64(weights[group] * t - counts[group] >= level)
-    return int(found)
-
-
 @kernel
 def fill(
     weights: Float64s,
@@ -120,8 +94,7 @@ def fill(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, for n steps from `step` on;
-    `counts` and `turns` advance.
+    """Fill datasets and samples for n steps from `step` on; `counts` and `turns` advance.
 
     Args:
         weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.
@@ -137,17 +110,19 @@ def fill(
     size = len(datasets)
     num_groups = len(weights)
     outer = max(OUTER, num_groups // 32)
-    world = np.arange(num_groups, dtype=np.uint64)
-    near = np.empty(num_groups, np.uint64)  # who may win in the outer window
-    # Who may win in the inner one; the arrays below are in its order
+    all_groups = np.arange(num_groups, dtype=np.uint64)
+    near = np.empty(num_groups, np.uint64)  # groups that may win in the outer window
+    # Groups that may win in the inner window; the arrays below are in their order
     hot = np.empty(num_groups, np.uint64)
     hot_weights = np.empty(num_groups)
     hot_counts = np.empty(num_groups)
-    # Member << 32 | place: the least one is the first member's
+    # Member << 32 | position in `hot`: the least one is the first member's
     tickets = np.empty(num_groups, np.int64)
-    few = np.empty(num_groups + 1, np.uint64)  # places in `hot` of who may win in the short one
+    # Positions in `hot` of the groups that may win in the short window
+    few = np.empty(num_groups + 1, np.uint64)
     few_weights = np.empty(num_groups + 1)
     few_counts = np.empty(num_groups + 1)
+    # `..._lowest`: the lowest winner of the last window; `..._seen`: that of this window so far
     outer_lowest = -np.inf
     outer_margin = 0.5
     inner_lowest = -np.inf
@@ -162,7 +137,7 @@ def fill(
         outer_seen = np.inf
         outer_holds = True
         end = max(np.float64(step + outer_stop - 1), 1.0)
-        num_near = _select(world, outer_level, end, weights, counts, near)
+        num_near = _select(all_groups, outer_level, end, weights, counts, near)
         while i < outer_stop and outer_holds:
             stop = min(outer_stop, i + INNER)
             level = max(outer_level, inner_lowest - inner_margin)
@@ -188,35 +163,39 @@ def fill(
                 short_holds = num_few > 0
                 while i < short_stop and short_holds:
                     t = max(np.float64(step + i), 1.0)
-                    f = np.uint64(0)
+                    best = np.uint64(0)
                     most = few_weights[0] * t - few_counts[0]
                     tied = False
                     for other in range(np.uint64(1), num_few):
                         error = few_weights[other] * t - few_counts[other]
                         tied |= error == most
-                        f = other if error > most else f
+                        best = other if error > most else best
                         most = error if error > most else most
                     if tied:
                         for other in range(num_few):
                             is_equal = few_weights[other] * t - few_counts[other] == most
-                            f = other if is_equal and tickets[few[other]] < tickets[few[f]] else f
+                            best = (
+                                other
+                                if is_equal and tickets[few[other]] < tickets[few[best]]
+                                else best
+                            )
                     short_seen = min(short_seen, most)
                     short_holds = most >= short_level
                     if short_holds:
-                        k = few[f]
+                        k = few[best]
                         group = hot[k]
                         first = firsts[group]
-                        count = few_counts[f]
+                        count = few_counts[best]
                         datasets[i] = tickets[k] >> 32
                         samples[i] = np.int64(count)
-                        turn, few_counts[f] = _next(
+                        turn, few_counts[best] = _next_turn(
                             turns[group], firsts[group + np.uint64(1)] - first, count, caps[group]
                         )
                         turns[group] = turn
                         tickets[k] = (members[first + turn] << 32) | np.int64(k)
                         i += 1
-                for f in range(num_few):
-                    hot_counts[few[f]] = few_counts[f]
+                for other in range(num_few):
+                    hot_counts[few[other]] = few_counts[other]
                 if short_seen < np.inf:
                     short_lowest = short_seen
                     seen = min(seen, short_seen)
@@ -235,3 +214,29 @@ def fill(
         if outer_seen < np.inf:
             outer_lowest = outer_seen
         outer_margin = max(_LEAST_MARGIN, outer_margin * (_NARROW_OUTER if outer_holds else _WIDEN))
+
+
+@device
+def _select(
+    groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
+) -> int:
+    """Fill `out` with the groups whose error at step t is at the level or above. Returns how many
+    there are.
+
+    Numbers of groups are unsigned: a signed index could be negative, and every access would check
+    for that.
+    """
+    num_selected = np.uint64(0)
+    for group in groups:
+        out[num_selected] = group
+        num_selected += np.uint64(weights[group] * t - counts[group] >= level)
+    return int(num_selected)
+
+
+@device
+def _next_turn(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
+    """Return the next turn in a group of `size`, and the count of the member whose turn it is."""
+    turn += 1
+    if turn < size:
+        return turn, count
+    return 0, count + 1.0 if count + 1.0 < cap else np.inf

@@ -78,7 +78,7 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
 def find_owner(
     positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s
 ) -> None:
-    """Fill datasets and samples, [n] each: the dataset that has each position, and the number of
+    """Fill datasets [n] with the dataset that has each position, and samples [n] with the number of
     the sample in this dataset.
 
     Args:

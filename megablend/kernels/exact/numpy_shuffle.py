@@ -19,6 +19,7 @@ from megablend.arrays import Uint32s
 from megablend.intrinsics import prefetch
 from megablend.jit import device, kernel
 
+# MT19937 (Matsumoto and Nishimura, 1998)
 WORDS = 624
 _MIDDLE = 397
 _UPPER = np.uint32(0x80000000)
@@ -32,37 +33,6 @@ _7 = np.uint32(7)
 _11 = np.uint32(11)
 _15 = np.uint32(15)
 _18 = np.uint32(18)
-
-
-@device
-def _twist(upper: np.uint32, lower: np.uint32, far: np.uint32) -> np.uint32:
-    y = (upper & _UPPER) | (lower & _LOWER)
-    word: np.uint32 = far ^ (y >> _1) ^ ((_0 - (y & _1)) & _MATRIX)
-    return word
-
-
-@device
-def next_words(key: Uint32s) -> None:
-    """Advance the generator's key, uint32 [WORDS], by WORDS words."""
-    for k in range(WORDS - _MIDDLE):
-        key[k] = _twist(key[k], key[k + 1], key[k + _MIDDLE])
-    rest = key[WORDS - _MIDDLE :]  # so that no index below is negative, and the loop is vectorised
-    for k in range(_MIDDLE - 1):
-        rest[k] = _twist(rest[k], rest[k + 1], key[k])
-    key[WORDS - 1] = _twist(key[WORDS - 1], key[0], key[_MIDDLE - 1])
-
-
-@device
-def temper(key: Uint32s, words: Uint32s) -> None:
-    """Fill words, uint32 [WORDS], with the numbers that the key stands for."""
-    for k in range(WORDS):
-        y = key[k]
-        y ^= y >> _11
-        y ^= (y << _7) & _TEMPER_B
-        y ^= (y << _15) & _TEMPER_C
-        y ^= y >> _18
-        words[k] = y
-
 
 Entries = npt.NDArray[Any]
 
@@ -94,23 +64,32 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
         return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
-    # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw
-    # that is not accepted
+    # AHEAD more than a buffer, of any content, which are prefetched but not used; and room for a
+    # draw that is not accepted
     room = min(BUFFER, last) + AHEAD + 1
     partners = np.zeros(room, np.uint32)
-    coming = np.zeros(room, np.uint32)
+    next_partners = np.zeros(room, np.uint32)
     while last > 0:
-        left = last - count
-        more = min(BUFFER, left)
+        next_last = last - count
+        next_count = min(BUFFER, next_last)
         for k in range(min(AHEAD, count)):
             prefetch(entries, np.int64(partners[k]))
         position, done = _draw(
-            key, words, position, left, coming, more, entries, last, partners, count
+            key,
+            words,
+            position,
+            next_last,
+            next_partners,
+            next_count,
+            entries,
+            last,
+            partners,
+            count,
         )
         _swap(entries, last, partners, done, count)
-        partners, coming = coming, partners
-        last = left
-        count = more
+        partners, next_partners = next_partners, partners
+        last = next_last
+        count = next_count
     return position
 
 
@@ -153,38 +132,68 @@ def _draw(
         mask = bound
         for shift in (1, 2, 4, 8, 16):
             mask |= mask >> shift
-        # A word lowers the bound by one at most: for so many words the mask holds, and `out` has
-        # room
+        # A word lowers the bound by at most one, so up to `stop` the mask holds, and `out` has room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
-        # Unsigned: a signed index could be negative, and every access would check for that.
-        size = np.uint64(stop - position)
-        both = np.uint64(min(stop - position, swaps - done))
-        here = np.uint64(last - done)
-        mine = partners[done:]
-        far = partners[done + AHEAD :]
-        drawn = words[position:]
-        left = np.uint64(bound)
-        together = np.uint64(bound + filled)
-        wide = np.uint64(mask)
-        for k in range(both):
-            prefetch(entries, np.int64(far[k]))
-            there = mine[k]
-            own = here - np.uint64(k)
-            entry = entries[own]
-            entries[own] = entries[there]
+        # Unsigned: a signed index could be negative, and every access would check for that
+        num_words = np.uint64(stop - position)
+        num_with_swap = np.uint64(min(stop - position, swaps - done))
+        first_here = np.uint64(last - done)
+        here_partners = partners[done:]
+        later_partners = partners[done + AHEAD :]
+        new_words = words[position:]
+        wide_bound = np.uint64(bound)
+        wide_mask = np.uint64(mask)
+        # The bound falls by one whenever a number is accepted, so this sum stays the same
+        bound_plus_filled = np.uint64(bound + filled)
+        for k in range(num_with_swap):
+            prefetch(entries, np.int64(later_partners[k]))
+            there = here_partners[k]
+            here = first_here - np.uint64(k)
+            entry = entries[here]
+            entries[here] = entries[there]
             entries[there] = entry
-            value = drawn[k] & wide
-            out[together - left] = value
-            left -= np.uint64(value <= left)
-        for k in range(both, size):
-            value = drawn[k] & wide
-            out[together - left] = value
-            left -= np.uint64(value <= left)
-        done += np.int64(both)
-        filled = np.int64(together - left)
-        bound = np.int64(left)
+            value = new_words[k] & wide_mask
+            out[bound_plus_filled - wide_bound] = value
+            wide_bound -= np.uint64(value <= wide_bound)
+        for k in range(num_with_swap, num_words):
+            value = new_words[k] & wide_mask
+            out[bound_plus_filled - wide_bound] = value
+            wide_bound -= np.uint64(value <= wide_bound)
+        done += np.int64(num_with_swap)
+        filled = np.int64(bound_plus_filled - wide_bound)
+        bound = np.int64(wide_bound)
         position = stop
     return position, done
+
+
+@device
+def next_words(key: Uint32s) -> None:
+    """Advance the generator's key, uint32 [WORDS], by WORDS words."""
+    for k in range(WORDS - _MIDDLE):
+        key[k] = _twist(key[k], key[k + 1], key[k + _MIDDLE])
+    rest = key[WORDS - _MIDDLE :]  # so that no index below is negative, and the loop is vectorised
+    for k in range(_MIDDLE - 1):
+        rest[k] = _twist(rest[k], rest[k + 1], key[k])
+    key[WORDS - 1] = _twist(key[WORDS - 1], key[0], key[_MIDDLE - 1])
+
+
+@device
+def _twist(upper: np.uint32, lower: np.uint32, far: np.uint32) -> np.uint32:
+    y = (upper & _UPPER) | (lower & _LOWER)
+    word: np.uint32 = far ^ (y >> _1) ^ ((_0 - (y & _1)) & _MATRIX)
+    return word
+
+
+@device
+def temper(key: Uint32s, words: Uint32s) -> None:
+    """Fill words, uint32 [WORDS], with the numbers that the key stands for."""
+    for k in range(WORDS):
+        y = key[k]
+        y ^= y >> _11
+        y ^= (y << _7) & _TEMPER_B
+        y ^= (y << _15) & _TEMPER_C
+        y ^= y >> _18
+        words[k] = y
 
 
 @device

@@ -45,7 +45,7 @@ def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
 
 
 @device
-def begun(
+def fill_begun(
     document: int,
     start: int,
     reached: int,
@@ -99,7 +99,7 @@ def cut(
     Returns: the number of rows that were filled; the number of documents that were passed, -1 if
         one is outside [0, num_lengths); the number of tokens before the next document.
     """
-    # Unsigned: a signed index could be negative, and every access would check for that.
+    # Unsigned: a signed index could be negative, and every access would check for that
     row = np.uint64(0)
     num_rows = np.uint64(len(rows))
     ahead = np.uint64(AHEAD)
@@ -127,7 +127,7 @@ def cut(
             row += np.uint64(1)
             begin += length
         if begin <= reached:
-            filled, begin = begun(place, start, reached, length, begin, np.int64(row), rows)
+            filled, begin = fill_begun(place, start, reached, length, begin, np.int64(row), rows)
             row = np.uint64(filled)
             if begin <= reached:
                 return np.int64(row), np.int64(i), start

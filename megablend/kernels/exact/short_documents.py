@@ -16,10 +16,10 @@ import numpy.typing as npt
 from megablend.arrays import Int32s, Uint8s
 from megablend.intrinsics import prefetch
 from megablend.jit import device, kernel
-from megablend.kernels.exact.sample_index import begun
+from megablend.kernels.exact.sample_index import fill_begun
 
 LONG = 255
-"""The byte that stands for this many tokens or more."""
+"""The largest byte; it stands for this number of tokens or more."""
 AHEAD = 64
 """Prefetch distance for lengths, in documents."""
 
@@ -71,7 +71,7 @@ def cut_short_documents(
         start = end
         end = end + tokens
         if begin <= end - extra:
-            row, begin = begun(first + i, start, end - extra, length, begin, row, rows)
+            row, begin = fill_begun(first + i, start, end - extra, length, begin, row, rows)
             if begin <= end - extra:
                 return row, i, start
     return row, size, end

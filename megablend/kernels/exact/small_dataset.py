@@ -52,30 +52,23 @@ def fill_datasets(
         extra: further tokens that a sample takes.
         many: documents per sample from which on the kernel for short documents is faster.
         near: documents whose lengths fit in a core's own caches.
-        memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32
+        memory: int32, filled; the caller has checked that it has room for each dataset's int32
             [entries], int32 [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.
     """
     unsigned = memory.view(np.uint32)
     for i in range(len(numbers)):
-        num_documents = numbers[i, 1]
-        begin = numbers[i, 2]
-        entries = numbers[i, 3]
-        together = numbers[i, 4]
-        num_samples = numbers[i, 5]
-        first_samples = numbers[i, 6]
-        documents = memory[numbers[i, 7] : numbers[i, 7] + entries]
-        rows = memory[numbers[i, 8] : numbers[i, 8] + 2 * (num_samples + 1)].reshape(
-            (num_samples + 1, 2)
-        )
-        samples = unsigned[numbers[i, 9] : numbers[i, 9] + num_samples]
+        lengths_address, num_documents, begin, entries, together = numbers[i, :5]
+        num_samples, first_samples, documents_at, rows_at, samples_at = numbers[i, 5:]
+        documents = memory[documents_at : documents_at + entries]
+        rows = memory[rows_at : rows_at + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
+        samples = unsigned[samples_at : samples_at + num_samples]
         short = entries >= many * num_samples
-        own = key.copy()
         filled[i] = _fill_dataset(
-            bytes_at(numbers[i, 0], 4 * num_documents).view(np.int32),
+            bytes_at(lengths_address, 4 * num_documents).view(np.int32),
             begin,
             together,
-            own,
+            key.copy(),
             position,
             length,
             extra,

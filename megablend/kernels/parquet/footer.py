@@ -110,34 +110,16 @@ def find_chunks(
 
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Set `start` of a chunk; returns whether its counts are plausible, and all its bytes are
+    """Set `start` of a chunk. Returns whether its counts are plausible, and all its bytes are
     before the limit."""
     data = chunk["data_page"]
     dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
     chunk["start"] = start
-    if (
-        min(
-            chunk["num_rows"],
-            chunk["num_values"],
-            chunk["decoded_bytes"],
-            chunk["stored_bytes"],
-            data,
-        )
-        < 0
-    ):
-        return False
-    if (
-        max(
-            chunk["num_rows"],
-            chunk["num_values"],
-            chunk["decoded_bytes"],
-            chunk["stored_bytes"],
-            data,
-        )
-        > MAX_COUNT
-    ):
-        return False
+    sizes = chunk["decoded_bytes"], chunk["stored_bytes"]
+    for count in (chunk["num_rows"], chunk["num_values"], *sizes, data):
+        if not 0 <= count <= MAX_COUNT:
+            return False
     if chunk["num_values"] and not 0 < start < start + chunk["stored_bytes"] <= limit:
         return False
     if chunk["null_count"] > MAX_COUNT:

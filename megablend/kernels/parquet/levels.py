@@ -27,7 +27,7 @@ LEVELS_DTYPE = np.dtype(
         ("begin", "<i8"),  # byte at which the values begin, after the levels
         ("tokens", "<i8"),  # number of tokens
         ("pieces", "<i8"),  # number of rows, and parts of rows
-        ("continues", "?"),  # whether the first piece continues a row of the page before
+        ("continues", "?"),  # whether the first piece continues a row of the previous page
         ("head", "<i8"),  # tokens of the first piece if it continues a row; 0 otherwise
         ("inner", "<i8"),  # rows with tokens that begin in the page, except the last one
         ("tail", "<i8"),  # tokens of the last row that begins in the page
@@ -72,6 +72,7 @@ def read_levels(
 
 @device
 def _read_page(page: np.void, max_def: int, repeated: bool, offsets: npt.NDArray[np.int64]) -> None:
+    """Decode the levels of one page; `offsets` are those of its pieces."""
     data = pointer_at(page["address"], page["size"])
     page["tokens"] = page["pieces"] = page["head"] = page["inner"] = page["tail"] = 0
     page["continues"] = False

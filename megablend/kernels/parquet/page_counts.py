@@ -39,9 +39,9 @@ def count_indexed_pages(
     """Locate and count pages. In a file with an OffsetIndex, each page begins with a row
     (parquet-format, PageIndex.md).
 
-    If a page has null elements, `scan` is set: the counts do not tell whether these fill whole
-    rows, which then are documents without tokens. If documents are not needed, the rows of the
-    pages of such a chunk are -1.
+    If a page has null elements, `scan` is set, since the counts do not determine whether the null
+    elements fill whole rows: such rows are documents without tokens. If documents are not needed,
+    the rows of the pages of such a chunk are -1.
 
     Args:
         first_page: int64 [n + 1], number of each chunk's first page.

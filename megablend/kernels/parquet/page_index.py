@@ -29,9 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 MIN_LOCATION_BYTES = 7
 """Bytes of the smallest PageLocation: three fields, each a header and a byte, and an end."""
 FIRST_I64 = NEXT_I64 = 1 << 4 | I64
-"""Header of an int64 field whose id is higher by one than that of the field before."""
+"""Header of an int64 field whose id is higher by one than the previous field's."""
 NEXT_I32 = 1 << 4 | I32
-"""Header of an int32 field whose id is higher by one than that of the field before."""
+"""Header of an int32 field whose id is higher by one than the previous field's."""
 MAX_OFFSET = 1 << 48
 """Upper bound of plausible offsets, sizes and numbers of rows."""
 MAX_PAGE_BYTES = (1 << 31) - 1
@@ -125,6 +125,7 @@ def page_locations(
 
 @device
 def _bad_number(offset: int, size: int, row: int) -> int:
+    """Return the problem of a page's location; NONE if there is none."""
     if not 0 <= offset <= MAX_OFFSET:
         return BAD_OFFSET
     if not 0 <= size <= MAX_OFFSET:
@@ -167,13 +168,13 @@ def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, in
     offset = size = row = np.int64(0)
     # As all known writers write it
     if position < end and data[position] == FIRST_I64:
-        then, offset = integer(data, position + 1, end, I64)
-        if 0 <= then < end and data[then] == NEXT_I32:
-            then, size = integer(data, then + 1, end, I32)
-            if 0 <= then < end and data[then] == NEXT_I64:
-                then, row = integer(data, then + 1, end, I64)
-                if 0 <= then < end and data[then] == 0:
-                    return then + 1, offset, size, row
+        after, offset = integer(data, position + 1, end, I64)
+        if 0 <= after < end and data[after] == NEXT_I32:
+            after, size = integer(data, after + 1, end, I32)
+            if 0 <= after < end and data[after] == NEXT_I64:
+                after, row = integer(data, after + 1, end, I64)
+                if 0 <= after < end and data[after] == 0:
+                    return after + 1, offset, size, row
     field = 0
     seen = 0
     while True:
@@ -205,7 +206,7 @@ def page_counts(
     nulls: Int64s,
     rep_levels: Int64s,
     def_levels: Int64s,
-    found: Int64s,
+    num_counts: Int64s,
 ) -> tuple[int, int, int]:
     """Parse and check the counts of ColumnIndexes.
 
@@ -219,35 +220,36 @@ def page_counts(
             level.
         def_levels: int64 [max_def + 1, num_pages], filled with the number of levels by definition
             level.
-        found: int64 [n, 3], filled with the number of counts of each kind: 0, or one for each page
-            and level.
+        num_counts: int64 [n, 3], filled with the number of counts of each kind: 0, or one for each
+            page and level.
 
     Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none
         is wrong.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
-    found[:] = 0
+    num_counts[:] = 0
     for i in range(len(begins)):
         pages = slice(first_page[i], first_page[i + 1])
         kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
         if begins[i] < ends[i]:
-            after = _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i])
+            after = _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], num_counts[i])
             if after < 0:
                 return i, UNREADABLE, 0
         for kind in range(2, -1, -1):
-            if not found[i, kind]:
+            if not num_counts[i, kind]:
                 kinds[kind][:] = 0
-            if found[i, kind] and found[i, kind] != kinds[kind].size:
+            if num_counts[i, kind] and num_counts[i, kind] != kinds[kind].size:
                 return i, INCOMPLETE, kind
-            if found[i, kind] and not _are_counts(kinds[kind]):
+            if num_counts[i, kind] and not _are_counts(kinds[kind]):
                 return i, BAD_COUNT, kind
-        if found[i, 1] and found[i, 2] and not _have_same_sums(kinds[1], kinds[2]):
+        if num_counts[i, 1] and num_counts[i, 2] and not _have_same_sums(kinds[1], kinds[2]):
             return i, SUMS_DIFFER, 0
     return len(begins), NONE, 0
 
 
 @device
 def _are_counts(counts: Int64s) -> bool:
+    """Whether all counts are plausible."""
     for level in range(counts.shape[0]):
         for page in range(counts.shape[1]):
             if not 0 <= counts[level, page] <= MAX_LEVELS:
@@ -277,9 +279,10 @@ def _counts(
     nulls: Int64s,
     rep_levels: Int64s,
     def_levels: Int64s,
-    found: Int64s,
+    num_counts: Int64s,
 ) -> int:
-    """Parse a ColumnIndex, and fill its counts and `found` [3]. Returns the position after it."""
+    """Parse a ColumnIndex, and fill its counts and `num_counts` [3]. Returns the position after
+    it."""
     field = 0
     while True:
         position, field, kind = next_field(data, position, end, field)
@@ -291,7 +294,7 @@ def _counts(
             position, count, element = list_header(data, position, end)
             if position >= 0 and count and not I8 <= element <= I64:
                 return UNUSUAL
-            found[field - 5] = count
+            num_counts[field - 5] = count
             if field == 5:
                 position = _integers(data, position, end, element, count, nulls)
             elif field == 6:

@@ -1,9 +1,8 @@
 """Thrift's compact protocol in kernels: integers, fields, and skipping values.
 
 Bytes are read from a pointer `data`, from index `position` on, before index `end`. A returned
-position below 0 is an error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not
-occur in Parquet's metadata. Kernels leave both to `formats.parquet.metadata.thrift`, which parses
-in Python and reports what is wrong.
+position below 0 is an error code, TRUNCATED or UNUSUAL. Kernels leave both to
+`formats.parquet.metadata.thrift`, which parses in Python and reports what is wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -17,7 +16,9 @@ from megablend.intrinsics import Pointer, pointer_at
 from megablend.jit import device, kernel
 
 TRUNCATED = -1
+"""Error code: the bytes end too early."""
 UNUSUAL = -2
+"""Error code: the bytes do not occur in Parquet's metadata."""
 MAX_DEPTH = 16
 """Largest nesting of values that are skipped."""
 FIELDS = -1
@@ -62,8 +63,8 @@ def integer(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int
 
 @device
 def next_field(data: Pointer, position: int, end: int, field: int) -> tuple[int, int, int]:
-    """Read the header of a field, given the id of the field before. Returns the position after it,
-    the field's id, and its kind; kind 0 at the end of the struct."""
+    """Read the header of a field, given the id of the previous field. Returns the position after
+    it, the field's id, and its kind; kind 0 at the end of the struct."""
     if position >= end:
         return TRUNCATED, field, 0
     header = int(data[position])
@@ -80,8 +81,8 @@ def next_field(data: Pointer, position: int, end: int, field: int) -> tuple[int,
 
 @device
 def list_header(data: Pointer, position: int, end: int) -> tuple[int, int, int]:
-    """Read the header of a list. Returns the position after it, the number of elements, which is at
-    most that of the bytes left, and their kind."""
+    """Read the header of a list. Returns the position after it; the number of elements, which is at
+    most the number of bytes left; and their kind."""
     if position >= end:
         return TRUNCATED, 0, 0
     header = int(data[position])
@@ -142,7 +143,7 @@ def _skip_plain(data: Pointer, position: int, end: int, kind: int) -> int:
 def _skip_nested(data: Pointer, position: int, end: int, kind: int, count: int) -> int:
     """Skip `count` values of a kind. Returns the position after them. Not recursive, since numba
     0.68 crashes when it loads a recursive function from its cache."""
-    # By depth, the number of values left, or FIELDS, and their kind
+    # For each depth: the number of values left, or FIELDS; and their kind
     left = np.zeros(MAX_DEPTH, np.int64)
     kinds = np.zeros(MAX_DEPTH, np.int64)
     depth = 0

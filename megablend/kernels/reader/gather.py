@@ -18,8 +18,8 @@ from megablend.jit import kernel
 SLOT_DTYPE = np.dtype(
     [
         ("kind", "<i8"),  # number of the tokens' type
-        ("size", "<i8"),  # in tokens; -1 of no block: even an access to token 0 is out of its range
-        ("tokens", "<i8"),  # their address
+        ("size", "<i8"),  # in tokens; -1 of an empty slot: even token 0 is out of its range
+        ("tokens", "<i8"),  # address of the tokens
         ("offsets", "<i8"),  # address of the offsets of its pieces: int64 [num_offsets]
         ("num_offsets", "<i8"),
     ]
@@ -48,11 +48,11 @@ def gather_tokens(
         like: any array of the type.
         kind: the type's number.
         slots: SLOT_DTYPE [num_blocks].
-        places, starts, stops: of spans, int64 [m]: which block, first token in it, stop; each
-            within one sample.
+        places, starts, stops: int64 [m], for each span the number of its block, and its first
+            token and its stop in the block; a span lies within one sample.
         width: tokens of a sample.
-        tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on;
-            what it does not have is left as it is.
+        tokens, labels: int64 [n, length], filled with a sample's tokens, and with its tokens from
+            the second on; entries without a token are left as they are.
 
     Returns: -1, or the number of a span that is not within its block or its sample, or `m` if
         they are not n samples.
@@ -69,35 +69,37 @@ def gather_tokens(
             return i
         if filled + size > width or row >= len(tokens):
             return i
-        coming = bytes_at(0, 0)
+        next_bytes = bytes_at(0, 0)
         if i + 1 < len(places) and 0 <= places[i + 1] < len(slots):
-            coming = bytes_at(
+            next_bytes = bytes_at(
                 slots[places[i + 1]]["tokens"] + starts[i + 1] * like.itemsize,
                 (stops[i + 1] - starts[i + 1]) * like.itemsize,
             )
         if slots[place]["kind"] == kind:
-            read = bytes_at(
+            span = bytes_at(
                 slots[place]["tokens"] + start * like.itemsize, size * like.itemsize
             ).view(like.dtype)
-            requested = 0
-            # In portions: what comes next is requested while tokens are written, and labels read
-            # what is still near
+            prefetched = 0
+            # In portions: the next span is prefetched while tokens are written, and labels are read
+            # while a portion is still in the cache
             for begin in range(0, size, PORTION):
                 end = min(begin + PORTION, size)
-                reach = len(coming) if end == size else min(end * like.itemsize, len(coming))
-                while requested < reach:
-                    prefetch(coming, requested)
-                    requested += 64
-                # Views, as long as the row goes: their loops are vectorised
-                part = read[begin:end]
-                to = tokens[row, filled + begin : filled + end]
-                for j in range(len(to)):
-                    to[j] = part[j]
+                ahead = len(next_bytes)
+                if end < size:
+                    ahead = min(end * like.itemsize, ahead)
+                while prefetched < ahead:
+                    prefetch(next_bytes, prefetched)
+                    prefetched += 64
+                # Views that end with the row, whose loops are vectorised
+                portion = span[begin:end]
+                target = tokens[row, filled + begin : filled + end]
+                for j in range(len(target)):
+                    target[j] = portion[j]
                 unlabelled = 1 if filled + begin == 0 else 0  # the first token is no label
-                part = read[begin + unlabelled : end]
-                to = labels[row, filled + begin + unlabelled - 1 : filled + end - 1]
-                for j in range(len(to)):
-                    to[j] = part[j]
+                portion = span[begin + unlabelled : end]
+                target = labels[row, filled + begin + unlabelled - 1 : filled + end - 1]
+                for j in range(len(target)):
+                    target[j] = portion[j]
         filled += size
         if filled == width:
             row = row + 1
@@ -122,10 +124,10 @@ def mark_documents(
 
     Args:
         ids: int64 [num_blocks], the number of each block in the index.
-        continues: bool [num_blocks], whether its first piece continues the document of the block
-            before.
+        continues: bool [num_blocks], whether its first piece continues a document of the previous
+            block.
         slots: SLOT_DTYPE [num_blocks].
-        places, epochs, starts, stops: of spans, int64 [m].
+        places, epochs, starts, stops: int64 [m], block, epoch, first token and stop of each span.
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
 

@@ -37,15 +37,16 @@ def document_ends(
     length = begins.shape[1]
     for i in range(begins.shape[0]):
         filled = 0
-        last = 0
-        most = 0
+        begin = 0
+        longest_so_far = 0
         for j in range(length):
             if begins[i, j]:
+                # The previous document ends where this one begins; for the first one, that is 0
                 ends[i, filled] = j
                 filled += 1
-                most = max(most, j - last)
-                last = j
-        longest[i] = max(most, length - last)
+                longest_so_far = max(longest_so_far, j - begin)
+                begin = j
+        longest[i] = max(longest_so_far, length - begin)
         ends[i, filled:] = length
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.kernels.parquet.bodies import decode_lz4
+from megablend.kernels.parquet.lz4 import decode_lz4
 from tests.examples import examples
 
 
