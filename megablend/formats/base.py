@@ -78,8 +78,8 @@ int64 [n]."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
-    """What the index stores about a file. It is the same, byte for byte, for the same file, options
-    and version of megablend."""
+    """Everything that the index stores about a file. It is the same, byte for byte, for the same
+    file, options and version of megablend."""
 
     rows: int
     """Number of documents, empty and null ones included."""
@@ -89,9 +89,10 @@ class FileIndex:
     """numpy name of the decoded tokens' dtype: int32, int64, uint16 or uint32, for `.bin` also
     uint8, int8 or int16; for numbers in extra columns also bool, float16, float32 or float64."""
     chunks: Array
-    """CHUNK_DTYPE [num_chunks]."""
+    """The chunk table: CHUNK_DTYPE [num_chunks]."""
     blocks: Array
-    """BLOCK_DTYPE [num_blocks], in file order; without blocks that have neither tokens nor rows."""
+    """The block table, in file order: BLOCK_DTYPE [num_blocks]; without blocks that have neither
+    tokens nor rows."""
     structure: str
     """Hex digest (blake2b, 16 bytes) of the file's description: Parquet or Arrow footer, whole
     `.idx`."""
@@ -129,12 +130,12 @@ class DecodedBlock:
     """Tokens of one block, and the offsets of its documents' pieces."""
 
     tokens: Array
-    """[num_tokens], of the file's token dtype; read-only."""
+    """The tokens, of the file's token dtype: [num_tokens], read-only."""
     offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents
-    are pieces without tokens."""
+    """Offsets of the pieces, int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]];
+    null and empty documents are pieces without tokens."""
     extra: tuple[Array, ...] = ()
-    """For each requested extra column, a number per token, [num_tokens]; read-only."""
+    """For each requested extra column, a number per token: [num_tokens], read-only."""
 
 
 NO_OFFSETS = np.zeros(1, np.int64)
@@ -143,8 +144,8 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Tells which bytes the blocks of one indexed file need, and decodes them. It can be shared by
-    threads, and used after a fork. `formats.fetch` calls its methods in turn.
+    """Determines which bytes the blocks of one indexed file need, and decodes the blocks. It can be
+    shared by threads, and used after a fork. `formats.fetch` calls its methods in turn.
 
     Args of all methods:
         blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table, in any order, repeats
@@ -164,7 +165,7 @@ class BlockReader(Protocol):
         further ranges are needed.
 
         Args:
-            fetched: the bytes of all ranges requested before, in the same order.
+            fetched: the bytes of all ranges that have been requested, in the same order.
             tokens: whether `decode` will be called; otherwise `find_pieces` will.
 
         Returns: an empty sequence when nothing more is needed.
@@ -192,7 +193,7 @@ class BlockReader(Protocol):
 
         Returns: for each block, the `offsets` that its DecodedBlock would have; and the number of
             data bytes that had to be read.
-        Raises: as `decode` does.
+        Raises: the same errors as `decode`.
         """
         ...
 
@@ -214,8 +215,8 @@ class Format(Protocol):
     has_row_groups: bool
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool
-    """Whether each read of `index` depends on the one before, so that over a network more files are
-    indexed at a time."""
+    """Whether each read of `index` depends on the previous one, so that over a network more files
+    are indexed at a time."""
 
     def files(self, path: str) -> Sequence[str]:
         """Return all files that belong to `path`, the data file first: ["x.bin", "x.idx"] for the
@@ -223,8 +224,8 @@ class Format(Protocol):
         ...
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """Return the remedy for a missing one of `files`, which is added to the message; None if
-        there is nothing to add."""
+        """Return the remedy for a missing file, one of `files`, which is added to the message; None
+        if there is nothing to add."""
         ...
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -241,7 +242,7 @@ class Format(Protocol):
         ...
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Return why a file's content cannot be what it would be read as, and the remedy; None if
+        """Return why a file's content cannot be read as this format, and the remedy; None if
         nothing contradicts it.
 
         A new file with a contradiction is refused; for a file that the cache has already, the
@@ -274,11 +275,11 @@ class Format(Protocol):
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
         """Return the ranges that readers of blocks will request, without dictionaries, as far as
-        the index alone tells: storages that fetch ahead do not open files for that.
+        they follow from the index alone: storages that fetch ahead do not open files for that.
 
         Args:
             blocks: PLACED_BLOCK_DTYPE [n], blocks of one file.
-            stops: returns the byte at which the block after each, or the file's end, begins:
+            stops: returns the byte at which the block after each block, or the file's end, begins:
                 int64 [n].
 
         Returns: ranges whose `owners` are indices into `blocks`.
@@ -353,7 +354,7 @@ class DivisibleFormat(Format, Protocol):
 
         Returns: the index of these chunks: rows, tokens and scanned_bytes are those of the part,
             `first_token` counts from the part's start, `first_row` from the file's.
-            `index.build.file_tasks.join` joins the parts.
+            `index.build.file_parts.join` joins the parts.
         """
         ...
 
@@ -371,8 +372,8 @@ class GroupDigestFormat(Format, Protocol):
     ) -> npt.NDArray[np.uint64]:
         """Compute the digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
 
-        Raises: ChangedFileError if the description is not the one that was indexed; as Storage.read
-            does.
+        Raises: ChangedFileError if the description is not the one that was indexed; the same errors
+            as Storage.read.
         """
         ...
 

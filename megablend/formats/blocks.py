@@ -1,5 +1,5 @@
-"""Block and chunk tables: those of files without column chunks, joined tables, sizes, and the form
-in which readers take blocks."""
+"""Block and chunk tables: the chunk table of files without chunks, joined tables, sizes, and the
+form in which readers take blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
 
 
 def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:
-    """Estimate the memory of each block while it is decoded, in bytes, int64 [n]: that of its
+    """Estimate the memory of each block while it is decoded, in bytes, int64 [n]: the memory of its
     tokens or of its decompressed page, whichever is larger.
 
     A page of indices into a dictionary may have a thousandth of the bytes of its tokens.

@@ -15,6 +15,9 @@ LARGE_BYTES = 8 << 20
 they are freed. Arrow's pool and malloc keep freed memory: with one such buffer of each thread, a
 process would exceed `memory`. Smaller buffers come from the pool, since reusing memory costs
 less."""
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""numpy's names of types that Arrow names differently. (`pyarrow.DataType.to_pandas_dtype` may need
+pandas, as in pyarrow 25.)"""
 
 
 def allocate_buffer(size: int) -> pa.Buffer:
@@ -37,11 +40,6 @@ def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) ->
     size = math.prod(shape) if isinstance(shape, tuple) else shape
     data = np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8)
     return data.view(kind).reshape(shape)
-
-
-_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""numpy's names of types that Arrow names otherwise. (`pyarrow.DataType.to_pandas_dtype` may need
-pandas, as in pyarrow 25.)"""
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:

@@ -19,7 +19,6 @@ OTHER_NAMES = (
 )
 """Usual names of lists of integers that are not tokens; names that end in `mask` count, too."""
 
-
 UINT64_REMEDY = "write it as int64 or uint32"
 """Remedy for a column of uint64, with which torch does not compute."""
 NESTED_REMEDY = "write one list per row"
@@ -39,13 +38,13 @@ def choose_column(
     If the config names none, it is the only column of lists of integers; or, of several, the one
     with the most certain of TOKEN_NAMES, unless a column with such a name cannot contain tokens. A
     column of single integers is chosen only if it has one of these names and the file has no other
-    column, since beside a column of text it may hold numbers of tokens.
+    column, since next to a column of text it may hold numbers of tokens.
 
     Args:
         column: its name in the config, or None.
         problems: dotted path of each column and struct member -> None if it may contain tokens,
             otherwise the reason why it cannot.
-        lists: dotted paths of those that are lists.
+        lists: dotted paths of the columns that are lists.
         numbers: whether numbers of any kind are accepted, not only integers.
 
     Raises: ConfigError if there is no such column, if there are none or several to choose from, or
@@ -55,21 +54,21 @@ def choose_column(
     known = ", ".join(fit) or "none"
     kind = "numbers" if numbers else "integers"
     if column is None:
-        found = _choose_list([name for name in fit if name in lists])
-        if found is None and len(problems) == 1:
-            found = _find_named(fit)
-        has_token_name = found is not None and _last_part(found) in TOKEN_NAMES
+        chosen = _choose_list([name for name in fit if name in lists])
+        if chosen is None and len(problems) == 1:
+            chosen = _find_named(fit)
+        has_token_name = chosen is not None and _last_part(chosen) in TOKEN_NAMES
         unfit = _find_unfit(problems)
         if not has_token_name and unfit is not None:
             hint = ""
-            if found:
-                hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source"
+            if chosen:
+                hint = f"; if the tokens are in {chosen!r}, set `column: {chosen}` for this source"
             raise ConfigError(
                 f"{path}: column {unfit!r}, which by its name should contain the tokens, {problems[unfit]}{hint}"
             )
-        if found is None:
+        if chosen is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")
-        return found
+        return chosen
     if column not in problems:
         hint = did_you_mean(column, fit or list(problems), before="; ")
         raise ConfigError(f"{path}: no column {column!r}{hint or ';'} columns of {kind}: {known}")
@@ -114,11 +113,12 @@ def _find_unfit(problems: Mapping[str, str | None]) -> str | None:
 
 
 def _is_other(column: str) -> bool:
+    """Whether a column, by its name, contains integers that are not tokens."""
     return _last_part(column) in OTHER_NAMES or _last_part(column).endswith("mask")
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """Describe the first list that would be of integers if it were written in another way; "" if
+    """Describe the first list column that could hold tokens if it were written differently; "" if
     there is none."""
     for name, problem in problems.items():
         if (

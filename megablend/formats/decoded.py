@@ -34,11 +34,11 @@ class DecodedBlocks(Sequence[DecodedBlock]):
     """For each block, the owner of its tokens' memory, an Arrow buffer or an array; or the
     DecodedBlock itself."""
     kinds: npt.NDArray[np.int8]
-    """int8 [n], index in DTYPES of each block's dtype."""
+    """Index in DTYPES of each block's dtype: int8 [n]."""
     sizes: Int64s
-    """int64 [n], number of tokens of each block."""
+    """Number of tokens of each block: int64 [n]."""
     addresses: Int64s
-    """int64 [n], address in memory of each block's tokens."""
+    """Address in memory of each block's tokens: int64 [n]."""
     offsets: list[Int64s] | None
     """The `offsets` of each block; None if they were not requested."""
     extra: tuple[DecodedBlocks, ...] = ()
@@ -73,15 +73,12 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         if len(parts) == 1:
             return parts[0]
         with_offsets = all(part.offsets is not None for part in parts)
-        kinds, sizes, addresses = (
-            np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
-            for name, kind in (("kinds", np.int8), ("sizes", np.int64), ("addresses", np.int64))
-        )
+        none = np.empty(0, np.int64)
         return DecodedBlocks(
             [owner for part in parts for owner in part.owners],
-            kinds,
-            sizes,
-            addresses,
+            np.concatenate([np.empty(0, np.int8), *(part.kinds for part in parts)]),
+            np.concatenate([none, *(part.sizes for part in parts)]),
+            np.concatenate([none, *(part.addresses for part in parts)]),
             [offsets for part in parts for offsets in part.offsets or ()] if with_offsets else None,
             tuple(
                 DecodedBlocks.joined(column)
@@ -91,18 +88,18 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
     def taken(self, indices: Int64s) -> DecodedBlocks:
         """Select blocks by their indices, int64 [m]; repeats allowed."""
-        listed = indices.tolist()
+        index_list = indices.tolist()
         return DecodedBlocks(
-            [self.owners[i] for i in listed],
+            [self.owners[i] for i in index_list],
             self.kinds[indices],
             self.sizes[indices],
             self.addresses[indices],
-            None if self.offsets is None else [self.offsets[i] for i in listed],
+            None if self.offsets is None else [self.offsets[i] for i in index_list],
             tuple(column.taken(indices) for column in self.extra),
         )
 
     def without_offsets(self) -> DecodedBlocks:
-        """The same blocks without document offsets."""
+        """Return the same blocks without document offsets."""
         return DecodedBlocks(self.owners, self.kinds, self.sizes, self.addresses, None, self.extra)
 
     def __len__(self) -> int:

@@ -24,8 +24,8 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
     """
     if len(block.offsets) < 2:
         return block
-    both = STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS
-    first_has_earlier_tokens = flags & both == both
+    continued = STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS
+    first_has_earlier_tokens = flags & continued == continued
     last_ends = bool(flags & ENDS_AT_DOCUMENT_END)
     num_ends = count_ends(block.offsets, first_has_earlier_tokens, last_ends)
     tokens = np.empty(len(block.tokens) + num_ends, block.tokens.dtype)

@@ -30,8 +30,8 @@ Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps freed memory:
 malloc returns it to the system, and new memory for every batch is slow on first access. Smaller
-requests do not, since a call to the pool lets another thread run, and since the pool keeps more of
-many small buffers that other threads free than a small `memory` allows."""
+requests do not: a call to the pool lets another thread run; and of many small buffers that other
+threads free, the pool keeps more than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
 """The same limit for requests that a caller waits for: only one thread allocates and frees them."""
 BATCH_BYTES = 32 << 20
@@ -72,8 +72,8 @@ def fetch_now(
 
 
 def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64s]]:
-    """Return the requests to the storage that fetch ranges: the offsets and sizes, int64 [n] each,
-    of each request."""
+    """Return the requests to the storage that fetch ranges: for each request the offsets and the
+    sizes, arrays of int64 [n]."""
     return _requests(ranges, _merge(ranges, storage.limits(ranges.path)))
 
 
@@ -102,20 +102,20 @@ def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, In
 # Not frozen, since it would take twice as long to make; only `fetched` changes
 @dataclass(slots=True, eq=False)
 class FileRead:
-    """Blocks of one file, and the bytes that were fetched for them so far."""
+    """Blocks of one file, and the bytes that have been fetched for them so far."""
 
     reader: BlockReader
     blocks: Array
     """PLACED_BLOCK_DTYPE [n]."""
     chunks: Array
-    """CHUNK_DTYPE [m], chunk table of the file."""
+    """Chunk table of the file: CHUNK_DTYPE [m]."""
     tokens: bool = True
     """Whether tokens will be decoded; otherwise only documents are needed."""
     check: Check | None = None
     """Called with all fetched ranges."""
     retry_storage: Storage | None = None
-    """Fetches bytes that turn out to be damaged once more; None for files on a local disk, whose
-    bytes would be the same."""
+    """Fetches damaged bytes once more; None for files on a local disk, whose bytes would be the
+    same."""
     number: int = -1
     """Number of the file in its index; -1 if it is in none."""
     fetched: list[FetchedRanges] = field(default_factory=list)
@@ -156,8 +156,8 @@ class FileRead:
         )
 
     def _use(self, work: Callable[[FileRead], T]) -> T:
-        """Call `work` with this read; if it finds the bytes damaged, with the same bytes fetched
-        once more.
+        """Call `work` with this read; if it finds that the bytes are damaged, fetch them once more,
+        and call it again.
 
         Bytes that a network or a proxy has damaged are usually whole the next time. Headers, and
         pages with a CRC, show the damage.
@@ -171,10 +171,10 @@ class FileRead:
                 "%s: reading the bytes again, since they may have been damaged in transit",
                 error,
             )
-        again = replace(self, retry_storage=None, fetched=[])
-        fetch_all([again], self.retry_storage)
-        self.fetched[:] = again.fetched
-        return work(again)
+        fresh_read = replace(self, retry_storage=None, fetched=[])
+        fetch_all([fresh_read], self.retry_storage)
+        self.fetched[:] = fresh_read.fetched
+        return work(fresh_read)
 
 
 class JointReader(BlockReader, Protocol):
@@ -235,7 +235,10 @@ def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
             return fetch_now(ranges, storage, _allocate_for_caller)
         return start_fetch(ranges, storage)
 
-    while needed := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
+    while True:
+        needed = [(read, ranges) for read in reads for ranges in read.next_ranges()]
+        if not needed:
+            return
         fetched = [begin(ranges) for _, ranges in needed]
         for (read, _), result in zip(needed, fetched, strict=True):
             read.add(result.result() if isinstance(result, Future) else result)
@@ -296,8 +299,8 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 def _place_ranges(
     ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
 ) -> FetchedRanges:
-    """Locate ranges in the buffers that were read, each with the places in it at which its runs
-    begin."""
+    """Locate ranges in the buffers that were read, each of which is given with the positions in it
+    at which its runs begin."""
     offsets_in_runs = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
     if ranges.owners is None:
@@ -316,10 +319,13 @@ def _separate(fetched: FetchedRanges, owners: Int64s) -> FetchedRanges:
     if len(fetched.buffers) == len(owners):
         return fetched
     order = np.lexsort((owners, fetched.buffer_of))
-    same_buffer = fetched.buffer_of[order[1:]] == fetched.buffer_of[order[:-1]]
-    other_owner = owners[order[1:]] != owners[order[:-1]]
+    # A buffer is shared if two neighbours in this order have it, but not the same owner
+    sorted_buffers = fetched.buffer_of[order]
+    sorted_owners = owners[order]
+    same_buffer = sorted_buffers[1:] == sorted_buffers[:-1]
+    other_owner = sorted_owners[1:] != sorted_owners[:-1]
     is_shared = np.zeros(len(fetched.buffers), np.bool_)
-    is_shared[fetched.buffer_of[order[1:][same_buffer & other_owner]]] = True
+    is_shared[sorted_buffers[1:][same_buffer & other_owner]] = True
     copied = is_shared[fetched.buffer_of]
     buffers = list(fetched.buffers)
     buffer_of = fetched.buffer_of.copy()

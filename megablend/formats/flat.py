@@ -175,10 +175,15 @@ class _DividedReader:
     ) -> Sequence[DecodedBlock]:
         """See BlockReader.decode."""
         decoded = self.inner.decode(_of_rows(blocks), chunks, fetched, pieces=False)
-        # Some formats always return offsets: those of rows, which are not used
+        # Some formats always return the offsets of rows, which are not used
         tokens = [block.tokens for block in decoded]
         offsets = self._offsets(blocks, tokens) if pieces else [NO_OFFSETS] * len(tokens)
-        return DecodedBlocks.of([DecodedBlock(*each) for each in zip(tokens, offsets, strict=True)])
+        return DecodedBlocks.of(
+            [
+                DecodedBlock(block_tokens, block_offsets)
+                for block_tokens, block_offsets in zip(tokens, offsets, strict=True)
+            ]
+        )
 
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
@@ -191,8 +196,10 @@ class _DividedReader:
         return offsets, int(blocks["stored_bytes"].sum(dtype=np.int64))
 
     def _offsets(self, blocks: Array, tokens: Sequence[Array | None]) -> list[Int64s]:
-        pairs = zip(blocks, tokens, strict=True)
-        return [find_offsets(self.path, block, self.separator, each) for block, each in pairs]
+        return [
+            find_offsets(self.path, block, self.separator, block_tokens)
+            for block, block_tokens in zip(blocks, tokens, strict=True)
+        ]
 
 
 def _of_rows(blocks: Array) -> Array:

@@ -1,5 +1,4 @@
-"""The available formats, megablend's own and those of other packages; and detecting the format of a
-file.
+"""The available formats, of megablend and of other packages; and detecting the format of a file.
 
 Another package adds a format by an entry point of the group `megablend.formats`, whose name is the
 format's name and whose value is a `Format` object:
@@ -28,8 +27,8 @@ from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"
 BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
-FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
-"""Formats by name; those of other packages are added when they are first needed."""
+FORMATS: dict[str, Format] = {kind.name: kind for kind in BUILT_IN}
+"""Formats by name; formats of other packages are added when they are first needed."""
 TEXT_SUFFIXES = tuple(
     name + packed
     for name in (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".tsv")
@@ -86,16 +85,15 @@ def format_of(path: str, storage: Storage) -> Format:
     """
     candidates = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(candidates) > 1:
-        # Raised for a pattern, or a file that does not exist
+        # The error is raised for a pattern, or a file that does not exist
         with contextlib.suppress(DataError):
             # Indexing begins with the file's ends, too: over a network, they are read only once
             read_ends(storage, path)
             fetched = PrefetchedStorage(storage)
             head_bytes = min(_HEAD_BYTES, storage.stat(path).size)
             fetched.request(path, np.array([0]), np.array([head_bytes]))
-            candidates = [
-                each for each in candidates if each.recognizes(path, fetched)
-            ] or candidates
+            recognizing = [kind for kind in candidates if kind.recognizes(path, fetched)]
+            candidates = recognizing or candidates
     if candidates:
         return candidates[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
@@ -120,7 +118,8 @@ def format_of(path: str, storage: Storage) -> Format:
 
 
 def _with_suffix(path: str, names: list[str]) -> list[Format]:
-    return [each for each in map(get_format, names) if path.lower().endswith(tuple(each.suffixes))]
+    formats = map(get_format, names)
+    return [kind for kind in formats if path.lower().endswith(tuple(kind.suffixes))]
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Format:

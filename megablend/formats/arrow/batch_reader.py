@@ -1,7 +1,7 @@
 """Record batches of an Arrow file as blocks.
 
 A batch that has little else than the token column's buffers is fetched whole. For others, the
-message is fetched first: it tells where the column's buffers are.
+message is fetched first: it contains the positions of the column's buffers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ArrowReader:
     path: str
     column: Column
     places: Array
-    """PLACE_DTYPE [num_batches], sorted by offset."""
+    """Places of the record batches, sorted by offset: PLACE_DTYPE [num_batches]."""
     offsets: Array
-    """int64 [num_batches]: a contiguous copy of `places["offset"]`, since searching a field of a
+    """A contiguous copy of `places["offset"]`, int64 [num_batches]: searching a field of a
     structured array would copy all of it each time."""
 
     def byte_ranges(
@@ -126,11 +126,12 @@ class ArrowReader:
         batch begins at the offset of a block."""
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
-        known = numbers < len(self.offsets)
-        known[known] = self.offsets[numbers[known]] == offsets[known]
-        if not known.all():
+        is_wrong = numbers == len(self.offsets)
+        found = np.flatnonzero(~is_wrong)
+        is_wrong[found] = self.offsets[numbers[found]] != offsets[found]
+        if is_wrong.any():
             raise CorruptFileError(
-                self.path, "no record batch begins here", offset=int(offsets[~known][0])
+                self.path, "no record batch begins here", offset=int(offsets[is_wrong][0])
             )
         return self.places[numbers]
 
@@ -168,7 +169,7 @@ class _Stored:
     """The parts of a batch's body that were fetched."""
 
     parts: Mapping[int, Bytes]
-    """By their offset in the body."""
+    """The bytes of each part, by its offset in the body."""
     whole: bool
     """Whether the whole body was fetched, as the part at offset 0."""
 
@@ -181,7 +182,7 @@ class _Stored:
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
     """See Format.list_ranges. Batches that are not fetched whole have ranges of 1 byte, at which
-    their messages begin: only these tell where the column is."""
+    their messages begin: only the messages contain the positions of the column's buffers."""
     sizes = stops() - blocks["offset"]
     sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
     return [FileRanges(path, np.ascontiguousarray(blocks["offset"]), sizes, np.arange(len(blocks)))]
@@ -203,9 +204,9 @@ def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
 def _parts_by_block(fetched: Sequence[FetchedRanges]) -> dict[int, dict[int, Bytes]]:
     """Return the fetched parts of bodies, by index of the block and by offset in the file."""
     parts: dict[int, dict[int, Bytes]] = {}
-    for each in fetched:
-        assert each.ranges.owners is not None
-        ranges = zip(each.ranges.owners.tolist(), each.ranges.offsets.tolist(), strict=True)
+    for fetch in fetched:
+        assert fetch.ranges.owners is not None
+        ranges = zip(fetch.ranges.owners.tolist(), fetch.ranges.offsets.tolist(), strict=True)
         for i, (block, offset) in enumerate(ranges):
-            parts.setdefault(block, {})[offset] = each[i]
+            parts.setdefault(block, {})[offset] = fetch[i]
     return parts

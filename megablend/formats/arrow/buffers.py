@@ -34,8 +34,8 @@ class Buffers:
         self.fetched_bytes = 0
 
     def size(self, number: int) -> int:
-        """Return the decompressed size of a buffer in bytes; that of a compressed one is read from
-        its prefix. Raises: BatchError."""
+        """Return the decompressed size of a buffer in bytes; a compressed buffer states it in its
+        prefix. Raises: BatchError."""
         if number in self._read:
             return len(self._read[number])
         stored = int(self._batch.buffers[number]["size"])
@@ -84,6 +84,8 @@ def decompress(stored: Bytes, codec: str) -> Array:
 
 
 def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
+    """Return the decompressed size of a compressed buffer, given its first 8 bytes and its stored
+    size. Raises: BatchError."""
     if not stored_bytes:
         return 0
     if stored_bytes < 8:

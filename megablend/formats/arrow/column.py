@@ -19,7 +19,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.choose import NESTED_REMEDY, UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
-"""By Arrow's name of a type of numbers that are not tokens, numpy's name."""
+"""numpy's names of the types of numbers that are not tokens, by Arrow's names."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
@@ -33,10 +33,10 @@ class Level(NamedTuple):
     node: int
     """Number of its node."""
     buffer: int
-    """Number of its first buffer (the validity bitmap), not counting data buffers of view columns
-    before it."""
+    """Number of its first buffer (the validity bitmap), not counting data buffers of earlier view
+    columns."""
     views: int
-    """Number of view columns before it: only a batch states how many data buffers each of them
+    """Number of earlier view columns: only a batch states how many data buffers each of them
     has."""
 
 
@@ -67,6 +67,8 @@ class Column:
 
 
 class _Field(NamedTuple):
+    """A field that a dotted path can refer to."""
+
     name: str
     type: Any
     level: Level
@@ -153,9 +155,8 @@ def _level_after(kind: Any, level: Level) -> Level:
         or types.is_primitive(stored)
         or types.is_boolean(stored)
         or types.is_decimal(stored)
+        or types.is_fixed_size_binary(stored)
     ):
-        return Level(node, buffer + 2, views)
-    if types.is_fixed_size_binary(stored):
         return Level(node, buffer + 2, views)
     if (
         types.is_binary(stored)
@@ -214,6 +215,7 @@ def _nested_remedy(element: Any) -> str:
 
 
 def _list_kind(stored: Any) -> str | None:
+    """Return the `Column.kind` of a type of lists; None for other types."""
     if types.is_list(stored):
         return "list"
     if types.is_large_list(stored):

@@ -1,5 +1,5 @@
-"""Counting the documents and tokens of record batches, whose places a file's footer or a stream's
-messages give."""
+"""Counting the documents and tokens of record batches, whose places are in a file's footer or in a
+stream's messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""The last batch may have fewer rows, so that its offsets begin earlier than in the first: its body
-is requested from the start if the needed part of the first ends within this many bytes."""
+"""The last batch may have fewer rows, so that its offsets begin earlier than in the first batch:
+its body is requested from the start if the needed part of the first batch ends within these
+bytes."""
 
 
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
@@ -68,8 +69,8 @@ def expect_ranges(
         batch: the first batch.
         body_bytes: int64 [num_batches], size of each batch's body, the first included.
 
-    Returns: for each range the number of its batch, its first byte in the body, and its size, int64
-        [n] each; all within the bodies.
+    Returns: for each range the number of its batch, its first byte in the body, and its size:
+        arrays of int64 [n]; all ranges are within the bodies.
     """
     needed = np.array(needed_ranges(batch, column, tokens=False), np.int64).reshape(-1, 2)
     starts = needed[:, 0]
@@ -92,7 +93,7 @@ def _expect_buffers(
     path: str, places: Array, column: Column, storage: Storage
 ) -> tuple[Int64s, Int64s]:
     """Return the expected offsets in the file, and the sizes, of the buffers of all batches; none
-    if the first message was not requested yet."""
+    if the first message has not been requested yet."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
         # Reported when the batch is counted

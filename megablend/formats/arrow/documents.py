@@ -27,9 +27,10 @@ class Documents:
     num_values: int
     """Number of values, from `first` on, that belong to rows."""
     keep: Bools | None
-    """bool [num_values]: whether each value is a token; None if all are."""
+    """Whether each value is a token: bool [num_values]; None if all are."""
     offsets: npt.NDArray[np.int64]
-    """int64 [rows + 1]: row i has tokens offsets[i] to offsets[i+1]."""
+    """Offsets of the rows among the tokens, int64 [rows + 1]: row i has tokens offsets[i] to
+    offsets[i+1]."""
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
@@ -56,8 +57,8 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
         keep = elements[first:last] if keep is None else keep & elements[first:last]
     if keep is None:
         return Documents(first, last - first, None, bounds - first)
-    kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
-    return Documents(first, last - first, keep, kept[bounds - first])
+    kept_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+    return Documents(first, last - first, keep, kept_before[bounds - first])
 
 
 def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
@@ -96,7 +97,8 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
 
 
 def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[np.int64]:
-    """int64 [rows + 1]: row i has the values bounds[i] to bounds[i+1]."""
+    """Return the bounds of the rows among the values, int64 [rows + 1]: row i has the values
+    bounds[i] to bounds[i+1]. Raises: BatchError."""
     if column.kind in ("flat", "fixed_size_list"):
         return np.arange(batch.rows + 1, dtype=np.int64) * max(column.width, 1)
     width = 4 if column.kind == "list" else 8

@@ -17,6 +17,7 @@ from megablend.formats.base import Array
 _NODE_DTYPE = np.dtype([("length", "<i8"), ("nulls", "<i8")])
 _BUFFER_DTYPE = np.dtype([("offset", "<i8"), ("size", "<i8")])
 _RECORD_BATCH = 3
+"""The kind of a record batch's message, as Message.fbs numbers them."""
 _CODECS = {0: "lz4", 1: "zstd"}
 
 
@@ -30,11 +31,11 @@ class Batch:
 
     rows: int
     nodes: Array
-    """_NODE_DTYPE [num_nodes]."""
+    """The length and the number of nulls of each field: _NODE_DTYPE [num_nodes]."""
     buffers: Array
-    """_BUFFER_DTYPE [num_buffers]; offsets count from the start of the body."""
+    """The place of each buffer, counted from the start of the body: _BUFFER_DTYPE [num_buffers]."""
     views: Array
-    """int64 [num_views]: number of data buffers of each view column."""
+    """Number of data buffers of each view column: int64 [num_views]."""
     codec: str | None
     """Name of the codec, lz4 or zstd; None if buffers are not compressed."""
 

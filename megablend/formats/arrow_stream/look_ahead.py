@@ -1,8 +1,8 @@
 """Reading the messages of a stream, each of which gives only the position of the next.
 
-A request for each message takes a round trip each. If messages are large, that is faster than
-reading their bodies as well. If they are small, it is faster to request large portions of the file,
-the next one while the messages in the last one are parsed, although indexing does not need all of
+Each request for a message takes a round trip. If messages are large, that is faster than reading
+their bodies as well. If they are small, it is faster to request large portions of the file, the
+next portion while the messages in the last one are parsed, although indexing does not need all of
 their data.
 """
 
@@ -18,15 +18,15 @@ from megablend.storage.prefetched import stream_portions
 PORTION_BYTES = 4 << 20
 """Bytes that are requested at a time if messages are small."""
 SMALL_BYTES = 256 << 10
-"""A message with its body is small if it has fewer bytes: so many are transferred in about the time
+"""A message with its body is small if it has fewer bytes, which are transferred in about the time
 of a round trip."""
 _EXPECTED_AFTER = 4
 """Number of small messages in a row after which more are expected."""
 
 
 class LookAhead:
-    """Reads the messages of a file from its beginning to its end: only the metadata of large ones,
-    whose bodies are skipped; but all bytes of the file while messages are small.
+    """Reads the messages of a file from its beginning to its end: only the metadata of large
+    messages, whose bodies are skipped; but all bytes of the file while messages are small.
 
     Args:
         size: bytes of the file.
@@ -39,21 +39,22 @@ class LookAhead:
         self._num_small = 0
         """Number of small messages in a row before the next one."""
         self._portions: Iterator[int] | None = None
-        """Requests the file from `_begin` on, portion by portion; None while only metadata is
-        read."""
+        """Requests the file from `_begin` on, and yields the number of each portion that is there;
+        None while only metadata is read."""
         self._begin = 0
+        """Byte at which the first portion begins."""
         self._stop = 0
         """Byte at which the last requested portion ends."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read bytes from an offset on, which must not be lower than in the last call. Raises: as
-        Storage.read does."""
+        """Read bytes from an offset on, which must not be lower than in the last call.
+        Raises: the same errors as Storage.read."""
         while self._portions is not None and offset >= self._stop:
             self._stop = min(self._size, self._begin + (next(self._portions) + 1) * PORTION_BYTES)
         return self._storage.read(self._path, offset, size)
 
     def pass_message(self, offset: int, size: int) -> None:
-        """Decide how messages from `offset` on are read, given the size of the message before."""
+        """Decide how messages from `offset` on are read, given the size of the previous message."""
         self._num_small = self._num_small + 1 if size < SMALL_BYTES else 0
         if not self._num_small:
             self.close()
@@ -66,7 +67,7 @@ class LookAhead:
             self._portions = iter(stream_portions(self._storage, self._path, portions))
 
     def close(self) -> None:
-        """Drop portions that were requested and not read."""
+        """Drop portions that were requested but not read."""
         if self._portions is not None and hasattr(self._portions, "close"):
             self._portions.close()
         self._portions = None

@@ -41,7 +41,7 @@ class Stream(NamedTuple):
     schema_bytes: bytes
     """Its first message, which contains the schema."""
     places: Array
-    """PLACE_DTYPE [num_batches], in file order."""
+    """Places of the record batches, in file order: PLACE_DTYPE [num_batches]."""
 
 
 def read_stream(path: str, size: int, storage: Storage) -> Stream:
@@ -67,15 +67,17 @@ class _Message(NamedTuple):
 
     kind: int
     metadata: bytes
-    """The metadata, with the mark and the size before it."""
+    """The metadata, preceded by CONTINUATION and its size."""
     body_bytes: int
 
 
 def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
+    """Read all messages of a stream. Raises: CorruptFileError, UnsupportedFileError."""
     schema_bytes = b""
     places = list[tuple[int, int, int, int]]()
     offset = 0
-    while (message := _read_message(path, offset, size, ahead)) is not None:
+    message = _read_message(path, offset, size, ahead)
+    while message is not None:
         _check_kind(path, offset, message.kind)
         if message.kind == _SCHEMA:
             schema_bytes = message.metadata
@@ -84,6 +86,7 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         message_bytes = len(message.metadata) + message.body_bytes
         offset += message_bytes
         ahead.pass_message(offset, message_bytes)
+        message = _read_message(path, offset, size, ahead)
     if offset + 8 != size:
         raise CorruptFileError(
             path,

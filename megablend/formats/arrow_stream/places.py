@@ -15,9 +15,9 @@ def pack_places(places: Array) -> dict[str, Any]:
     """Convert places, PLACE_DTYPE [num_batches], to a JSON object, which `unpack_places` converts
     back.
 
-    Most batches immediately follow the one before, and have metadata of the same size and bodies of
-    the same size. Only the first two of a list of values are stored if all later ones are equal to
-    the second.
+    Most batches immediately follow the previous batch, and have metadata of the same size and
+    bodies of the same size. Only the first two of a list of values are stored if all later ones are
+    equal to the second.
     """
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
     ends_before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
@@ -33,7 +33,7 @@ def pack_places(places: Array) -> dict[str, Any]:
 
 
 def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
-    """Convert what `pack_places` returned to places: PLACE_DTYPE [num_batches].
+    """Convert the result of `pack_places` to places: PLACE_DTYPE [num_batches].
     Raises: CorruptFileError if they are not within a file of `size` bytes."""
     count = int(packed["count"])
     # A wrong count, which is refused below, must not allocate memory
@@ -61,8 +61,8 @@ def _shorten(values: list[int]) -> list[int]:
 
 
 def _expand(values: list[int], count: int) -> Array:
-    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if there
-    cannot have been so many."""
+    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if their
+    number cannot have been `count`."""
     is_shortened = len(values) == 2 and count > 2
     if is_shortened:
         first, others = values

@@ -34,7 +34,7 @@ class ArrowStreamFormat(ColumnFormat):
     name = "arrow-stream"
     suffixes: Sequence[str] = (".arrow", ".arrows")
     reader_block_bytes: int = 32
-    # Only the message before tells where a message begins
+    # The position of a message is known only from the previous message
     requests_in_turn: bool = True
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -87,8 +87,8 @@ class ArrowStreamFormat(ColumnFormat):
         return read_divided(path, file.meta, reader)
 
 
-ARROW_STREAM = ArrowStreamFormat()
-
-
 def _digest(schema_bytes: bytes, places: Array) -> str:
     return hashlib.blake2b(schema_bytes + places.tobytes(), digest_size=16).hexdigest()
+
+
+ARROW_STREAM = ArrowStreamFormat()

@@ -19,6 +19,7 @@ from megablend.formats.base import Array
 _MAGIC = b"MMIDIDX\0\0"
 _LEGACY_MAGIC = b"TNTIDX\0\0"
 HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+# By dtype code
 _DTYPES = {
     1: "uint8",
     2: "int8",
@@ -47,9 +48,9 @@ class Sequences:
 
     token_dtype: str
     lengths: Array
-    """int32 [num_sequences], tokens of each sequence."""
+    """Tokens of each sequence: int32 [num_sequences]."""
     pointers: Array
-    """int64 [num_sequences], offset in bytes of each sequence in the `.bin`."""
+    """Offset in bytes of each sequence in the `.bin`: int64 [num_sequences]."""
 
 
 def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:

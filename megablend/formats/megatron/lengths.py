@@ -81,8 +81,8 @@ class LengthReader:
         Args:
             firsts, counts: int64 [n], first sequence and number of sequences of each range.
 
-        Returns: offsets and sizes in bytes, int64 [n] each. A range is extended to whole groups if
-            one of these was not checked yet.
+        Returns: offsets and sizes in bytes, arrays of int64 [n]. A range is extended to whole
+            groups if one of its groups has not been checked yet.
         """
         starts = HEADER_BYTES + 4 * firsts
         stops = HEADER_BYTES + 4 * (firsts + counts)
@@ -109,8 +109,8 @@ class LengthReader:
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare the groups that `data`, the bytes from `begin` on, contains completely with their
-        digests, unless that was done before."""
+        """Compare groups with their digests: those that `data`, the bytes from `begin` on, contains
+        completely, and that have not been checked yet. Raises: ChangedFileError."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):

@@ -47,6 +47,12 @@ from megablend.formats.megatron.lengths import WHOLE_BYTES, LengthReader, digest
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
+NO_IDX_REMEDY = (
+    "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), "
+    "set `format: raw` for its source"
+)
+_MAX_BYTES = (1 << 32) - 1
+"""Size of the largest block: the index stores sizes in 32 bits."""
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -128,7 +134,9 @@ class MegatronReader:
         rows = blocks["rows"]
         num_sequences = self.lengths.num_sequences
         is_outside = (first < 0) | (rows < 0) | (first + rows > num_sequences)
-        for i in np.flatnonzero((blocks["tokens"] > 0) & is_outside):
+        is_wrong = (blocks["tokens"] > 0) & is_outside
+        if is_wrong.any():
+            i = int(np.argmax(is_wrong))
             raise CorruptFileError(
                 self.data_path,
                 f"a block has {rows[i]} sequences from sequence {first[i]} on, but {self.idx_path} has {num_sequences} in "
@@ -139,7 +147,9 @@ class MegatronReader:
     def _check_span(self, offsets: Int64s, sizes: Int64s) -> None:
         """Check that the blocks are within the `.bin` as it was indexed.
         Raises: CorruptFileError."""
-        for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
+        is_wrong = (offsets < 0) | (offsets + sizes > self.bin_bytes)
+        if is_wrong.any():
+            i = int(np.argmax(is_wrong))
             raise CorruptFileError(
                 self.data_path,
                 f"a block of {sizes[i]} bytes ends after the end of the file ({self.bin_bytes} bytes); "
@@ -156,14 +166,6 @@ class MegatronReader:
                 f"{self.idx_path} these sequences have {num_tokens}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
-
-
-_MAX_BYTES = (1 << 32) - 1
-"""Size of the largest block: the index stores sizes in 32 bits."""
-NO_IDX_REMEDY = (
-    "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), "
-    "set `format: raw` for its source"
-)
 
 
 class MegatronFormat(BaseFormat):
@@ -265,9 +267,6 @@ class MegatronFormat(BaseFormat):
         return describe_unused_bytes(path, self.files(path)[1], used, size)
 
 
-MEGATRON = MegatronFormat()
-
-
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -300,3 +299,6 @@ def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
     blocks["ends"] = np.diff(filled_before[starts])
     blocks["flags"] = ENDS_AT_DOCUMENT_END
     return blocks
+
+
+MEGATRON = MegatronFormat()

@@ -19,7 +19,7 @@ from megablend.formats.base import (
 
 @dataclass(frozen=True, slots=True)
 class Separator:
-    """The token that separates documents; it is part of a document."""
+    """The token that separates documents; it is part of the document that it ends or begins."""
 
     token: int
     ends: bool
@@ -40,7 +40,7 @@ def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: in
         blocks: BLOCK_DTYPE [n], whose `tokens` are known.
         first: int64 [n], position in the file of each block's first token.
         starts: int64 [m], positions in the file, ascending and without 0, at which documents begin:
-            at least those in the blocks, and the one after them if a document begins there.
+            at least the positions in the blocks, and the one after them if a document begins there.
         num_tokens: number of tokens of the file.
     """
     stops = first + blocks["tokens"]

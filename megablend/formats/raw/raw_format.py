@@ -90,14 +90,14 @@ class RawFormat(BaseFormat):
         sizes = self._choose_sizes(read.block_bytes, layout)
         numbers = _chunks_in(span, layout, sizes.chunk)
         indexed = _index_chunks(path, numbers, sizes, layout, separator, storage)
-        token_ranges = [each.token_range for each in indexed if each.token_range is not None]
+        token_ranges = [part.token_range for part in indexed if part.token_range is not None]
         token_range = None
         if token_ranges:
             token_range = min(low for low, _ in token_ranges), max(high for _, high in token_ranges)
 
-        # Chunks and tokens are counted from the part's own first ones, since joining parts adds
-        # those of earlier parts. Only `row_group` is the number of the chunk in the file.
-        blocks = np.concatenate([np.zeros(0, BLOCK_DTYPE), *(each.blocks for each in indexed)])
+        # Chunks and tokens are counted from the start of this part of the file: joining the parts
+        # adds the counts of earlier parts. Only `row_group` is the chunk's number in the file.
+        blocks = np.concatenate([np.zeros(0, BLOCK_DTYPE), *(part.blocks for part in indexed)])
         blocks["chunk"] = blocks["first_token"] // sizes.chunk - numbers.start
         if len(blocks):
             blocks["first_token"] -= blocks["first_token"][0]
@@ -164,9 +164,6 @@ class RawFormat(BaseFormat):
         )
 
 
-RAW = RawFormat()
-
-
 class _Sizes(NamedTuple):
     """Numbers of tokens of the ranges into which a file is divided."""
 
@@ -180,7 +177,7 @@ class _IndexedRange(NamedTuple):
     """The index of consecutive tokens of a file."""
 
     blocks: Array
-    """BLOCK_DTYPE [n], whose `first_token` counts from the start of the file."""
+    """The block table: BLOCK_DTYPE [n]; `first_token` counts from the start of the file."""
     token_range: tuple[int, int] | None
     """The smallest and the largest token; None if the tokens were not read."""
 
@@ -220,20 +217,19 @@ def _index_chunks(
     documents."""
     scans = list(_list_scans(numbers, sizes, layout))
     if separator is None:
-        return [_index_range(layout, *scan, sizes.block, None, None) for scan in scans]
-    reads = [_byte_range(layout, *scan) for scan in scans]
+        return [
+            _index_range(layout, start, stop, sizes.block, separator=None, tokens=None)
+            for start, stop in scans
+        ]
+    reads = [_byte_range(layout, start, stop) for start, stop in scans]
     portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
     token_dtype = np.dtype(layout.dtype).newbyteorder("<")
-    return [
-        _index_range(
-            layout,
-            *scans[i],
-            sizes.block,
-            separator,
-            np.frombuffer(storage.read(path, *reads[i]), token_dtype),
-        )
-        for i in stream_portions(storage, path, portions)
-    ]
+    indexed = []
+    for i in stream_portions(storage, path, portions):
+        start, stop = scans[i]
+        tokens = np.frombuffer(storage.read(path, *reads[i]), token_dtype)
+        indexed.append(_index_range(layout, start, stop, sizes.block, separator, tokens))
+    return indexed
 
 
 def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple[int, int]]:
@@ -247,8 +243,8 @@ def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple
 
 
 def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
-    """Return the offset and the size in bytes of tokens [start, stop), the token before them, which
-    may end a document, and the token after them, which may begin one."""
+    """Return the offset and the size in bytes of tokens [start, stop), with the token before them,
+    which may end a document, and the token after them, which may begin one."""
     low = max(0, start - 1)
     high = min(stop + 1, layout.num_tokens)
     return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes
@@ -281,3 +277,6 @@ def _index_range(
 
 def _digest(header: bytes, layout: Layout) -> str:
     return hashlib.blake2b(json.dumps(list(layout)).encode() + header, digest_size=16).hexdigest()
+
+
+RAW = RawFormat()

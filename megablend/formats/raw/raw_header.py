@@ -42,7 +42,7 @@ _LIT_DTYPES = {
 }
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""By magic number, the version and the dtype."""
+"""The version and the dtype of an llm.c file, by its magic number."""
 _MAGIC_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 """Magic numbers with which files of a format both begin and end."""
 _MIN_CONTAINER_BYTES = 30
@@ -75,7 +75,7 @@ class Layout(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What a header states about a file."""
+    """The contents of a file's header."""
 
     kind: str
     header_bytes: int
@@ -197,6 +197,7 @@ def _find_header(
 
 
 def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
+    """Parse the header of an `.npy` file. Raises: CorruptFileError, UnsupportedFileError."""
     major = head[6] if len(head) > 6 else 0
     # Format of the field with the length of the text, and the byte at which the text begins
     kind, start = ("<H", 10) if major == 1 else ("<I", 12)
@@ -227,7 +228,7 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
             "little-endian",
         )
     # "5" or "5,": an array of one dimension
-    sizes = [each.strip(" L\n") for each in shape[1].split(",")]
+    sizes = [size.strip(" L\n") for size in shape[1].split(",")]
     num_dimensions = len(sizes) - (sizes[-1] == "")
     if num_dimensions != 1 or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(

@@ -68,8 +68,8 @@ class RawReader:
         return offsets, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Return the offsets and sizes of blocks in bytes, int64 [n] each. Raises: CorruptFileError
-        if a block is not within the file."""
+        """Return the offsets and sizes of blocks in bytes: arrays of int64 [n]. Raises:
+        CorruptFileError if a block is not within the file."""
         offsets = blocks["offset"].astype(np.int64)
         sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
         wrong = (
@@ -77,7 +77,8 @@ class RawReader:
             | (offsets < self.header_bytes)
             | (offsets + sizes > self.size)
         )
-        for i in np.flatnonzero(wrong)[:1]:
+        if wrong.any():
+            i = int(np.argmax(wrong))
             raise CorruptFileError(
                 self.path,
                 f"a block of {blocks['tokens'][i]} tokens ({blocks['stored_bytes'][i]} bytes) lies outside the file, "
@@ -87,8 +88,8 @@ class RawReader:
         return offsets, sizes
 
     def _tokens(self, data: Array) -> Array:
-        """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. Bytes that are
-        not aligned in memory as tokens have to be are copied."""
+        """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. The bytes are
+        copied if they are not aligned in memory as tokens have to be."""
         tokens: Array = np.require(
             data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
         )

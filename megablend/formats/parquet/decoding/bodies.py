@@ -39,13 +39,13 @@ class PageBodies(NamedTuple):
     """The buffer with the values of each page; None if they are in the buffer that all pages were
     read into."""
     levels: Int64s
-    """int64 [n], addresses of the bytes that begin with the levels."""
+    """Addresses of the bytes that begin with the levels: int64 [n]."""
     level_sizes: Int64s
-    """int64 [n], sizes of these bytes."""
+    """Sizes of these bytes: int64 [n]."""
     values: Int64s
-    """int64 [n], addresses of the bytes that contain the values: in V1 pages the same bytes."""
+    """Addresses of the bytes that contain the values, in V1 pages the same bytes: int64 [n]."""
     value_sizes: Int64s
-    """int64 [n], sizes of these bytes."""
+    """Sizes of these bytes: int64 [n]."""
 
 
 def bodies_of(
@@ -54,7 +54,7 @@ def bodies_of(
     """Check and decompress the bodies of data pages.
 
     Args:
-        headers: HEADER_DTYPE [n], the pages' headers, which tell the sizes of the bodies.
+        headers: HEADER_DTYPE [n], the pages' headers, which state the sizes of the bodies.
         codecs: [n], CompressionCodec of each page's chunk.
         addresses: int64 [n], address in memory of each body.
 
@@ -64,13 +64,13 @@ def bodies_of(
     check_checksums(source, headers, addresses)
     is_v1 = headers["type"] == DATA
     level_bytes = headers["rep_bytes"] + headers["def_bytes"]
-    # Bytes of uncompressed levels before the values
-    in_front = np.where(is_v1, 0, np.minimum(level_bytes, body_sizes))
-    decoded_sizes = headers["decoded_bytes"] - in_front
-    values = addresses + in_front
-    value_sizes = body_sizes - in_front
+    # Uncompressed levels, which precede the values
+    plain_level_bytes = np.where(is_v1, 0, np.minimum(level_bytes, body_sizes))
+    decoded_sizes = headers["decoded_bytes"] - plain_level_bytes
+    values = addresses + plain_level_bytes
+    value_sizes = body_sizes - plain_level_bytes
     is_compressed_v2 = headers["is_compressed"] & ~is_v1
-    # If a page has no values, these bytes are not values, whatever they are
+    # If a page has no values, the bytes after its levels are ignored, whatever they are
     value_sizes[is_compressed_v2 & (decoded_sizes == 0)] = 0
     compressed = (is_v1 | (is_compressed_v2 & (decoded_sizes > 0))).nonzero()[0]
     owners: list[pa.Buffer | None] = [None] * len(headers)
@@ -89,7 +89,7 @@ def bodies_of(
     return PageBodies(
         owners,
         np.where(is_v1, values, addresses),
-        np.where(is_v1, value_sizes, in_front),
+        np.where(is_v1, value_sizes, plain_level_bytes),
         values,
         value_sizes,
     )
@@ -118,32 +118,38 @@ def decompress_pages(
     owners: list[pa.Buffer | None] = [None] * len(offsets)
     decompressed = addresses.copy()
     with source.error_context(0, "the page") as location:
-        for codec in sorted(set(codecs.tolist())):
-            # Parts that still have to be decompressed
-            rest = (codecs == codec).nonzero()[0]
-            decompress_all = decompress_many(codec)
+
+        def decompress_together(codec: int, parts: Int64s) -> Int64s:
+            """Decompress parts, given by their indices, in one call. Returns the parts that are
+            left: all if one of them is damaged, or if there is no such function for the codec."""
             if codec == UNCOMPRESSED:
-                rest = rest[sizes[rest] != lengths[rest]]
-            elif decompress_all is not None:
-                # A wrong size must not allocate memory
-                is_plausible = lengths[rest] <= max_decompressed_size(codec, sizes[rest])
-                plausible = rest[is_plausible]
-                buffers = []
-                for location.offset, length in zip(
-                    offsets[plausible].tolist(), lengths[plausible].tolist(), strict=True
-                ):
-                    buffers.append(allocate_buffer(length))
-                outs = addresses_of(buffers)
-                bad = decompress_all(
-                    addresses[plausible], sizes[plausible], outs, lengths[plausible]
-                )
-                if bad < 0:
-                    decompressed[plausible] = outs
-                    rest = rest[~is_plausible]
-                    for i, buffer in zip(plausible.tolist(), buffers, strict=True):
-                        owners[i] = buffer
-            # One by one; a bad one raises an exact error message
-            for i in rest.tolist():
+                is_wrong: npt.NDArray[np.bool_] = sizes[parts] != lengths[parts]
+                return parts[is_wrong]
+            decompress_all = decompress_many(codec)
+            if decompress_all is None:
+                return parts
+            # A wrong size must not allocate memory
+            is_plausible = lengths[parts] <= max_decompressed_size(codec, sizes[parts])
+            plausible = parts[is_plausible]
+            buffers = []
+            for i in plausible.tolist():
+                location.offset = int(offsets[i])
+                buffers.append(allocate_buffer(int(lengths[i])))
+            out_addresses = addresses_of(buffers)
+            first_damaged = decompress_all(
+                addresses[plausible], sizes[plausible], out_addresses, lengths[plausible]
+            )
+            if first_damaged >= 0:
+                return parts
+            decompressed[plausible] = out_addresses
+            for i, buffer in zip(plausible.tolist(), buffers, strict=True):
+                owners[i] = buffer
+            return parts[~is_plausible]
+
+        for codec in sorted(set(codecs.tolist())):
+            parts = (codecs == codec).nonzero()[0]
+            # One by one: a damaged part raises an exact error message
+            for i in decompress_together(codec, parts).tolist():
                 location.offset = int(offsets[i])
                 buffer = pa.py_buffer(
                     decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i]))

@@ -33,6 +33,12 @@ from megablend.kernels.parquet.bodies import (
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
 """Decompresses many bodies; see `decompress_many`."""
+Size = TypeVar("Size", int, Int64s)
+
+SLACK_BYTES = 1 << 12
+"""Bytes that are added to each upper bound of a decompressed size, for small inputs."""
+_PORTION_BYTES = 1 << 18
+"""Largest number of bytes of input, and of output, of a call of zlib."""
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
@@ -58,9 +64,6 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     return out
 
 
-Size = TypeVar("Size", int, Int64s)
-
-
 def max_decompressed_size(codec: int, size: Size) -> Size:
     """Return an upper bound of the bytes that `size` bytes of a codec can decompress to, so that a
     wrong size in a header allocates no memory."""
@@ -72,12 +75,12 @@ def decompress_many(codec: int) -> Many | None:
     """Return a function that decompresses many bodies in one call; None if this system has none for
     the codec.
 
-    It takes the addresses and sizes of bodies, the addresses to write to, and the expected
-    decompressed sizes, int64 [n] each. It returns -1, or the number of a body that is damaged or
-    has another size.
+    The function takes the addresses and sizes of bodies, the addresses to write to, and the
+    expected decompressed sizes: arrays of int64 [n]. It returns -1, or the number of a body that is
+    damaged or has another size.
     """
-    if codec == CodecId.ZSTD and _HELD.zstd is not None:
-        return partial(expand_zstd, _HELD.zstd.address)
+    if codec == CodecId.ZSTD and _THREAD_CODECS.zstd is not None:
+        return partial(expand_zstd, _THREAD_CODECS.zstd.address)
     if codec == CodecId.LZ4_RAW:
         return expand_lz4 if lz4_decompress is not None else expand_lz4_plainly
     return None
@@ -107,7 +110,7 @@ def _snappy(data: memoryview, size: int) -> Buffer:
 
 
 def _zstd(data: memoryview, size: int) -> Buffer:
-    # Its one-shot call, unlike those of other codecs, refuses a shorter result
+    # The one-shot call of zstd, unlike those of other codecs, refuses a shorter result
     return _one_shot("zstd", data, size)
 
 
@@ -147,7 +150,7 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     """Decompress blocks, each after two big-endian sizes (decompressed, stored); early writers left
     these out."""
-    parts = []
+    blocks = []
     position = 0
     while position + 8 <= len(data):
         decoded = int.from_bytes(data[position : position + 4], "big")
@@ -155,9 +158,9 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
         position += 8 + stored
         if position > len(data) or decoded > size:
             break
-        parts.append((data[position - stored : position], decoded))
-    if position == len(data) and sum(decoded for _, decoded in parts) == size:
-        return _lz4_blocks(parts, size)
+        blocks.append((data[position - stored : position], decoded))
+    if position == len(data) and sum(decoded for _, decoded in blocks) == size:
+        return _lz4_blocks(blocks, size)
     return _lz4_raw(data, size)
 
 
@@ -191,11 +194,11 @@ class _Context:
             raise MemoryError("out of memory creating a zstd context")
 
     def __del__(self) -> None:
-        # It accepts 0, for no context
+        # ZSTD_freeDCtx accepts 0, for no context
         self._free(self.address)
 
 
-class _Held(threading.local):
+class _ThreadCodecs(threading.local):
     """The codecs of a thread, which have state: pyarrow's codecs by name, and a zstd context."""
 
     def __init__(self) -> None:
@@ -203,20 +206,16 @@ class _Held(threading.local):
         self.zstd = None if zstd_decompress is None else _Context(ctypes.CDLL(ZSTD_LIBRARY))
 
 
-_HELD = _Held()
+_THREAD_CODECS = _ThreadCodecs()
 
 
 def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
-    held = _HELD.codecs
-    if name not in held:
-        held[name] = pa.Codec(name)
-    return held[name].decompress(data, size)
+    codecs = _THREAD_CODECS.codecs
+    if name not in codecs:
+        codecs[name] = pa.Codec(name)
+    return codecs[name].decompress(data, size)
 
 
-SLACK_BYTES = 1 << 12
-"""Bytes that are added to each upper bound of a decompressed size, for small inputs."""
-_PORTION_BYTES = 1 << 18
-"""Bytes of input and of output of a call of zlib, at most."""
 CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.UNCOMPRESSED: (_uncompressed, 1),
     CodecId.SNAPPY: (_snappy, 64),
@@ -226,5 +225,5 @@ CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.ZSTD: (_zstd, 1 << 16),
     CodecId.LZ4_RAW: (_lz4_raw, 256),
 }
-"""By codec, the function that decompresses, and the largest ratio of decompressed to stored
+"""For each codec: the function that decompresses, and the largest ratio of decompressed to stored
 size."""

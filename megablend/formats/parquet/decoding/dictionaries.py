@@ -42,7 +42,7 @@ class DictionaryCache:
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
         """Return the array under `key`; if it is not cached, one thread loads it while others wait.
-        Raises: as `load` does."""
+        Raises: the same errors as `load`."""
         with self._lock:
             cached = self._find(key)
             if cached is not None:

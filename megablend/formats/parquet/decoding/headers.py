@@ -45,7 +45,7 @@ need no second read."""
 AHEAD_BYTES = 1 << 20
 """Bytes per read when scanning a storage without descriptors."""
 WALK_PAGES = 1 << 12
-"""Headers that a call of the kernel for scanning returns at most."""
+"""Largest number of headers that a call of the kernel for scanning returns."""
 READS_IN_FLIGHT = 16
 """Threads that read headers at known offsets."""
 TURNS = 4
@@ -86,10 +86,10 @@ def headers_in(source: FileBytes, offsets: Int64s, sizes: Int64s, addresses: Int
 
 
 def headers_at(source: FileBytes, offsets: Int64s, limits: Int64s) -> Headers:
-    """Read the headers of pages at known offsets, and check that each page ends at or before its
-    limit; int64 [n] each. Raises: CorruptFileError."""
+    """Read the headers of pages at `offsets` int64 [n], and check that each page ends at or before
+    its limit in `limits` int64 [n]. Raises: CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
-    with _scattered(source) as fd:
+    with _scattered_descriptor(source) as fd:
 
         def read(begin: int) -> None:
             part = slice(begin, begin + PART_PAGES)
@@ -120,15 +120,15 @@ def walk_pages(
     """
     size = -(-len(chunks) // (in_flight * TURNS)) if in_flight > 1 else max(1, len(chunks))
     parts = [chunks[begin : begin + size] for begin in range(0, len(chunks), size)]
-    with _scattered(source) as fd:
+    with _scattered_descriptor(source) as fd:
         walked = parallel_map(lambda part: _walk(source, fd, part, limit), parts, in_flight)
     headers = np.concatenate([part for found_parts, _ in walked for part in found_parts])
     return headers, starts_of(np.concatenate([counts for _, counts in walked]))
 
 
 def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> Int64s:
-    """Find the dictionary pages between the starts of chunks and their first data pages, int64
-    [num_chunks] each: OffsetIndexes do not list dictionary pages.
+    """Find the dictionary pages between the starts of chunks, int64 [num_chunks], and their first
+    data pages, at offsets int64 [num_chunks]: OffsetIndexes do not list dictionary pages.
 
     Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none.
     Raises: CorruptFileError.
@@ -177,9 +177,9 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
 
 
 def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
-    """Scan chunks; returns the headers of their pages, in parts, and the number of pages of each
+    """Scan chunks. Returns the headers of their pages, in parts, and the number of pages of each
     chunk. `fd`: descriptor of the file, or -1."""
-    # By chunk, the offset of its next page, and the number of values in its remaining pages
+    # For each chunk: the offset of its next page, and the number of values in its remaining pages
     offsets = chunks["start"].copy()
     left = chunks["num_values"].copy()
     counts = np.zeros(len(chunks), np.int64)
@@ -207,7 +207,8 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
             left[chunk] -= header.num_values * bool(is_data(part[:1])[0])
             counts[chunk] += 1
         parts.append(part[:filled].copy())
-    for i in np.flatnonzero(left):
+    if left.any():
+        i = int(np.argmax(left != 0))
         with source.error_context(int(offsets[i]), "the column chunk"):
             stated = chunks["num_values"][i]
             raise MalformedError(
@@ -229,7 +230,7 @@ def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> 
 def _read_headers(
     source: FileBytes, fd: int, offsets: Int64s, limits: Int64s, headers: Headers
 ) -> None:
-    """Fill `headers` with those of the pages at `offsets`; see `headers_at`."""
+    """Fill `headers` with the headers of the pages at `offsets`; see `headers_at`."""
     probe = np.empty(PROBE_BYTES, np.uint8)
     # Without a descriptor, the beginnings of all pages are read at the same time
     if fd < 0:
@@ -258,8 +259,8 @@ def _parse_probes(
     limits: Int64s,
     headers: Headers,
 ) -> int:
-    """Parse headers in memory up to the first that the kernel rejects, or whose page extends beyond
-    its limit; returns its number."""
+    """Parse headers in memory up to the first header that the kernel rejects, or whose page extends
+    beyond its limit. Returns the number of that header."""
     done = parse_headers(addresses, sizes, headers)
     headers["offset"][:done] = offsets[:done]
     ends = offsets + headers["header_bytes"] + headers["stored_bytes"]
@@ -268,7 +269,7 @@ def _parse_probes(
 
 
 @contextmanager
-def _scattered(source: FileBytes) -> Iterator[int]:
+def _scattered_descriptor(source: FileBytes) -> Iterator[int]:
     """Yield a descriptor for small scattered reads, without read-ahead, which would read the whole
     file; -1 if the storage has none."""
     with source.storage.descriptor(source.path) as fd:
@@ -282,6 +283,6 @@ def _scattered(source: FileBytes) -> Iterator[int]:
 
 
 def _advise(fd: int, advice: int) -> None:
-    # It is only a hint, which some file systems do not support
+    # The advice is only a hint, which some file systems do not support
     with suppress(OSError):
         os.posix_fadvise(fd, 0, 0, advice)

@@ -23,7 +23,7 @@ from megablend.kernels.parquet.levels import (
 from megablend.kernels.parquet.page_headers import DATA_V2, Headers
 
 Levels = npt.NDArray[np.void]
-"""LEVELS_DTYPE [num_pages]: where the levels of each page are, and what was counted in them."""
+"""LEVELS_DTYPE [num_pages]: the place of each page's levels, and the counts made from them."""
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
@@ -58,9 +58,10 @@ def levels_of(
     levels["address"] = addresses
     levels["size"] = sizes
     levels["num_levels"] = headers["num_values"]
-    in_front = headers["type"] == DATA_V2
-    levels["rep_bytes"] = np.where(in_front, headers["rep_bytes"], -1)
-    levels["def_bytes"] = np.where(in_front, headers["def_bytes"], -1)
+    # A V1 page states the sizes in its body
+    is_v2 = headers["type"] == DATA_V2
+    levels["rep_bytes"] = np.where(is_v2, headers["rep_bytes"], -1)
+    levels["def_bytes"] = np.where(is_v2, headers["def_bytes"], -1)
     if num_pieces is None:
         offsets = np.empty(0, np.int64)
         first = np.zeros(len(headers) + 1, np.int64)
@@ -74,7 +75,7 @@ def levels_of(
         is_complete = (num_pieces >= 0).all() or (levels["problem"] != NONE).any()
         if is_complete:
             return levels, offsets, first
-        # The first pass has counted them
+        # The first pass has counted the pieces
         num_pieces = levels["pieces"]
 
 

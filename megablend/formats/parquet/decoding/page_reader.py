@@ -46,23 +46,26 @@ from megablend.kernels.parquet.page_headers import DATA, DICTIONARY, Headers
 from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
+RLE = int(Encoding.RLE)
+"""A plain integer, since NumPy compares arrays with members of an enum slowly."""
+
 
 class SelectedBlocks(NamedTuple):
     """Requested blocks in the order of the file, each once."""
 
     pages: Array
-    """PLACED_BLOCK_DTYPE [num_pages], blocks that are pages."""
+    """Blocks that are pages: PLACED_BLOCK_DTYPE [num_pages]."""
     groups: Array
-    """PLACED_BLOCK_DTYPE [num_groups], blocks that are whole column chunks, which pyarrow reads."""
+    """Blocks that are whole column chunks, which pyarrow reads: PLACED_BLOCK_DTYPE [num_groups]."""
     places: Int64s
-    """int64 [n], for each requested block its index in `pages` followed by `groups`."""
+    """For each requested block its index in `pages` followed by `groups`: int64 [n]."""
 
 
 def select_blocks(blocks: Array) -> SelectedBlocks:
     """Sort blocks, PLACED_BLOCK_DTYPE [n], into the order of the file, and separate pages from
     column chunks."""
     offsets = blocks["offset"]
-    # They mostly are requested in this order
+    # Most requests are in the order of the file already
     if (offsets[1:] > offsets[:-1]).all():
         distinct = blocks
         places = np.arange(len(blocks))
@@ -80,7 +83,7 @@ def select_blocks(blocks: Array) -> SelectedBlocks:
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
-    """Return the offsets of blocks in the file, and their sizes in bytes: int64 [n] each."""
+    """Return the offsets of blocks in the file, and their sizes in bytes: arrays of int64 [n]."""
     return np.ascontiguousarray(blocks["offset"]), blocks["stored_bytes"].astype(np.int64)
 
 
@@ -96,19 +99,15 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
     return order[is_new], places
 
 
-RLE = int(Encoding.RLE)
-"""A plain integer, since NumPy compares arrays with members of an enum slowly."""
-
-
 class _StoredPages(NamedTuple):
     """Pages of one file, in the order of the file, and their bytes."""
 
     reader: ParquetReader
     """The reader of the file."""
     blocks: Array
-    """PLACED_BLOCK_DTYPE [n], the pages."""
+    """The pages: PLACED_BLOCK_DTYPE [n]."""
     chunks: Array
-    """CHUNK_DTYPE [m], chunk table of the file."""
+    """Chunk table of the file: CHUNK_DTYPE [m]."""
     fetched: FetchedRanges
     """Bytes of the pages."""
     dictionaries: Sequence[FetchedRanges]
@@ -225,12 +224,12 @@ class ParquetReader:
         column = self._column
         blocks = stored[0].blocks
         if len(stored) > 1:
-            blocks = join_tables([each.blocks for each in stored], blocks.dtype)
+            blocks = join_tables([pages.blocks for pages in stored], blocks.dtype)
         offsets, sizes = places_of(blocks)
         addresses = np.concatenate(
-            [address_of(each.fetched.buffers[0]) + each.fetched.begins for each in stored]
+            [address_of(pages.fetched.buffers[0]) + pages.fetched.begins for pages in stored]
         )
-        codecs = np.concatenate([each.chunks["codec"][each.blocks["chunk"]] for each in stored])
+        codecs = np.concatenate([pages.chunks["codec"][pages.blocks["chunk"]] for pages in stored])
         headers = headers_in(source, offsets, sizes, addresses)
         self._check_headers(headers, blocks)
         bodies = bodies_of(source, headers, codecs, addresses + headers["header_bytes"])
@@ -283,7 +282,9 @@ class ParquetReader:
         if not (found != expected).any():
             return
         by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
-        for i in (is_data(headers) & (found != expected) & ~by_dictionary).nonzero()[0]:
+        is_wrong = is_data(headers) & (found != expected) & ~by_dictionary
+        if is_wrong.any():
+            i = int(np.argmax(is_wrong))
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 raise MalformedError(
                     f"its values have encoding {name_of(Encoding, int(found[i]))}, but the index records "
@@ -314,7 +315,7 @@ class ParquetReader:
         dictionaries = list[Array | None]([None] * len(pages.blocks))
         needing = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
         if len(needing):
-            stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
+            stored = {int(page.ranges.offsets[0]): page[0] for page in pages.dictionaries}
             chunks = pages.blocks["chunk"][needing].tolist()
             by_chunk = {
                 chunk: self._dictionary(pages.chunks[chunk], stored)
@@ -328,7 +329,7 @@ class ParquetReader:
         """Return the dictionary of a chunk, int32 or int64 [num_entries]; None if it has none.
 
         Args:
-            stored: by offset, the dictionary pages that were fetched.
+            stored: the dictionary pages that were fetched, by their offsets.
         """
         offset = int(chunk["dictionary_offset"])
         size = int(chunk["dictionary_bytes"])
@@ -339,8 +340,8 @@ class ParquetReader:
         def decode() -> Array:
             if offset in stored:
                 return self._decode_dictionary(offset, codec, stored[offset].data)
-            # It was in the cache when the pages were requested, and was evicted since; or a page's
-            # header contradicts the index
+            # The dictionary was in the cache when the pages were requested, and has been evicted
+            # since; or a page's header contradicts the index
             page = self._source.read(offset, size, "the dictionary page")
             return self._decode_dictionary(offset, codec, memoryview(page))
 

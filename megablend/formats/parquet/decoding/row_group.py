@@ -25,14 +25,14 @@ def read_row_group(
     """Read a column chunk.
 
     Args:
-        fetched: by offset, bytes of the file that were fetched; other bytes, such as the footer,
-            are read.
+        fetched: bytes of the file that were fetched, by their offsets; other bytes, such as the
+            footer, are read.
 
     Returns: tokens [num_tokens], and offsets, int64 [num_rows + 1]: row i is
         tokens[offsets[i]:offsets[i+1]].
     Raises: MalformedError.
     """
-    # Few files need it, and importing it takes some 50 ms
+    # Few files need pyarrow.parquet, and importing it takes about 50 ms
     import pyarrow.parquet as pq
 
     python_file = pa.PythonFile(_open(source, fetched or {}), "r")

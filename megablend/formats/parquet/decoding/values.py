@@ -1,9 +1,8 @@
 """Decoding the values of pages to tokens: a table selects the decoder of a page, and one kernel
 contains all decoders.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. If a chunk has
-pages with an encoding that is not in the table, which indexing finds out, it is read as a whole by
-pyarrow.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. Indexing finds
+chunks that have pages with an encoding that is not in the table: pyarrow reads them as a whole.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ STORED: dict[int, np.dtype[Any]] = {
     Physical.FLOAT: np.dtype("<i4"),
     Physical.DOUBLE: np.dtype("<i8"),
 }
-"""By physical type, the dtype of decoded values; floats are decoded as integers with the same
+"""The dtype of decoded values of each physical type; floats are decoded as integers with the same
 bits."""
 WIDE_BYTES = 1 << 20
 """Bytes of values that are decoded at a time if tokens have a narrower type than values."""
@@ -68,24 +67,24 @@ DECODERS: dict[tuple[int, int], int] = {
     (Physical.BOOLEAN, Encoding.PLAIN): PLAIN_BOOLEANS,
     (Physical.BOOLEAN, Encoding.RLE): RLE_BOOLEANS,
 }
-"""By physical type and encoding, the kernel's decoder."""
+"""The kernel's decoder for each physical type and encoding."""
 
 
 class Encoded(NamedTuple):
     """The encoded values of n pages."""
 
     offsets: Int64s
-    """int64 [n], offset of each page in the file, for error messages."""
+    """Offset of each page in the file, for error messages: int64 [n]."""
     owners: list[pa.Buffer | None]
     """The buffer with the values of each page; None if it has bytes of other pages, too."""
     addresses: Int64s
-    """int64 [n], address in memory of each page's values."""
+    """Address in memory of each page's values: int64 [n]."""
     sizes: Int64s
-    """int64 [n], size in bytes of each page's values."""
+    """Size in bytes of each page's values: int64 [n]."""
     counts: Int64s
-    """int64 [n], number of values of each page."""
+    """Number of values of each page: int64 [n]."""
     encodings: Int64s
-    """int64 [n], encoding of each page's values."""
+    """Encoding of each page's values: int64 [n]."""
     dictionaries: list[Array | None]
     """The dictionary of each page, int32 or int64 [num_entries]; None if it needs none, or its
     chunk has none."""
@@ -137,10 +136,9 @@ def _decode_as_stored(
     pages["address"] = encoded.addresses
     pages["size"] = encoded.sizes
     with source.error_context(0, "the page") as location:
-        for location.offset, i, count in zip(
-            offsets[decoded].tolist(), decoded.tolist(), counts[decoded].tolist(), strict=True
-        ):
-            owners[i] = allocate_buffer(count * stored.itemsize)
+        for i in decoded.tolist():
+            location.offset = int(offsets[i])
+            owners[i] = allocate_buffer(int(counts[i]) * stored.itemsize)
         for i in np.flatnonzero(decoders == RLE_DICTIONARY).tolist():
             dictionary = encoded.dictionaries[i]
             if dictionary is not None:
@@ -151,13 +149,15 @@ def _decode_as_stored(
                 raise MalformedError(
                     "its values are dictionary-encoded, but its column chunk has no dictionary"
                 )
-        outs = addresses_of([owners[i] for i in decoded.tolist()])
-        addresses[decoded] = outs
-        pages["out"][decoded] = outs
+        out_addresses = addresses_of([owners[i] for i in decoded.tolist()])
+        addresses[decoded] = out_addresses
+        pages["out"][decoded] = out_addresses
         decoded_pages = pages[decoded]
         # The empty array tells the kernel the type of values
         decode_values(decoded_pages, np.empty(0, stored))
-        for i in np.flatnonzero(decoded_pages["problem"] != SOUND).tolist():
+        is_damaged = decoded_pages["problem"] != SOUND
+        if is_damaged.any():
+            i = int(np.argmax(is_damaged))
             location.offset = int(offsets[decoded[i]])
             raise MalformedError(_problem(decoded_pages[i], stored.itemsize))
     return owners, addresses
@@ -223,8 +223,8 @@ def _problem(page: np.void, itemsize: int) -> str:
 def _narrow(
     owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]
 ) -> Array:
-    """Convert `count` values of type `stored` at an address in the memory of `owner` to a narrower
-    type."""
+    """Convert `count` values of type `stored`, at an address in the memory of `owner`, to a
+    narrower type."""
     if not count:
         return np.empty(0, dtype)
     memory = pa.py_buffer(owner)

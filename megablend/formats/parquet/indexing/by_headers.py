@@ -73,7 +73,7 @@ def _count_by_headers(
         first_page: int64 [num_chunks + 1], number of each chunk's first data page.
         headers: HEADER_DTYPE [num_pages].
         rows: int64 [num_pages], rows that begin in each page; -1 if unknown.
-        dictionaries: as ChunkPages has them.
+        dictionaries: see ChunkPages.
     """
     with search.error_context(chunks):
         check_headers(headers, first_page, search.column)
@@ -123,7 +123,7 @@ def _count(
     pages["stored_bytes"] = headers["header_bytes"] + headers["stored_bytes"]
     count_full(pages, levels, rows if search.column.max_rep else levels)
     is_full = np.repeat(_are_full(chunks, search.column), counts)
-    # Pages whose tokens or documents only their levels tell
+    # Pages whose tokens or documents can be counted only in their levels
     uncertain = np.flatnonzero(~is_full | (pages["scan"] & search.documents))
     scanned_bytes = 0
     if len(uncertain):

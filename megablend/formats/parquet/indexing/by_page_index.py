@@ -43,11 +43,11 @@ def read_page_indexes(
     offsets = np.concatenate((offset_index, column_index))
     sizes = np.concatenate((chunks["offset_index_bytes"], column_bytes))
     has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0
-    # The next step reads them; they are requested at the same time as the page indexes
+    # Dictionary pages, which are read next, are requested at the same time as the page indexes
     request_headers(source, chunks["start"][has_dictionary])
     data, begins = source.read_coalesced(offsets, sizes, "the page index")
     ends = begins + sizes
-    with source.blamed_among(offset_index, chunks["row_group"], "the OffsetIndex"):
+    with source.error_context_of_items(offset_index, chunks["row_group"], "the OffsetIndex"):
         places = parse_offset_indexes(
             data,
             begins[:num_chunks],
@@ -56,7 +56,7 @@ def read_page_indexes(
             limit=search.limit,
             num_rows=chunks["num_rows"],
         )
-    with source.blamed_among(column_index, chunks["row_group"], "the ColumnIndex"):
+    with source.error_context_of_items(column_index, chunks["row_group"], "the ColumnIndex"):
         counts = parse_column_indexes(
             data,
             begins[num_chunks:],
@@ -70,14 +70,14 @@ def read_page_indexes(
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
     """Return the encoding of the data pages of each chunk, int64 [num_chunks]; -1 if they have
-    several, or if their headers have to be read."""
+    several encodings, or if their headers have to be read."""
     encoding_of_bits = {
         1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical
     }
     encodings = np.array(
         [encoding_of_bits.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64
     )
-    # Levels, too, may be encoded so, and then the headers tell
+    # Levels may be bit-packed as well, so only the page headers state the encoding of the values
     if column.max_def > 0:
         encodings[chunks["encodings"] & (1 << Encoding.BIT_PACKED) > 0] = -1
     return encodings
@@ -107,7 +107,7 @@ def locate_from_page_index(
 def _scan_uncertain(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
 ) -> int:
-    """Count the pages whose documents the page index does not determine by their levels; returns
+    """Count, by their levels, the pages whose documents the page index does not determine. Returns
     the number of bytes that were read. Raises: CorruptFileError, UnsupportedFileError."""
     uncertain = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(uncertain, places.first_page)

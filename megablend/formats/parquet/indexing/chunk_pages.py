@@ -33,8 +33,10 @@ class PageScanContext:
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
         """Convert errors, and add the location of the chunk whose number they have; see
-        `FileBytes.blamed_among`."""
-        return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
+        `FileBytes.error_context_of_items`."""
+        return self.source.error_context_of_items(
+            chunks["start"], chunks["row_group"], "the column chunk"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,16 @@ class ChunkPages:
     """The data pages of chunks."""
 
     first_page: Int64s
-    """int64 [num_chunks + 1], number of each chunk's first page."""
+    """Number of each chunk's first page: int64 [num_chunks + 1]."""
     pages: Pages
-    """PAGE_DTYPE [num_pages], chunk by chunk."""
+    """The data pages, chunk by chunk: PAGE_DTYPE [num_pages]."""
     dictionaries: Int64s
-    """int64 [num_chunks, 2]: offset and stored size of each chunk's dictionary page; NO_DICTIONARY
+    """Offset and stored size of each chunk's dictionary page: int64 [num_chunks, 2]; NO_DICTIONARY
     if it has none."""
     scanned_bytes: int
     """Bytes of pages that had to be read for counting."""
     note: str | None = None
-    """A warning about wrong metadata of chunks that was not needed."""
+    """A warning about wrong metadata of chunks, which was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
@@ -73,7 +75,7 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     first_page = starts_of(counts)
     pages = np.zeros(first_page[-1], PAGE_DTYPE)
     for chunks, part in parts:
-        # Number of a page among all minus its number in the part, by chunk
+        # For each chunk: the number of a page among all pages minus its number in the part
         shifts = first_page[chunks] - part.first_page[:-1]
         new_numbers = np.arange(len(part.pages)) + np.repeat(shifts, counts[chunks])
         pages[new_numbers] = part.pages

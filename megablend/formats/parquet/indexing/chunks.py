@@ -1,5 +1,5 @@
-"""Locating and counting the pages of column chunks in the cheapest exact way; chunks for which this
-is the same way are processed together.
+"""Locating and counting the pages of column chunks in the cheapest exact way; chunks that have the
+same cheapest way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values

@@ -26,13 +26,13 @@ _STATISTICS_DTYPES = {
     (Physical.INT32, True): "<u4",
     (Physical.INT64, False): "<i8",
 }
-"""By physical type, and whether values are unsigned, the dtype of statistics. No token column is an
-unsigned INT64."""
+"""The dtype of statistics for each physical type, signed (False) or unsigned (True). No token
+column is an unsigned INT64."""
 
 
 def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
-    """Return the smallest and the largest value of the chunks that have statistics; None if none
-    has.
+    """Return the smallest and the largest value of the chunks that have statistics; None if no
+    chunk has.
 
     Args:
         chunks: CHUNK_DTYPE [n].
@@ -59,7 +59,8 @@ def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
 
 
 def _has_fields(chunks: Chunks, fields: tuple[int, int], width: int) -> npt.NDArray[np.bool_]:
-    """Whether chunks have both fields of Statistics, by their ids, with `width` bytes: bool [n]."""
+    """Whether chunks have both fields of Statistics, given by their ids, in `width` bytes: bool
+    [n]."""
     bits = sum(1 << (field if width == 4 else field + 8) for field in fields)
     has: npt.NDArray[np.bool_] = chunks["ranges"] & bits == bits
     return has

@@ -1,5 +1,5 @@
-"""Counting pages by their levels, if nothing else determines rows or tokens: V1 pages are read
-whole, of V2 pages only the levels."""
+"""Counting pages by their levels, if nothing else determines rows or tokens. V1 pages are read
+whole; from V2 pages, only the levels are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scan(
     pages: Pages,
     in_flight: int,
 ) -> int:
-    """Count pages by their levels; returns the number of bytes that were read.
+    """Count pages by their levels. Returns the number of bytes that were read.
 
     Args:
         headers: HEADER_DTYPE [n], headers of data pages in the order of the file.
@@ -43,7 +43,7 @@ def scan(
     memory = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
 
     merged = merge_ranges(offsets, sizes, source.limits, memory)
-    # Pages are in the order of the file, so those of a run are neighbours
+    # Pages are in the order of the file, so the pages of a run are neighbours
     bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))
 
     def count(number: int) -> None:
@@ -56,7 +56,7 @@ def scan(
         )
         unknown_pieces = np.full(len(level_sizes), -1)
         levels, _, _ = levels_of(headers[run], addresses, level_sizes, column, unknown_pieces)
-        # They own the memory of the encoded levels, and had to live until here
+        # These own the memory of the encoded levels, and had to live until here
         del owners, data
         for i in np.flatnonzero(levels["problem"] != NONE):
             with source.error_context(int(headers["offset"][run][i]), "the page"):
@@ -79,8 +79,8 @@ def _level_bytes(
     source: FileBytes, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
     """Decompress V1 pages, and return for each page the bytes that begin with its levels: the
-    owners of decompressed bytes; and the addresses and sizes of all pages' bytes, int64 [n]
-    each."""
+    owners of decompressed bytes; and the addresses and sizes of all pages' bytes, arrays of
+    int64 [n]."""
     v1 = np.flatnonzero(headers["type"] == DATA)
     v1_headers = headers[v1]
     check_checksums(source, v1_headers, addresses[v1])

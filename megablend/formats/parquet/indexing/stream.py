@@ -2,7 +2,7 @@
 pages are found and counted in memory.
 
 On a local disk, headers are read one by one, and most of the bytes between them are never read.
-Over a network, each of these reads would wait for the one before.
+Over a network, each of these reads would wait for the previous one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from megablend.storage.prefetched import stream_portions
 from megablend.storage.ranges import portions
 
 PORTION_BYTES = 32 << 20
-"""Bytes of the chunks that are streamed together, about; a larger chunk is streamed by itself."""
+"""Approximate bytes of the chunks that are streamed together; a larger chunk is streamed by
+itself."""
 
 
 def count_streamed(
     search: PageScanContext, chunks: Chunks, count: Callable[[PageScanContext, Chunks], ChunkPages]
 ) -> ChunkPages:
-    """Count the pages of chunks. If reads are prefetched, this is done portion by portion, with the
-    bytes of a portion in memory.
+    """Count the pages of chunks. If reads are prefetched, count portion by portion, with the bytes
+    of a portion in memory.
 
     Args:
         count: counts the pages of some of the chunks.
 
-    Raises: as `count` does.
+    Raises: the same errors as `count`.
     """
     if not search.source.is_prefetched:
         return count(search, chunks)
     sizes = np.minimum(chunks["stored_bytes"], search.limit - chunks["start"])
     order = np.argsort(chunks["start"], kind="stable")
-    numbers = [order[part] for part in portions(sizes[order], PORTION_BYTES)]
-    ranges = [(chunks["start"][each], sizes[each]) for each in numbers]
-    streamed = stream_portions(search.source.storage, search.source.path, ranges)
-    parts = [(numbers[i], count(search, chunks[numbers[i]])) for i in streamed]
+    portion_chunks = [order[part] for part in portions(sizes[order], PORTION_BYTES)]
+    ranges = [(chunks["start"][numbers], sizes[numbers]) for numbers in portion_chunks]
+    parts = []
+    for i in stream_portions(search.source.storage, search.source.path, ranges):
+        numbers = portion_chunks[i]
+        parts.append((numbers, count(search, chunks[numbers])))
     return join_parts(len(chunks), parts)

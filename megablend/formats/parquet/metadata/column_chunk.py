@@ -22,8 +22,8 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
 Chunks = npt.NDArray[np.void]
-"""CHUNK_DTYPE [num_chunks]: the chunks of a column. That all their bytes are before the footer was
-checked."""
+"""CHUNK_DTYPE [num_chunks]: the chunks of a column, whose bytes are known to be before the
+footer."""
 
 _OTHER = 1 << NUMBERED
 """The bit of encodings without a bit of their own."""
@@ -31,7 +31,7 @@ _OTHER = 1 << NUMBERED
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
     """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups].
-    Raises MalformedError, UnsupportedError."""
+    Raises: MalformedError, UnsupportedError."""
     chunks = _parse_in_kernel(footer, column, num_leaves)
     if chunks is None:
         chunks = _parse_in_python(footer, column, num_leaves)
@@ -144,7 +144,9 @@ def _page_encodings(meta: Struct) -> int:
     if 13 not in meta:
         return int(ABSENT)
     stats = meta.structs(13, "encoding_stats")
-    return _bits([s.integer(2, "encoding") for s in stats if s.integer(1, "page_type") in (0, 3)])
+    # Data pages, V1 and V2
+    data_pages = [pages for pages in stats if pages.integer(1, "page_type") in (0, 3)]
+    return _bits([pages.integer(2, "encoding") for pages in data_pages])
 
 
 def _bits(encodings: list[int]) -> int:

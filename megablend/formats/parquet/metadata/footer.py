@@ -33,7 +33,7 @@ class Footer:
 
 
 def read_footer_bytes(source: FileBytes) -> bytes:
-    """Read the bytes of a file's footer. Raises CorruptFileError, UnsupportedFileError
+    """Read the bytes of a file's footer. Raises: CorruptFileError, UnsupportedFileError
     (encrypted)."""
     path = source.path
     if source.size == 0:
@@ -69,7 +69,7 @@ def digest_of(footer: bytes) -> str:
 
 
 def read_footer(source: FileBytes) -> Footer:
-    """Read a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
+    """Read a file's footer. Raises: CorruptFileError, UnsupportedFileError (encrypted)."""
     data = read_footer_bytes(source)
     offset = source.size - 8 - len(data)
     with source.error_context(offset, "the footer"):
@@ -77,7 +77,7 @@ def read_footer(source: FileBytes) -> Footer:
 
 
 def parse_footer(data: bytes, offset: int) -> Footer:
-    """Parse FileMetaData that begins at `offset` in its file. Raises MalformedError,
+    """Parse FileMetaData that begins at `offset` in its file. Raises: MalformedError,
     UnsupportedError (encrypted)."""
     meta, _ = read_struct(data)
     if 8 in meta:

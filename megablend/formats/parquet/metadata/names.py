@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Physical(IntEnum):
-    """How a value is stored."""
+    """The type in which a value is stored."""
 
     BOOLEAN = 0
     INT32 = 1
@@ -22,7 +22,7 @@ class Physical(IntEnum):
 
 
 class Repetition(IntEnum):
-    """How often a field occurs in its parent."""
+    """The number of times that a field may occur in its parent: once, at most once, or any."""
 
     REQUIRED = 0
     OPTIONAL = 1
@@ -30,7 +30,7 @@ class Repetition(IntEnum):
 
 
 class Encoding(IntEnum):
-    """How values, or levels, are encoded."""
+    """The encoding of values, or of levels."""
 
     PLAIN = 0
     PLAIN_DICTIONARY = 2
@@ -53,7 +53,7 @@ class PageType(IntEnum):
 
 
 class CodecId(IntEnum):
-    """How pages are compressed."""
+    """The compression of pages."""
 
     UNCOMPRESSED = 0
     SNAPPY = 1

@@ -1,5 +1,5 @@
 """Parsing one page header in Python, if the kernel rejects it: to report what is wrong, or to
-handle unusual fields.
+accept unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -51,7 +51,7 @@ class PageHeader:
 
 
 def parse_page_header(data: bytes | memoryview) -> PageHeader:
-    """Parse the page header at the start of `data`. Raises MalformedError;
+    """Parse the page header at the start of `data`. Raises: MalformedError;
     TruncatedError if `data` is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")
@@ -98,7 +98,7 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
 
 def read_page_header(source: FileBytes, offset: int, limit: int) -> PageHeader:
     """Read the header of the page at `offset`; the page must end at or before byte `limit`.
-    Raises CorruptFileError."""
+    Raises: CorruptFileError."""
     size = PROBE_BYTES
     with source.error_context(offset, "the page header"):
         while True:

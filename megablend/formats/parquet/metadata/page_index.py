@@ -42,13 +42,13 @@ class OffsetIndexes:
     """Positions of the data pages of chunks; dictionary pages are not included."""
 
     first_page: Int64s
-    """int64 [num_chunks + 1], number of each chunk's first page."""
+    """Number of each chunk's first page: int64 [num_chunks + 1]."""
     offsets: Int64s
-    """int64 [num_pages], offset of each page in the file."""
+    """Offset of each page in the file: int64 [num_pages]."""
     sizes: Int64s
-    """int64 [num_pages], bytes of each page, its header included."""
+    """Bytes of each page, its header included: int64 [num_pages]."""
     rows: Int64s
-    """int64 [num_pages], rows that begin in each page."""
+    """Rows that begin in each page: int64 [num_pages]."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
         """Select the pages of chosen chunks, bool [num_chunks]."""
@@ -66,17 +66,17 @@ class ColumnIndexes:
     """Counts of the data pages of chunks, as far as their writers stored them."""
 
     has_nulls: Bools
-    """bool [num_chunks], whether `nulls` of the chunk's pages are known."""
+    """Whether `nulls` of the chunk's pages are known: bool [num_chunks]."""
     has_levels: Bools
-    """bool [num_chunks], whether `levels` of the chunk's pages are known."""
+    """Whether `levels` of the chunk's pages are known: bool [num_chunks]."""
     has_starts: Bools
-    """bool [num_chunks], whether `starts` of the chunk's pages are known."""
+    """Whether `starts` of the chunk's pages are known: bool [num_chunks]."""
     nulls: Int64s
-    """int64 [num_pages], number of nulls."""
+    """Number of nulls: int64 [num_pages]."""
     levels: Int64s
-    """int64 [max_def + 1, num_pages], number of levels by definition level."""
+    """Number of levels by definition level: int64 [max_def + 1, num_pages]."""
     starts: Int64s
-    """int64 [num_pages], number of levels with repetition level 0: of rows that begin."""
+    """Number of levels with repetition level 0, which begin rows: int64 [num_pages]."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
         """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all
@@ -155,7 +155,7 @@ def parse_column_indexes(
     nulls = empty_from_arrow_pool((1, num_pages), np.int64)
     starts = empty_from_arrow_pool((max_rep + 1, num_pages), np.int64)
     levels = empty_from_arrow_pool((max_def + 1, num_pages), np.int64)
-    # How many counts of nulls, repetition levels and definition levels each chunk has
+    # For each chunk: its number of counts of nulls, of repetition levels and of definition levels
     num_counts = np.empty((len(begins), 3), np.int64)
     chunk, problem, kind = page_counts(
         data, begins, ends, first_page, nulls, starts, levels, num_counts

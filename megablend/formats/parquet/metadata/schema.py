@@ -43,7 +43,7 @@ OTHER_DTYPES: dict[int, str] = {
     Physical.FLOAT: "float32",
     Physical.DOUBLE: "float64",
 }
-"""By physical type, numpy's name of a type of numbers that are not tokens."""
+"""numpy's names of the types of numbers that are not tokens, by physical type."""
 LIST_OF_LISTS = "is a list of lists"
 """Value of `Column.nesting`."""
 FLOAT16 = "float16"
@@ -117,9 +117,19 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
     MalformedError."""
     if not schema:
         raise MalformedError("the schema is empty")
-    stack = [
-        _Group("", schema[0].count(5, "num_children", 0), (), (), 0, 0, 0, False, False, False)
-    ]
+    root = _Group(
+        name="",
+        children_left=schema[0].count(5, "num_children", 0),
+        path=(),
+        names=(),
+        max_def=0,
+        max_rep=0,
+        slot_def=0,
+        in_map=False,
+        is_list=False,
+        holds_element=False,
+    )
+    stack = [root]
     ordinal = 0
     for element in schema[1:]:
         while stack and stack[-1].children_left == 0:
@@ -143,15 +153,15 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
 
 
 @lru_cache(maxsize=16)
-def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
-    """Return the columns of an encoded schema of `size` elements; kept, since thousands of files
-    have the same."""
+def _cached_leaves(schema: bytes, size: int) -> Sequence[Column]:
+    """Return the columns of an encoded schema of `size` elements. They are cached, since thousands
+    of files have the same schema."""
     return tuple(leaves(Structs(schema, 0, size)))
 
 
 def _columns_of(schema: Sequence[Struct]) -> Sequence[Column]:
     if isinstance(schema, Structs):
-        return _known_leaves(schema.written(), len(schema))
+        return _cached_leaves(schema.written(), len(schema))
     return list(leaves(schema))
 
 

@@ -21,9 +21,10 @@ from megablend.storage.ranges import merge_ranges
 
 @dataclass(slots=True)
 class ErrorLocation:
-    """The byte of the file that an error names."""
+    """The place in the file that an error names."""
 
     offset: int
+    """Byte of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class FileBytes:
         return is_prefetched(self.storage)
 
     def request(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Announce reads of ranges, int64 [n] each. Ranges outside the file are left out: reading
-        them will raise the error."""
+        """Announce reads of ranges, given as arrays of int64 [n]. Ranges outside the file are left
+        out: reading them will raise the error."""
         inside = (offsets >= 0) & (sizes > 0) & (offsets <= self.size - sizes)
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Read exactly `size` bytes from `offset` on. Raises CorruptFileError, which names `what`
-        is read, if they are not within the file."""
+        """Read exactly `size` bytes from `offset` on. Raises: CorruptFileError if they are not
+        within the file; `what` describes the bytes in its message."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
@@ -63,7 +64,7 @@ class FileBytes:
             offsets, sizes: int64 [n].
 
         Returns: a buffer, and the position in it at which each range begins, int64 [n].
-        Raises: CorruptFileError, which names `what` is read, if a range is not within the file.
+        Raises: CorruptFileError if a range is not within the file; `what` describes the bytes.
         """
         self.check_ranges(offsets, sizes, what)
         out, begins = self.storage.read_ranges(
@@ -72,7 +73,7 @@ class FileBytes:
         return pa.py_buffer(out), begins
 
     def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
-        """Read ranges as `read_ranges` does, adjacent ones together.
+        """Read ranges as `read_ranges` does, but adjacent ranges together.
 
         Returns: bytes, uint8, and the position in them at which each range begins, int64 [n].
         """
@@ -81,7 +82,7 @@ class FileBytes:
         return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
 
     def check_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> None:
-        """Check that ranges, int64 [n], are within the file. Raises CorruptFileError."""
+        """Check that ranges, int64 [n], are within the file. Raises: CorruptFileError."""
         for i in ((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)).nonzero()[0]:
             self._check(int(offsets[i]), int(sizes[i]), what)
 
@@ -112,9 +113,12 @@ class FileBytes:
             ) from error
 
     @contextlib.contextmanager
-    def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
+    def error_context_of_items(
+        self, offsets: Int64s, row_groups: Int64s, what: str
+    ) -> Iterator[None]:
         """Convert errors as `error_context` does, if items of many row groups are processed
-        together: the error's `item` is an index into `offsets` and `row_groups`, int64 [n] each."""
+        together: the error's `item` is an index into `offsets` and `row_groups`, arrays of
+        int64 [n]."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

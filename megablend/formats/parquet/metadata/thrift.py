@@ -22,7 +22,7 @@ from megablend.kernels.parquet.thrift import skip_structs
 T = TypeVar("T")
 
 MAX_DEPTH = 32
-"""Largest nesting of structs that is read; that of Parquet's metadata is 7."""
+"""Largest nesting of structs that is read; the nesting of Parquet's metadata is 7."""
 
 
 class MalformedError(ValueError):
@@ -68,8 +68,8 @@ class Kind(IntEnum):
 
 
 class Struct:
-    """A struct that was read. Its methods return a field by its id; those that take a `name` raise
-    a MalformedError with it if the field is missing or has another type."""
+    """A struct that was read. Its methods return a field by its id. Methods that take a `name`
+    raise a MalformedError with this name if the field is missing or has another type."""
 
     __slots__ = ("_fields",)
 
@@ -80,25 +80,25 @@ class Struct:
         return field in self._fields
 
     def integer(self, field: int, name: str, default: int | None = None) -> int:
-        """A field of any integer type. With a default, a field of another type counts as absent, as
-        in Thrift's own readers."""
+        """Return a field of any integer type. With a default, a field of another type counts as
+        absent, as in Thrift's own readers."""
         value = self._fields.get(field)
         if type(value) is int:
             return value
-        # fastparquet writes a repetition_type that is a boolean
+        # For example, fastparquet writes a repetition_type that is a boolean
         if default is not None:
             return int(default)
         raise MalformedError(f"{name} is {'missing' if value is None else 'not an integer'}")
 
     def count(self, field: int, name: str, default: int | None = None) -> int:
-        """An integer that must not be negative."""
+        """Return an integer that must not be negative."""
         value = self.integer(field, name, default)
         if not 0 <= value <= MAX_COUNT:
             raise MalformedError(f"{name} is {value}, expected 0 to 2**48")
         return value
 
     def boolean(self, field: int, name: str, default: bool) -> bool:
-        """A boolean field."""
+        """Return a boolean field."""
         return self._typed(field, name, bool, default)
 
     def is_false(self, field: int) -> bool:
@@ -106,29 +106,29 @@ class Struct:
         return self._fields.get(field) is False
 
     def binary(self, field: int) -> bytes | None:
-        """A binary field; None if it is absent, or of another type."""
+        """Return a binary field; None if it is absent, or of another type."""
         value = self._fields.get(field)
         return value if isinstance(value, bytes) else None
 
     def text(self, field: int, name: str) -> str:
-        """A binary field, read as UTF-8."""
+        """Return a binary field, read as UTF-8."""
         return self._typed(field, name, bytes).decode("utf-8", "replace")
 
     def struct(self, field: int, name: str) -> Struct:
-        """A nested struct."""
+        """Return a nested struct."""
         return self._typed(field, name, Struct)
 
     def structs(self, field: int, name: str) -> Sequence[Struct]:
-        """A list of structs."""
+        """Return a list of structs."""
         found = self._fields.get(field)
         return found if isinstance(found, Structs) else self._list(field, name, Struct)
 
     def integers(self, field: int, name: str) -> list[int]:
-        """A list of integers."""
+        """Return a list of integers."""
         return self._list(field, name, int)
 
     def texts(self, field: int, name: str) -> list[str]:
-        """A list of binaries, read as UTF-8."""
+        """Return a list of binary values, read as UTF-8."""
         return [value.decode("utf-8", "replace") for value in self._list(field, name, bytes)]
 
     def _typed(self, field: int, name: str, kind: type[T], default: T | None = None) -> T:
@@ -157,8 +157,8 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each of which is parsed when it is accessed: a kernel skips all but one of
-    thousands of columns."""
+    """A list of structs, each of which is parsed when it is accessed: of thousands of columns, a
+    kernel skips all but one."""
 
     __slots__ = ("_data", "_size", "start")
 
