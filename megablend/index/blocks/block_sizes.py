@@ -96,12 +96,12 @@ class BlockSizes:
 
     @cached_property
     def _has_eod(self) -> Bools:
-        """bool [num_files]: whether documents of the file get end-of-document tokens."""
+        """Whether documents of the file get end-of-document tokens: bool [num_files]."""
         return np.array([eod is not None for eod in self.append_eod])[self.snapshot.files.columns]
 
     @cached_property
     def _extra_sizes(self) -> Int64s:
-        """int64 [num_files]: bytes of all extra columns per token."""
+        """Bytes of all extra columns per token: int64 [num_files]."""
         sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
         for number, name in enumerate(self.snapshot.sources.names):
             sizes[number] = sum(each.dtype.itemsize for each in self.extra.get(name, ()))

@@ -40,10 +40,10 @@ class BlockBatch:
     tokens: npt.NDArray[Any]
     """[num_tokens], in the widest token dtype among the blocks."""
     offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is
-    tokens[offsets[i]:offsets[i+1]]."""
+    """Piece i (a document, or the part of it that its block holds) is
+    tokens[offsets[i]:offsets[i+1]]: int64 [num_pieces + 1]."""
     block_offsets: npt.NDArray[np.int64]
-    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
+    """Block j is tokens[block_offsets[j]:block_offsets[j+1]]: int64 [num_blocks + 1]."""
 
 
 class BlockStore(BlockSizes):

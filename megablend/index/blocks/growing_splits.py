@@ -39,11 +39,11 @@ class SplitRanges:
     """The number of each source, by its name."""
     num_splits: int
     rows: Ranges
-    """PART_DTYPE [num_rows]: the ranges of all splits of the first source, then those of the
-    second, and so on."""
+    """The ranges of all splits of the first source, then those of the second, and so on: PART_DTYPE
+    [num_rows]."""
     edges: npt.NDArray[np.int64]
-    """int64 [num_sources * num_splits + 1]: position in `rows` of the first range of each split of
-    each source."""
+    """Position in `rows` of the first range of each split of each source: int64 [num_sources *
+    num_splits + 1]."""
 
     def ranges(self, source: int, split: int) -> Ranges:
         """The ranges of documents of a source, by its number, that belong to a split: a view of

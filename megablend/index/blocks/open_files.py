@@ -145,7 +145,7 @@ class OpenedReader(NamedTuple):
 
     reader: BlockReader
     chunks: Array
-    """CHUNK_DTYPE [num_chunks], the file's."""
+    """The file's: CHUNK_DTYPE [num_chunks]."""
     check: Check | None
     """Compares fetched ranges with checksums; None if there is nothing to compare."""
     retry_storage: Storage | None

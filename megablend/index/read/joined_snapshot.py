@@ -339,7 +339,7 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
 
 
 def _running_totals(counts: Sequence[int]) -> Int64s:
-    """int64 [len(counts) + 1]: the sum of the counts before each, and of all."""
+    """The sum of the counts before each, and of all: int64 [len(counts) + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
 
 

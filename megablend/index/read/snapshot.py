@@ -130,7 +130,7 @@ class Snapshot:
 
     @property
     def token_ranges(self) -> Int64s:
-        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest if
+        """Smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if
         unknown. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
@@ -258,12 +258,12 @@ class Snapshot:
 
     @cached_property
     def _before_files(self) -> Int64s:
-        """int64 [2, num_files + 1]: tokens, and counted documents, before each file."""
+        """Tokens, and counted documents, before each file: int64 [2, num_files + 1]."""
         return self._blocks.take("running", self.files.first_block)[:2]
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:
-        """bool [num_files]: whether the file's documents were counted."""
+        """Whether the file's documents were counted: bool [num_files]."""
         counted = np.zeros(self.num_files, bool)
         for column in self.columns:
             counted[column.files.start : column.files.stop] = column.documents

@@ -142,13 +142,13 @@ class FileTable:
 
     @property
     def sizes(self) -> Int64s:
-        """int64 [num_files]: size of each file in bytes; for a pair, the size of its data file."""
+        """Size of each file in bytes: int64 [num_files]; for a pair, the size of its data file."""
         sizes: Int64s = as_numpy(self._files.column("size"))
         return sizes
 
     @cached_property
     def token_bytes(self) -> Int64s:
-        """int64 [num_files]: bytes of a decoded token of each file."""
+        """Bytes of a decoded token of each file: int64 [num_files]."""
         # pyarrow's `dictionary_encode` would import pyarrow.compute
         names = self._files.column("token_dtype").to_pylist()
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
@@ -194,8 +194,8 @@ def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
 
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
-    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest if
-    unknown. Raises: CacheError."""
+    """Smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if unknown.
+    Raises: CacheError."""
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
     )
