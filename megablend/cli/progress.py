@@ -52,7 +52,7 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task(doing, total=None, status="")
 
         def update(progress: Progress) -> None:
-            if progress.waiting_for or progress.told:
+            if progress.waiting_for or progress.message:
                 bar.console.print(_write_notice(progress), markup=False, highlight=False)
                 return
             bar.update(
@@ -72,7 +72,7 @@ class _Lines:
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, progress: Progress) -> None:
-        if progress.waiting_for or progress.told:
+        if progress.waiting_for or progress.message:
             log_line(_write_notice(progress), self.stream)
             return
         status = self._describe(progress)
@@ -90,8 +90,8 @@ def log_line(text: str, stream: TextIO) -> None:
 
 def _write_notice(progress: Progress) -> str:
     """Return the notice of a Progress that has one instead of numbers."""
-    if progress.told:
-        return printable(f"megablend: {progress.told}")
+    if progress.message:
+        return printable(f"megablend: {progress.message}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 

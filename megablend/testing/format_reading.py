@@ -21,7 +21,7 @@ from megablend.formats.base import (
     is_divisible,
 )
 from megablend.formats.fetch import read_blocks, read_pieces
-from megablend.index.build.file_tasks import join, part_span
+from megablend.index.build.file_parts import join, part_span
 from megablend.storage.by_scheme import make_storage
 from megablend.testing.concurrency import run_threads, succeeds_in_a_fork
 from megablend.testing.documents import DOCUMENTS, MIXED, join_pieces, list_pieces

@@ -258,7 +258,7 @@ def _report_estimate(
             message = f"source {source.spec.name!r}: tokenising {description}"
             LOG.info("%s", message)
             if progress is not None:
-                progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, told=message))
+                progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, message=message))
     check_space(setups[0], needed_bytes)
 
 

@@ -23,7 +23,7 @@ from megablend.errors import CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex, Format
 from megablend.formats.parquet import PARQUET
-from megablend.index.build import file_tasks as parts
+from megablend.index.build import file_parts as parts
 from megablend.index.build.build import Progress, SourceSpec, build_index
 from megablend.storage.base import Storage
 from tests.storages import STORAGE

@@ -154,7 +154,7 @@ def test_ranges_come_through_packs_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megablend.index.build.packs.PACK_MIN_FILES", 2)
-    monkeypatch.setattr("megablend.index.build.file_tasks.PART_BYTES", 512)
+    monkeypatch.setattr("megablend.index.build.file_parts.PART_BYTES", 512)
     for number in range(3):
         write(tmp_path / "data" / f"{number}.parquet", [[number, 7 + number]] * 200)
     given = config(tmp_path, {"path": f"{tmp_path}/data/*.parquet"})
@@ -194,7 +194,7 @@ def write_raw(path: Path, tokens: list[int]) -> dict[str, Any]:
 def test_tokens_that_are_read_for_their_separator_are_looked_at(
     tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.index.build.file_tasks.PART_BYTES", part_bytes)
+    monkeypatch.setattr("megablend.index.build.file_parts.PART_BYTES", part_bytes)
     tokens = [1 + i % 90 if i % 10 else 0 for i in range(2000)]
     source = write_raw(tmp_path / "a.bin", tokens)
     given = config(tmp_path, source, vocab_size=91, block_bytes=256)

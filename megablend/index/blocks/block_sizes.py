@@ -25,19 +25,16 @@ need them."""
 SHARES = {"dictionaries": 1, "planning": 1, "cache": 1, "reads": 2, "blocks": 11}
 """Parts of the rest of `memory`; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
+BLOCK_OVERHEAD_BYTES = 1 << 10
+"""Memory of the Python objects around a decoded block, and of its table entries."""
+STORED_BYTES = 4
+"""Smallest number of bytes of a value of a Parquet dictionary."""
 
 
 def divide_rest(rest: int) -> dict[str, int]:
     """Divide the rest of `memory`, which may be negative: the bytes of each of SHARES, at least
     0."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
-
-
-BLOCK_OVERHEAD_BYTES = 1 << 10
-"""Memory of the Python objects around a decoded block, and of its table entries."""
-
-STORED_BYTES = 4
-"""Bytes of a value of a Parquet dictionary, at least."""
 
 
 class BlockSizes:
@@ -55,19 +52,19 @@ class BlockSizes:
     extra: Mapping[str, tuple[ExtraColumn, ...]]
 
     def num_tokens(self, ids: Int64s) -> Int64s:
-        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64
-        [n]."""
+        """Return the number of tokens of blocks `ids` int64 [n], including end-of-document tokens:
+        int64 [n]."""
         return self._with_eod(ids, self.snapshot.blocks(ids))
 
     def _with_eod(self, ids: Int64s, rows: Array) -> Int64s:
-        """Number of tokens of blocks `ids`, including end-of-document tokens, from their rows of
-        the block table: int64 [n]."""
+        """Return the number of tokens of blocks `ids`, including end-of-document tokens, from their
+        rows of the block table: int64 [n]."""
         has_eod = self._has_eod[self.snapshot.file_of(ids)]
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(self, ids: Int64s, rows: Array, *, documents: bool) -> tuple[Int64s, Int64s]:
-        """Estimate the memory of blocks `ids` int64 [n] in bytes: that of each decoded block, and
-        what is needed in addition while it is read and decoded. int64 [n] each.
+        """Estimate the memory of blocks `ids` int64 [n] in bytes: the memory of each decoded block,
+        and the additional memory while it is read and decoded, arrays of int64 [n].
 
         Args:
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
@@ -89,7 +86,7 @@ class BlockSizes:
 
     def dictionaries(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Return the number of the column chunk of each of blocks `ids` int64 [n], and the stored
-        size of its dictionary in bytes, 0 if the block needs none. int64 [n] each."""
+        size of its dictionary in bytes, 0 if the block needs none: arrays of int64 [n]."""
         numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
         needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)
@@ -104,5 +101,5 @@ class BlockSizes:
         """Bytes of all extra columns per token: int64 [num_files]."""
         sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
         for number, name in enumerate(self.snapshot.sources.names):
-            sizes[number] = sum(each.dtype.itemsize for each in self.extra.get(name, ()))
+            sizes[number] = sum(column.dtype.itemsize for column in self.extra.get(name, ()))
         return sizes[self.snapshot.files.columns]

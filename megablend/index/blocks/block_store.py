@@ -40,10 +40,11 @@ class BlockBatch:
     tokens: npt.NDArray[Any]
     """[num_tokens], in the widest token dtype among the blocks."""
     offsets: npt.NDArray[np.int64]
-    """Piece i (a document, or the part of it that its block holds) is
-    tokens[offsets[i]:offsets[i+1]]: int64 [num_pieces + 1]."""
+    """Offsets of the pieces, int64 [num_pieces + 1]: piece i (a document, or the part of it that
+    its block holds) is tokens[offsets[i]:offsets[i+1]]."""
     block_offsets: npt.NDArray[np.int64]
-    """Block j is tokens[block_offsets[j]:block_offsets[j+1]]: int64 [num_blocks + 1]."""
+    """Offsets of the blocks, int64 [num_blocks + 1]: block j is
+    tokens[block_offsets[j]:block_offsets[j+1]]."""
 
 
 class BlockStore(BlockSizes):
@@ -73,7 +74,7 @@ class BlockStore(BlockSizes):
         self.storage = storage
         self.snapshot = snapshot
         self.append_eod = (*append_eod, *[None] * (len(snapshot.columns) - len(append_eod)))
-        """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
+        """End-of-document tokens of the sources, and None for each extra column: [num_columns]."""
         self.roots = dict(roots or {})
         self.extra = dict(extra or {})
         self.extra_bytes = extra_bytes
@@ -184,7 +185,7 @@ class BlockStore(BlockSizes):
 
         Args:
             numbers: int64 [n], numbers of the blocks.
-            reads: what `begin_read` returned for them.
+            reads: the result of `begin_read` for these blocks.
             pieces: as in `read`.
 
         Raises: as `read` does.
@@ -207,15 +208,17 @@ class BlockStore(BlockSizes):
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Whether `decode` will read files itself: those of extra columns, whose blocks are known
-        only after the tokens were decoded."""
+        """Whether `decode` will read files itself: the files of extra columns, whose blocks are
+        known only after the tokens have been decoded."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def list_extra_blocks(self, ids: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield the blocks of extra columns that are read while blocks `ids` int64 [n], ascending,
-        are decoded: for each column their numbers, int64 [m], and for each of them the position in
-        `ids` of the block that needs it, int64 [m]."""
-        for number, source in enumerate(self.snapshot.sources if self.extra else ()):
+        are decoded: for each column the numbers of its blocks, int64 [m], and for each of these
+        blocks the position in `ids` of the block that needs it, int64 [m]."""
+        if not self.extra:
+            return
+        for number, source in enumerate(self.snapshot.sources):
             columns = self._extra_of(source)
             begin, stop = np.searchsorted(ids, [source.blocks.start, source.blocks.stop]).tolist()
             if columns is not None and begin < stop:
@@ -332,9 +335,9 @@ class BlockStore(BlockSizes):
         numbers: npt.NDArray[np.int64] = values.astype(np.int64).reshape(-1)
         num_blocks = self.snapshot.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
-            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
+            wrong = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
             raise IndexError(
-                f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}"
+                f"block {wrong} is out of range: the index has blocks 0 to {num_blocks - 1}"
             )
         return numbers
 
@@ -343,10 +346,8 @@ class BlockStore(BlockSizes):
         file, and the slice of `numbers` with its blocks."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
-        for file, (start, stop) in zip(
-            files[firsts].tolist(), pairwise([*firsts.tolist(), len(files)]), strict=True
-        ):
-            yield file, slice(start, stop)
+        for start, stop in pairwise([*firsts.tolist(), len(files)]):
+            yield int(files[start]), slice(start, stop)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -417,8 +418,8 @@ class JoinedStore(BlockStore):
 
 
 def _move(column: ExtraColumn, source: SourceEntry) -> ExtraColumn:
-    """Return an extra column of a snapshot as the JoinedSnapshot, in which it is of `source`, has
-    it."""
+    """Return an extra column of a snapshot as an extra column of `source`, a source of the
+    JoinedSnapshot."""
     entry = source.find_extra(column.column)
     assert entry is not None, column.column
     return dataclasses.replace(column, entry=entry)

@@ -35,6 +35,7 @@ from megablend.index.read.document_table import (
     table_bytes,
     table_key,
 )
+from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.table_folder import commit_tables, is_complete
 from megablend.index.tables.tables import TableWriter
 from megablend.system.atomic_write import translate_os_errors
@@ -83,17 +84,7 @@ def build_tables(
             with translate_os_errors(cache.folder):
                 stack.enter_context(cache.hold())
                 cache.remove_leftovers()
-            needed = {table_key(snapshot, i) for i in sources}
-            for folder in cache.list_upgradable(DOCUMENTS):
-                if folder.name in needed and is_complete(folder):
-                    complete_table(folder)
-            committed = set(cache.list_folders(DOCUMENTS))
-            missing = {
-                i: list(split_into_ranges(snapshot, i, stretch_bytes))
-                for i in sources
-                if table_key(snapshot, i) not in committed
-                or not is_complete(fetch_table(snapshot, i))
-            }
+            missing = _find_missing(snapshot, sources, stretch_bytes)
         missing = launch.bcast(missing)
         assert missing is not None
         counted, scanned_bytes = count_share(
@@ -116,6 +107,24 @@ def build_tables(
         return report
 
 
+def _find_missing(
+    snapshot: Snapshot, sources: Sequence[int], stretch_bytes: int
+) -> dict[int, list[BlockRange]]:
+    """Return the sources, by number, whose table is missing or damaged, each with the ranges of its
+    blocks to count; and complete tables of older versions of megablend."""
+    cache = snapshot.store
+    keys = {source: table_key(snapshot, source) for source in sources}
+    for folder in cache.list_upgradable(DOCUMENTS):
+        if folder.name in keys.values() and is_complete(folder):
+            complete_table(folder)
+    committed = set(cache.list_folders(DOCUMENTS))
+    return {
+        source: list(split_into_ranges(snapshot, source, stretch_bytes))
+        for source, key in keys.items()
+        if key not in committed or not is_complete(fetch_table(snapshot, source))
+    }
+
+
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
     """Join the lengths of a source's ranges of blocks into a table, and commit it."""
 
@@ -127,9 +136,10 @@ def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
 
 
 def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
+    """Write the lengths of the documents, and running counts before every EVERY-th document."""
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
     tokens = filled = 0
-    # Lengths of the last documents so far, fewer than EVERY: their group is not complete
+    # Lengths of the last documents so far, fewer than EVERY, whose group is not complete
     pending = np.zeros(0, np.int32)
     with (
         TableWriter(folder / LENGTHS, LENGTH_COLUMNS) as lengths,

@@ -1,5 +1,5 @@
-"""Blocks whose bytes are damaged: they are replaced by zeros if the config says that their samples
-are masked.
+"""Blocks whose bytes are damaged: if the config masks their samples, the blocks are replaced by
+zeros.
 
 Only damage that every rank finds in the same way is replaced: bytes that violate their format or a
 checksum (CorruptFileError). A file that is missing, was replaced, or cannot be read is always an
@@ -22,10 +22,10 @@ from megablend.index.tables.source_entry import SourceEntry
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:
-    """Read blocks `ids` int64 [n], with zeros in place of damaged blocks, whose numbers are added
-    to `store.damaged`; warns once of each.
+    """Read blocks `ids` int64 [n], with zeros instead of damaged blocks. The numbers of damaged
+    blocks are added to `store.damaged`, with one warning for each.
 
-    Raises: as BlockStore.read does, except CorruptFileError.
+    Raises: the same errors as BlockStore.read, except CorruptFileError.
     """
     return DecodedBlocks.of(
         [_read_or_replace(store, block, pieces=pieces) for block in ids.tolist()]

@@ -33,8 +33,16 @@ from megablend.storage.requested_reads import RequestedReads, run_in_threads
 from megablend.system.atomic_write import reading, replace_file
 from megablend.system.safe_open import read_regular
 
+STRETCH_BYTES = 256 << 20
+"""Stored bytes of a file's blocks that one rank counts at a time."""
+LENGTHS_KIND = "lengths"
+"""The cache's kind of the files of lengths."""
 _BATCH_BLOCKS = 64
 """Blocks that are read together."""
+_LONGEST = (1 << 31) - 1
+"""Tokens of the longest document that a table can record."""
+_SEEN_SECONDS = 10.0
+"""Time until a file that another rank wrote is visible on a network file system."""
 
 
 def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
@@ -45,8 +53,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
     Args:
         store: reads an index whose documents were counted.
 
-    Yields: the number of the batch's first document; the tokens of each, int64 [n], without
-        end-of-document tokens; the number of data bytes read.
+    Yields: the number of the batch's first document; the number of tokens of each document,
+        int64 [n], without end-of-document tokens; the number of data bytes read.
     Raises: as BlockStore.read does.
     """
     while first < end:
@@ -64,21 +72,11 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """Return the first block, from `block` on, that begins with a new document; `end` if no block
-    before `end` does."""
+    """Return the first block in [block, end) that begins with a new document; `end` if there is
+    none."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block
-
-
-STRETCH_BYTES = 256 << 20
-"""Stored bytes of a file's blocks that one rank counts at a time."""
-_LONGEST = (1 << 31) - 1
-"""Tokens of the longest document that a table can record."""
-_SEEN_SECONDS = 10.0
-"""Time until a file that another rank wrote is visible on a network file system."""
-LENGTHS_KIND = "lengths"
-"""The cache's kind of the files of lengths."""
 
 
 class BlockRange(NamedTuple):
@@ -150,7 +148,8 @@ def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
                 store.snapshot.path(file, store.roots),
                 f"a document has {batch.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
             )
-        lengths[first - first_document :][: len(batch)] = batch
+        start = first - first_document
+        lengths[start : start + len(batch)] = batch
         scanned_bytes += size
     replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, pack_numbers(lengths))
     return scanned_bytes

@@ -1,4 +1,4 @@
-"""Checking that extra columns match their source's tokens, as far as the index tells."""
+"""Checking that extra columns match their source's tokens, as far as the index records it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
     Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens
         or rows of a file.
     """
-    # Most of thousands of sources have none, and `next` below would search them all
+    # Most of thousands of sources have none, and need no entry
     if not columns:
         return ()
     snapshot = store.snapshot
-    source = next(entry for entry in snapshot.sources if entry.name == name)
+    source = snapshot.sources[snapshot.sources.numbers[name]]
     checked = []
     for column in columns:
         entry = source.find_extra(column)
         assert entry is not None, column
-        kinds = {
-            (file.opened.token_dtype, is_flat(file.opened.meta)): snapshot.path(i)
-            for i, file in ((i, snapshot.file(i)) for i in reversed(entry.files))
-        }
+        # Each kind of column, with the path of the first file that has it
+        kinds = dict[tuple[str, bool], str]()
+        for i in reversed(entry.files):
+            opened = snapshot.file(i).opened
+            kinds[opened.token_dtype, is_flat(opened.meta)] = snapshot.path(i)
         if len(kinds) > 1:
             listed = ", ".join(
                 f"{'' if flat else 'lists of '}{dtype} ({path})"

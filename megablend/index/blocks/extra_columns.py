@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,36 @@ class ExtraColumn:
     """An extra column of a source."""
 
     column: str
-    """Its name, as the config requests it."""
+    """The column's name, as the config requests it."""
     entry: ColumnEntry
-    """Its entry in the index."""
+    """The column's entry in the index."""
     dtype: np.dtype[np.generic]
     flat: bool
-    """Whether it has one value per row, not a list with one value per token."""
+    """Whether the column has one value per row, not a list with one value per token."""
+
+
+class _NeededRanges(NamedTuple):
+    """The ranges of a column's numbers that n blocks of tokens need, one for each block."""
+
+    starts: Int64s
+    """Position among the column's numbers of the first number that belongs to each block: its first
+    row if the column is flat, otherwise its first token: int64 [n]."""
+    counts: Int64s
+    """Number of numbers that belong to each block: int64 [n]."""
+    has_previous: npt.NDArray[np.bool_]
+    """Whether the number before the range is needed as well: bool [n]. A document may end in a
+    block that has none of its tokens: the number of its last token is then the one before the
+    block's first."""
+
+    @property
+    def read_starts(self) -> Int64s:
+        """The first number that is read for each block: int64 [n]."""
+        return self.starts - self.has_previous
+
+    @property
+    def read_counts(self) -> Int64s:
+        """How many numbers are read for each block: int64 [n]."""
+        return self.counts + self.has_previous
 
 
 def read_extra_columns(
@@ -63,24 +88,29 @@ def read_extra_columns(
         does.
     """
     flags = snapshot.blocks(ids)["flags"]
-    rows = _first_rows(snapshot, tokens, ids, flags)
+    first_rows = _first_rows(snapshot, tokens, ids, flags)
+    num_pieces = np.array([len(block.offsets) - 1 for block in blocks])
+    num_tokens = np.array([len(block.tokens) for block in blocks])
     by_column = []
     for column in columns:
-        if column.flat:
-            counts = np.array([len(block.offsets) - 1 for block in blocks])
-            first = rows
-        else:
-            counts = np.array([len(block.tokens) for block in blocks])
-            before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
-            first = before[:-1] - before[-1]
-        # A document may end in a block that has none of its tokens: the number of its last token
-        # is the one before the block's first, so it is read as well
-        in_front = (first > 0) & (not column.flat) & has_eod
-        numbers, column_blocks = _fetch(snapshot, column, read, first - in_front, counts + in_front)
+        needed = _find_needed(
+            snapshot, column, tokens, ids, first_rows, num_pieces, num_tokens, has_eod=has_eod
+        )
+        numbers, column_blocks = _fetch(
+            snapshot, column, read, needed.read_starts, needed.read_counts
+        )
         if not column.flat:
-            _check_rows(snapshot, column, tokens, ids, rows, blocks, first, column_blocks)
-        by_block = zip(blocks, numbers, in_front.tolist(), flags.tolist(), strict=True)
-        by_column.append([_aligned(column, *each, has_eod=has_eod) for each in by_block])
+            _check_rows(
+                snapshot, column, tokens, ids, first_rows, blocks, needed.starts, column_blocks
+            )
+        by_column.append(
+            [
+                _aligned(column, block, block_numbers, has_previous, block_flags, has_eod=has_eod)
+                for block, block_numbers, has_previous, block_flags in zip(
+                    blocks, numbers, needed.has_previous.tolist(), flags.tolist(), strict=True
+                )
+            ]
+        )
     return list(zip(*by_column, strict=True))
 
 
@@ -92,18 +122,17 @@ def list_extra_blocks(
     *,
     has_eod: bool,
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield what `read_extra_columns` will read, according to the index: for each column the
-    numbers of its blocks that are needed, int64 [m], and for each of them the position in `ids` of
-    the block that needs it, int64 [m]."""
+    """Yield the blocks that `read_extra_columns` will read, according to the index: for each column
+    the numbers of its blocks that are needed, int64 [m], and for each of these blocks the position
+    in `ids` of the block that needs it, int64 [m]."""
     blocks = snapshot.blocks(ids)
-    rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
-    before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
+    first_rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
+    num_pieces = blocks["rows"] + ((blocks["flags"] & STARTS_MID_DOCUMENT) > 0)
     for column in columns:
-        first = rows if column.flat else before[:-1] - before[-1]
-        continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
-        counts = blocks["rows"] + continues if column.flat else blocks["tokens"]
-        in_front = (first > 0) & (not column.flat) & has_eod
-        _, firsts, stops = _find_blocks(snapshot, column, first - in_front, counts + in_front)
+        needed = _find_needed(
+            snapshot, column, tokens, ids, first_rows, num_pieces, blocks["tokens"], has_eod=has_eod
+        )
+        _, firsts, stops = _find_blocks(snapshot, column, needed.read_starts, needed.read_counts)
         sizes = stops - firsts
         needed_by = np.repeat(np.arange(len(ids)), sizes)
         # Block number minus position in the result, for the blocks that each of `ids` needs
@@ -111,11 +140,36 @@ def list_extra_blocks(
         yield np.arange(len(needed_by)) + shifts[needed_by], needed_by
 
 
+def _find_needed(
+    snapshot: Snapshot,
+    column: ExtraColumn,
+    tokens: SourceEntry,
+    ids: Int64s,
+    first_rows: Int64s,
+    num_pieces: Int64s,
+    num_tokens: Int64s,
+    *,
+    has_eod: bool,
+) -> _NeededRanges:
+    """Find the numbers of a column that blocks of its source need.
+
+    Args:
+        ids: int64 [n], the blocks.
+        first_rows, num_pieces, num_tokens: int64 [n], row of each block's first piece, and its
+            numbers of pieces and of tokens.
+    """
+    if column.flat:
+        return _NeededRanges(first_rows, num_pieces, np.zeros(len(ids), np.bool_))
+    before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
+    first_tokens = before[:-1] - before[-1]
+    return _NeededRanges(first_tokens, num_tokens, (first_tokens > 0) & has_eod)
+
+
 def _aligned(
     column: ExtraColumn,
     block: DecodedBlock,
     found: Array,
-    in_front: bool,
+    has_previous: bool,
     flags: int,
     *,
     has_eod: bool,
@@ -123,13 +177,13 @@ def _aligned(
     """Return a number for each token of a block, and with `has_eod` for each end-of-document token.
 
     Args:
-        found: the column's numbers for the block: of a flat column one per row, otherwise one per
-            token; if `in_front`, preceded by the number of the token before the block.
+        found: the column's numbers for the block: one per row if the column is flat, otherwise one
+            per token; with `has_previous`, preceded by the number of the token before the block.
         flags: the block's flags.
     """
-    numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
+    numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[has_previous:]
     if has_eod:
-        # Where each token is among the block's tokens, counted from 1; 0 for an inserted token
+        # The position of each token among the block's tokens, counted from 1; 0 if it was inserted
         positions = with_eod(
             DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0
         ).tokens
@@ -153,24 +207,12 @@ def _fetch(
         each with the count of the column's numbers before it.
     """
     origin, firsts, stops = _find_blocks(snapshot, column, starts, counts)
-    needed = np.array(
-        sorted(
-            {
-                i
-                for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True)
-                for i in range(first, stop)
-            }
-        ),
-        np.int64,
-    )
-    before = (snapshot.running("tokens_before", needed) - origin).tolist()
-    decoded = dict(
-        zip(needed.tolist(), zip(before, read(needed.tolist()), strict=True), strict=True)
-    )
+    bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
+    needed = sorted({i for first, stop in bounds for i in range(first, stop)})
+    before = snapshot.running("tokens_before", np.array(needed, np.int64)) - origin
+    decoded = dict(zip(needed, zip(before.tolist(), read(needed), strict=True), strict=True))
     ranges = []
-    for start, size, first, stop in zip(
-        *(each.tolist() for each in (starts, counts, firsts, stops)), strict=True
-    ):
+    for start, size, (first, stop) in zip(starts.tolist(), counts.tolist(), bounds, strict=True):
         parts = [np.zeros(0, column.dtype)]
         for i in range(first, stop):
             num_before, block = decoded[i]
@@ -184,8 +226,8 @@ def _find_blocks(
     snapshot: Snapshot, column: ExtraColumn, starts: Int64s, counts: Int64s
 ) -> tuple[int, Int64s, Int64s]:
     """Return the position of a column's first number among all numbers of the index; and for each
-    range of the column's numbers, the first block that holds it and the block after the last,
-    int64 [n] each."""
+    range of the column's numbers, the first block that contains some of them and the block after
+    the last one, arrays of int64 [n]."""
     span = column.entry.blocks
     origin = int(snapshot.running("tokens_before", [span.start])[0])
     firsts = np.full(len(starts), span.start)
@@ -239,13 +281,13 @@ def _check_rows(
             continue
         first_piece = _piece(block, 0)
         row = first_row + first_piece
-        which = int(np.searchsorted(column_starts, start, side="right")) - 1
-        column_piece = _piece(column_blocks[which], start - int(column_starts[which]))
-        if int(column_rows[which]) + column_piece != row:
+        number = int(np.searchsorted(column_starts, start, side="right")) - 1
+        column_piece = _piece(column_blocks[number], start - int(column_starts[number]))
+        if int(column_rows[number]) + column_piece != row:
             raise _mismatch_error(snapshot, column, tokens, i, row)
         stop = start + len(block.tokens)
         expected = start + block.offsets[first_piece + 1 : -1]
-        # Rows without tokens at its end may belong to the next block
+        # Rows without tokens at the block's end may belong to the next block
         expected = expected[expected < stop]
         after = int(np.searchsorted(column_edges, start, side="right"))
         found = column_edges[after:][: len(expected) + 1]

@@ -46,10 +46,10 @@ class SplitRanges:
     num_splits + 1]."""
 
     def ranges(self, source: int, split: int) -> Ranges:
-        """The ranges of documents of a source, by its number, that belong to a split: a view of
-        `rows`."""
-        start, stop = self.edges[source * self.num_splits + split :][:2].tolist()
-        return self.rows[start:stop]
+        """Return the ranges of documents of a source, by its number, that belong to a split: a view
+        of `rows`."""
+        number = source * self.num_splits + split
+        return self.rows[self.edges[number] : self.edges[number + 1]]
 
     def joined(self, sources: npt.NDArray[np.int64], split: int) -> Ranges:
         """Return one range for each of `sources` int64 [n], numbers of sources: from the start of
@@ -63,6 +63,7 @@ class SplitRanges:
 
 
 def _merge(ranges: Ranges) -> Ranges:
+    """Return the range from the start of the first range to the end of the last one."""
     merged: Ranges = ranges[:1].copy()
     for name in ("stop_block", "keep"):
         merged[name] = ranges[name][-1]
@@ -173,8 +174,8 @@ def _find_ranges(
 
 
 def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Documents]]:
-    """Return the files of a source in each of the snapshots, all of which have it."""
-    known = dict[str, list[_Documents]]()
+    """Return the files of a source in each of the snapshots; all of them have the source."""
+    files_of_key = dict[str, list[_Documents]]()
     by_snapshot = list[list[_Documents]]()
     for cohort, store in enumerate(stores):
         source = _source_number(store, name)
@@ -183,7 +184,7 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
         files = list[_Documents]()
         num_new = 0
         # Several files may have the same content: each earlier one is matched once
-        unmatched = {key: list(earlier) for key, earlier in known.items()}
+        unmatched = {key: list(earlier) for key, earlier in files_of_key.items()}
         for key, count in zip(
             store.snapshot.files.keys(entry), _count_documents(store, source), strict=True
         ):
@@ -191,7 +192,7 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
                 files.append(unmatched[key].pop(0))
                 continue
             files.append(_Documents(cohort, num_new, count))
-            known.setdefault(key, []).append(files[-1])
+            files_of_key.setdefault(key, []).append(files[-1])
             num_new += count
         by_snapshot.append(files)
     return by_snapshot
@@ -199,7 +200,7 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
 
 def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
     """Return the number of documents of each cohort."""
-    distinct = sorted({file for of_snapshot in files for file in of_snapshot})
+    distinct = sorted({file for files_of_snapshot in files for file in files_of_snapshot})
     return {
         cohort: sum(file.size for file in members)
         for cohort, members in groupby(distinct, lambda file: file.cohort)
@@ -214,7 +215,7 @@ def _count_documents(store: BlockStore, source: int) -> list[int]:
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Return, by the number of each file's first document in the source, its block and the tokens
+    """Return, for each file's first document by its number in the source, its block and the tokens
     in the block before it, as `find_document` does, but without reading blocks."""
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]

@@ -30,16 +30,25 @@ from megablend.storage.ranges import FetchedRanges
 from megablend.system.log import LOG
 
 MAX_READS = 8
-"""How many times a range is read before it counts as damaged."""
+"""Number of times that a range is read before it counts as damaged."""
 MAX_OPENS = 20
-"""How many times a file is opened before its description counts as different from the index; more
-than MAX_READS, since opening takes several reads."""
+"""Number of times that a file is opened before its description counts as different from the index;
+more than MAX_READS, since opening takes several reads."""
+MIN_OPEN_FILES = 1 << 10
+"""Number of readers that are kept whatever their size, since opening a file reads its footer. (The
+storage limits the number of descriptors.)"""
+MAX_OPEN_FILES = 1 << 14
+"""Largest number of readers that are kept."""
+OPEN_BYTES = 32 << 20
+"""Memory for readers; MIN_OPEN_FILES of them may take more."""
+_READER_BYTES = 2 << 10
+"""Memory of a reader without its tables."""
 T = TypeVar("T")
 
 
 class Checksums:
-    """The checksums of an index; of all its snapshots if it is a joined one. Raises: CacheError if
-    they are damaged."""
+    """The checksums of an index, which may be a JoinedSnapshot. Raises: CacheError if they are
+    damaged."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
@@ -55,11 +64,8 @@ class Checksums:
 
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:
-    """Open a file, if it is not on a local disk up to MAX_OPENS times, until its description is
-    what was indexed.
-
-    Raises: as the last call of `open_file` does.
-    """
+    """Open a file until its description is the one that was indexed: once on a local disk,
+    otherwise up to MAX_OPENS times. Raises: the error of the last call of `open_file`."""
     num_retries = MAX_OPENS - 1 if find_scheme(path) else 0
     for _ in range(num_retries):
         with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
@@ -129,23 +135,12 @@ class FetchedCheck:
             part[:] = data[begin : begin + len(part)]
 
 
-MIN_OPEN_FILES = 1 << 10
-"""Number of readers that are kept whatever their size, since opening a file reads its footer. (The
-storage limits the number of descriptors.)"""
-MAX_OPEN_FILES = 1 << 14
-"""Number of readers that are kept at most."""
-OPEN_BYTES = 32 << 20
-"""Memory for readers; MIN_OPEN_FILES of them may take more."""
-_READER_BYTES = 2 << 10
-"""Memory of a reader besides its tables."""
-
-
 class OpenedReader(NamedTuple):
     """An opened file."""
 
     reader: BlockReader
     chunks: Array
-    """The file's: CHUNK_DTYPE [num_chunks]."""
+    """The file's chunk table: CHUNK_DTYPE [num_chunks]."""
     check: Check | None
     """Compares fetched ranges with checksums; None if there is nothing to compare."""
     retry_storage: Storage | None
@@ -166,10 +161,11 @@ class OpenFiles:
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same_content: dict[int, int] = {}
-        """By file, a version newer than the build's whose content was found to be the same."""
+        """For each file by its number: a version newer than the build's whose content was found to
+        be the same."""
         self._max_reader_bytes = OPEN_BYTES // MAX_OPEN_FILES
         self._opening = dict[tuple[int, int], threading.Lock]()
-        """Locks by process and file: after a fork, nobody releases those of the parent's
+        """Locks by process and file: after a fork, nobody releases the locks of the parent's
         threads."""
 
     def get(self, file: int) -> OpenedReader:

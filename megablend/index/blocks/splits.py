@@ -39,6 +39,9 @@ PART_DTYPE = np.dtype(
 )
 """A range of a source's documents that belongs to a split."""
 _RANGE = ("first_block", "stop_block", "skip", "keep")
+Border = tuple[int, int]
+"""The place where a document begins: a block, and the number of tokens in it before the
+document."""
 
 
 def parts_of(
@@ -88,10 +91,6 @@ def compute_split_ranges(
     return cut_documents(store, source, list(pairwise(documents)), list(pairwise(borders)))
 
 
-Border = tuple[int, int]
-"""Where a document begins: a block, and the number of tokens in it before the document."""
-
-
 def cut_documents(
     store: BlockStore,
     source: int,
@@ -102,7 +101,7 @@ def cut_documents(
 
     Args:
         ranges: first document of each range, and the one after its last.
-        borders: where these two documents begin.
+        borders: the places where these two documents begin.
 
     Returns: PART_DTYPE [n].
     Raises: CacheError if the index is damaged.
@@ -111,10 +110,10 @@ def cut_documents(
     edges = [block for pair in borders for block, _ in pair]
     before = store.snapshot.count_tokens_before(edges, has_eod=has_eod).reshape(-1, 2).tolist()
     parts = np.zeros(len(ranges), PART_DTYPE)
-    for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(
-        zip(ranges, borders, strict=True)
-    ):
-        tokens = before[i][1] + keep - before[i][0] - skip
+    for i, (first, last) in enumerate(ranges):
+        (block, skip), (stop, keep) = borders[i]
+        before_first, before_stop = before[i]
+        tokens = before_stop + keep - before_first - skip
         # A range without documents remains zeros
         if first == last:
             continue
@@ -122,11 +121,11 @@ def cut_documents(
         if block == stop and keep == 0:
             parts[i] = (block, stop, 0, 0, last - first, 0, first)
             continue
-        # The next range begins with a block, so this one ends with all of the block before
+        # The next range begins with a block, so this one ends with all of the previous block
         if keep == 0:
             if stop > block:
                 before_last = store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)
-                keep = before[i][1] - int(before_last[0])
+                keep = before_stop - int(before_last[0])
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
     return parts

@@ -1,5 +1,5 @@
-"""Blocks of a split some of which are withdrawn. Withdrawn blocks count as empty, so that an order
-arranges the others as before."""
+"""The blocks of a split without withdrawn blocks. These count as empty, so that an order arranges
+the others as before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RemainingUnits(Generic[B]):
 
     Args:
         units: all blocks, or all documents.
-        ranges: int64 [n, 2], ranges of withdrawn ones: ascending, without overlaps.
+        ranges: int64 [n, 2], ranges of withdrawn units: ascending, without overlaps.
     """
 
     def __init__(self, units: B, ranges: Int64s) -> None:
@@ -33,7 +33,7 @@ class RemainingUnits(Generic[B]):
         self.num_tokens = units.num_tokens - int(self._withdrawn_before[-1])
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each of `blocks` int64 [n], without withdrawn ones:
+        """Return the number of tokens before each of `blocks` int64 [n], without withdrawn tokens:
         int64 [n]."""
         tokens = self._units.before(blocks)
         # The last withdrawn range that begins at or before each block; -1 if there is none
@@ -45,8 +45,8 @@ class RemainingUnits(Generic[B]):
         return remaining
 
     def remaining_before(self, token: int) -> int:
-        """Return the number of tokens before token `token`, counted over all units, without
-        withdrawn ones."""
+        """Return the number of tokens before token `token`, which is counted over all units,
+        without withdrawn tokens."""
         last = int(np.searchsorted(self._starts, token, side="right")) - 1
         if last < 0:
             return token

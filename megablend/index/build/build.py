@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store
@@ -48,9 +49,17 @@ from megablend.system.failures import translating
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
-Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
-"""What rank 0 sends to the others: the nonce of the lock, the columns, the tasks of their files,
-and the notes so far."""
+class Prepared(NamedTuple):
+    """The message with which rank 0 begins the work of all ranks."""
+
+    nonce: str
+    """The nonce of the cache's lock."""
+    columns: Sequence[SourceSpec]
+    """The columns to index."""
+    work: Sequence[FileTask]
+    """The tasks of the columns' files."""
+    notes: tuple[str, ...]
+    """The notes so far."""
 
 
 def build_index(
@@ -111,7 +120,9 @@ def _build(
         long_idx = list[LongIdx]()
         if launch.rank == 0:
             results = {
-                number: result for of_rank, _ in gathered for number, result in of_rank.items()
+                number: result
+                for results_of_rank, _ in gathered
+                for number, result in results_of_rank.items()
             }
             for name in chain(*(packs for _, packs in gathered)):
                 packed.add(await_pack(store, name))
@@ -152,8 +163,8 @@ def _list_files(
 
 
 def _share_known_files(launch: Communicator, storage: Storage) -> None:
-    """Exchange between all ranks what each knows about the versions of files, so that no two
-    request the same."""
+    """Exchange between all ranks the versions of files that each rank has requested, so that no two
+    ranks request the same."""
     if launch.size > 1:
         for known in launch.allgather(storage.known_files()):
             storage.add_known_files(known)
@@ -192,7 +203,7 @@ def _prepare(
     problems = (_open_pack(packed, store, name) for name in store.list_files("packs"))
     notes = (*notes, *filter(None, problems))
     work = plan_work(columns, store.list_files("fragments"), packed)
-    return held.nonce, columns, work, notes
+    return Prepared(held.nonce, columns, work, notes)
 
 
 def _make_folders(store: CacheStore) -> None:

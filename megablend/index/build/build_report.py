@@ -1,4 +1,4 @@
-"""What a build reports: its progress, and its result."""
+"""The reports of a build: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ class Progress:
     """Progress of a build, over all ranks."""
 
     files: int
+    """Number of files that are done."""
     num_files: int
+    """Number of all files."""
     bytes: int
     """Total size of the files and parts of files that are done."""
     num_bytes: int
+    """Total size of all files."""
     tokenised: str = ""
     """While text is tokenised: the documents so far, and the speed, as text; otherwise empty."""
-    told: str = ""
+    message: str = ""
     """A message to print at once; empty if there is none."""
     waiting_for: str = ""
     """While this build waits for the cache's lock: the build that holds it; otherwise empty."""
@@ -32,6 +35,7 @@ class BuildReport:
     created: bool
     """False if the same snapshot existed already."""
     num_files: int
+    """Number of files of all columns."""
     read: int
     """Number of files indexed by this build."""
     reused: int

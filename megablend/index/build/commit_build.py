@@ -47,7 +47,7 @@ class ColumnsTaken:
     merged.
 
     Attributes:
-        by_name: by name of a column to index, the column in its files, if known.
+        by_name: the column in the files of each column to index, by the latter's name; if known.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ColumnsTaken:
         """Record the column of a file. Raises: ConfigError if another file of its source has a
         different one."""
         name = indexed.column_name
-        # Its format has no columns, or an older version of megablend indexed it
+        # The file's format has no columns, or an older version of megablend indexed it
         if column is None:
             return
         first_column = self.by_name.setdefault(name, column)
@@ -89,8 +89,8 @@ def write_snapshot(
     Args:
         columns: all columns to index, in order.
         fragments: indexing result of each file of each column, in order.
-        found_columns: by name of a column to index, the column in its files, if known; it may be
-            filled while `fragments` is consumed. Stored in roots.json.
+        found_columns: see ColumnsTaken.by_name; it may be filled while `fragments` is consumed.
+            Stored in roots.json.
 
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; as `fragments` does.
@@ -115,7 +115,7 @@ def write_snapshot(
                 },
             }
             digest = manifest["digest"]
-            # Not part of the digest: replaced if the snapshot exists already
+            # These are not part of the digest: replaced if the snapshot exists already
             replaced = {
                 SEEN: seen_bytes(digest, seen),
                 TOKEN_RANGES: pack_ranges(digest, ranges),
@@ -148,8 +148,8 @@ def _is_intact(committed: Path, written: Path) -> bool:
 
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
-    """Add what snapshots of older versions of megablend lack: checksums of rows, and the versions
-    of files. Runs may use any of them. Returns a note for each damaged one.
+    """Add checksums of rows, and the versions of files, to snapshots of older versions of
+    megablend, any of which runs may use. Returns a note for each damaged snapshot.
 
     Args:
         newest: digest of the snapshot that was just built.
@@ -174,9 +174,9 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
 def _file_versions(older: Snapshot, built: Snapshot) -> Numbers:
     """Return the versions of the files of an older snapshot, as this build found them, uint64
-    [num_files]; 0 for files that it found changed, or did not find."""
-    known = dict(zip(_identities(built), built.seen.tolist(), strict=True))
-    return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
+    [num_files]; 0 for files that have changed, or that this build did not find."""
+    versions = dict(zip(_identities(built), built.seen.tolist(), strict=True))
+    return np.array([versions.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
@@ -200,7 +200,7 @@ def commit_build(
     """Merge the results of all files into a snapshot, commit it and report.
 
     Args:
-        results: by number of an item, its result.
+        results: the result of each item, by the item's number.
         notes: warnings so far.
         start: `time.monotonic()` when the build began.
 

@@ -1,5 +1,5 @@
-"""How many requests and bytes indexing files of an object store will take, found by indexing all or
-some of them without reading data."""
+"""Estimating the requests and bytes that indexing files of an object store will take, by indexing
+all or some of them without reading data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.transfer import RequestCount, extrapolate
 
 _FIRST_SAMPLE = 512
-"""Files that are tried at first; of a source with fewer, all are."""
+"""Number of files that are tried at first; in a smaller source, all files are tried."""
 _MAX_RATIO = 1.5
-"""More files are tried while the upper bound is more than this times the lower bound."""
+"""More files are tried while the ratio of the upper bound to the lower bound is larger."""
 _LARGE_SHARE = 256
 """All files that have more than 1 / _LARGE_SHARE of the bytes are tried."""
 
@@ -51,9 +51,9 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
         counted |= zip(missing, _count_each(columns, tasks, storage), strict=True)
         counts = np.array([counted[number] for number in numbers])
         low, high = extrapolate(counts[:num_tried], num_small)
-        of_large = counts[num_tried:].sum(axis=0)
-        low = low + of_large
-        high = high + of_large
+        large_total = counts[num_tried:].sum(axis=0)
+        low = low + large_total
+        high = high + large_total
         if num_tried == num_small or (high <= _MAX_RATIO * low).all():
             return RequestCount(*low.tolist()), RequestCount(*high.tolist())
         num_tried *= 2
@@ -77,7 +77,7 @@ def _count(column: SourceSpec, work: FileTask, storage: Storage) -> RequestCount
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)
-        # Raised where it would read data; the storage has counted that, too
+        # Raised when data would be read; the storage has counted that request, too
         with contextlib.suppress(LongReadError):
             index_part(work, part, column, dry)
         reads.cancel()

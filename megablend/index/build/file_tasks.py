@@ -1,25 +1,21 @@
 """The work of a build for each file: its fragment is reused; or the file is indexed, as a whole or
 in parts, and a fragment is stored.
 
-Large files are indexed in parts, so that several ranks can index one file together, and progress is
-reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
-The number of parts depends only on the size of the file, so the next build can reuse the parts of a
-killed one, with any number of ranks. The joined parts equal the result of indexing the whole file.
+Large files are indexed in parts (`file_parts`), so that several ranks can index one file together,
+and progress is reported meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from megablend.caches.base import CacheStore
 from megablend.errors import CacheError, ChangedFileError, ConfigError
-from megablend.formats.base import FileIndex, is_divisible
+from megablend.formats.base import is_divisible
 from megablend.formats.flat import DOCUMENTS
+from megablend.index.build.file_parts import join, num_parts, part_span
 from megablend.index.build.fragments import (
     Fragment,
     fragment_answer,
@@ -37,81 +33,12 @@ from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
 
-PART_BYTES = 512 << 20
-"""Bytes of a part, at least. (Parts must not be too small, since each has to read the footer.)"""
-MAX_PARTS = 256
-
-
-def num_parts(size: int) -> int:
-    """Return the number of parts in which a file of `size` bytes is indexed, if its format supports
-    parts."""
-    return min(MAX_PARTS, max(1, size // PART_BYTES))
-
-
-def part_span(size: int, part: int, count: int) -> tuple[int, int]:
-    """Return the bytes [start, stop) of part number `part` of `count` parts."""
-    return size * part // count, size * (part + 1) // count
-
-
-def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file, which have the same structure, into the index of the
-    file: its chunks are in the order of row groups."""
-    chunks = np.concatenate([part.chunks for part in parts])
-    first_chunks = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
-    blocks = np.concatenate([part.blocks for part in parts])
-    # The chunk of each block: its number among `chunks`, then its number in the joined index
-    unsorted_chunk = np.concatenate(
-        [part.blocks["chunk"] + first for part, first in zip(parts, first_chunks, strict=True)]
-    )
-    by_row_group = np.argsort(chunks["row_group"], kind="stable")
-    sorted_number = np.empty(len(chunks), np.int64)
-    sorted_number[by_row_group] = np.arange(len(chunks))
-    chunk = sorted_number[unsorted_chunk]
-    in_file_order = np.argsort(chunk, kind="stable")
-    chunks = chunks[by_row_group]
-    blocks = blocks[in_file_order]
-    blocks["chunk"] = chunk[in_file_order]
-    # Some parts may have counted documents, and others not
-    if (blocks["rows"] < 0).any():
-        blocks["rows"] = blocks["ends"] = -1
-        blocks["flags"] = 0
-    blocks["first_token"] = _sums_before(blocks["tokens"])
-    tokens = np.zeros(len(chunks), np.int64)
-    np.add.at(tokens, blocks["chunk"], blocks["tokens"])
-    chunks["first_token"] = _sums_before(tokens)
-    return FileIndex(
-        rows=sum(part.rows for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        token_dtype=parts[0].token_dtype,
-        chunks=chunks,
-        blocks=blocks,
-        structure=parts[0].structure,
-        meta=parts[0].meta,
-        scanned_bytes=sum(part.scanned_bytes for part in parts),
-        column=parts[0].column,
-        token_range=join_ranges(part.token_range for part in parts),
-    )
-
-
-def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the smallest and the largest token of all known ranges; None if no range is known."""
-    known = [each for each in ranges if each is not None]
-    if not known:
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
-
-
-def _sums_before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    sums: npt.NDArray[np.int64] = np.cumsum(counts) - counts
-    return sums
-
-
 _FILE_COST = 1 << 20
-"""Opening a file costs about as much as reading this many bytes."""
+"""Cost of opening a file, in bytes that are read in the same time."""
 _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
-"""Reading a fragment costs about as much as reading this many bytes of a file."""
+"""Cost of reading a fragment, in bytes of a file that are read in the same time."""
 _CHANGED_REMEDY = "let its writer finish, then build again"
 
 
@@ -182,7 +109,7 @@ def plan_work(
             known_places.add(place)
     work = []
     for number, column in enumerate(columns):
-        # Where documents of a flat column end is known only for the whole file
+        # The documents of a flat column can be found only in the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
             # A fragment that counts documents also serves a column that does not request it
@@ -191,9 +118,9 @@ def plan_work(
                 documents: fragment_answer(column, file, documents=documents)
                 for documents in serving
             }
-            in_pack = [each for each in serving if answers[each] in packed]
-            known = in_pack or [each for each in serving if answers[each] in single_names]
-            documents = known[0] if known else column.read.count_documents
+            in_pack = [counts for counts in serving if answers[counts] in packed]
+            stored = in_pack or [counts for counts in serving if answers[counts] in single_names]
+            documents = stored[0] if stored else column.read.count_documents
             answer = answers[documents]
             name = (
                 packed.name(answer) if in_pack else fragment_name(column, file, documents=documents)
@@ -204,10 +131,10 @@ def plan_work(
                     file=file,
                     documents=documents,
                     fragment=single_names.get(answer, name),
-                    known=bool(known),
+                    known=bool(stored),
                     packed=bool(in_pack),
-                    changed=not known and split_name(name)[0] in known_places,
-                    num_parts=1 if known or not divisible else num_parts(file.size),
+                    changed=not stored and split_name(name)[0] in known_places,
+                    num_parts=1 if stored or not divisible else num_parts(file.size),
                 )
             )
     return work
@@ -306,8 +233,8 @@ def describe_contradictions(
 
 
 def _is_known(work: FileTask, column: SourceSpec) -> bool:
-    """Whether a run may read the file already: the cache has an index of some version of it, or an
-    index that has it is being repaired."""
+    """Whether a run may read the file already: the cache has an index of some version of the file,
+    or an index that contains the file is being repaired."""
     return work.known or work.changed or not column.patterns
 
 

@@ -218,7 +218,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Raise CacheError in place of an OSError, except for a fragment that does not exist:
+    """Raise CacheError instead of an OSError, except for a fragment that does not exist:
     FileNotFoundError."""
     try:
         yield
@@ -230,8 +230,8 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
 
 
 def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the range of tokens in a fragment's header; None if an older version wrote none, or it
-    is not valid."""
+    """Return the range of tokens in a fragment's header; None if an older version wrote none, or if
+    the range is not valid."""
     match header.get("token_range"):
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high

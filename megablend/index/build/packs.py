@@ -57,10 +57,19 @@ ENTRIES = pa.schema(
 """An entry of a pack, one for each file; see Fragment."""
 
 
+PACK_MIN_FILES = 32
+"""Results of fewer files are written as single fragments, not as a pack."""
+PACK_FILES = 1 << 14
+PACK_BYTES = 16 << 20
+PACK_SECONDS = 10.0
+"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its
+first file."""
+
+
 class Pack:
     """An opened pack: verified against its digest, and memory-mapped.
 
-    Raises: CacheError if it is damaged, or, then with a cause, if it cannot be read.
+    Raises: CacheError if it is damaged; or, with a cause, if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,8 +102,8 @@ class Pack:
         return names
 
     def contents(self) -> list[tuple[str, str]]:
-        """Return the digests that identify each file's content: of its structure, and of its
-        body."""
+        """Return the digests that identify each file's content: the digest of its structure, and
+        the digest of its body."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
     def fragment(self, number: int) -> Fragment:
@@ -165,23 +174,14 @@ class Packed:
 
 
 def _offsets(counts: pa.Array) -> list[int]:
-    """Return the sum of the counts before each one, and of all: one more than `counts`."""
+    """Return the running totals before each count, and the total: one number more than `counts`."""
     ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
     return [0, *ends]
 
 
-PACK_MIN_FILES = 32
-"""Results of fewer files are written as single fragments, not as a pack."""
-PACK_FILES = 1 << 14
-PACK_BYTES = 16 << 20
-PACK_SECONDS = 10.0
-"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its
-first file."""
-
-
 class PackWriter:
-    """Stores indexing results: of many files in one pack, of fewer than PACK_MIN_FILES as single
-    fragments. Thread-safe.
+    """Stores indexing results: the results of many files in one pack, of fewer than PACK_MIN_FILES
+    as single fragments. Thread-safe.
 
     Args:
         store: the cache's store.
@@ -193,10 +193,10 @@ class PackWriter:
         self._store = store
         self._lock = threading.RLock()
         self._pending: list[tuple[str, Fragment, bool]] = []
-        """Results that are not written yet, with the arguments of `add`."""
+        """Results that have not been written yet, as the arguments of `add`."""
         self._pending_bytes = 0
         self._first_added = 0.0
-        """`time.monotonic()` when the first of them was added."""
+        """`time.monotonic()` when the first pending result was added."""
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
         """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.

@@ -108,7 +108,7 @@ def _index_items(
             return ensure_fragment(task, item.part, column, store, writer, prefetched)
         except (CorruptFileError, UnsupportedFileError) as error:
             LOG.warning("%s: reading it again, since it may have been damaged in transit", error)
-        # `for_reading` has nothing of what was read before
+        # The storage of `for_reading` has none of the bytes that have been read
         fresh = PrefetchedStorage(storage.for_reading(), reads)
         return ensure_fragment(task, item.part, column, store, writer, fresh)
 
@@ -144,7 +144,7 @@ class _Tally:
             self._bytes += item.size
 
     def progress(self) -> Progress:
-        """The progress of the build."""
+        """Return the progress of the build."""
         return Progress(
             files=self._files,
             num_files=len(self._parts_left),

@@ -26,13 +26,13 @@ class SourceFile:
     """A data file as it was found."""
 
     name: str
-    """Relative to the source's root."""
+    """The file's name, relative to the source's root."""
     path: str
     size: int
     """Bytes of the data file."""
     etag: str
-    """Identifies the version: another one whenever a file that belongs to `path` may have
-    changed."""
+    """A text that identifies the version of the file: it differs whenever a file that belongs to
+    `path` may have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class SourceSpec:
     patterns: tuple[str, ...]
     """Absolute paths, globs, or Megatron prefixes; empty if the files are known from an index."""
     read: ReadSpec
-    """How its tokens, or the numbers of the extra column, are read; its format is None until
-    `find_source` has determined it."""
+    """The way in which the tokens, or the numbers of the extra column, are read; its format is None
+    until `find_source` has determined it."""
     extra_columns: tuple[str, ...] = ()
     """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
     """Whether to leave out folders that cannot be listed, dangling links and files without read
     permission, and report them; None if the caller has no such setting."""
     place: str = ""
-    """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
+    """The place in the config that defines it (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""
     """Folder that file names are relative to."""
     paths: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ _SPLIT_WORD = re.compile(
 """Matches the name of a split within the name of a folder or a file, such as `train_sft`,
 `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
 _MAX_DICT_BYTES = 1 << 20
-"""Bytes of a DATASET_DICT that are read at most."""
+"""Largest number of bytes of a DATASET_DICT that are read."""
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """Endings of MosaicML MDS shards."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
@@ -166,7 +166,8 @@ def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> 
     formats: dict[str, str] = {}
     seen: set[str] = set()
     for path in sorted(paths):
-        suffix = next((each for each in known_suffixes if path.lower().endswith(each)), path)
+        own_suffixes = [suffix for suffix in known_suffixes if path.lower().endswith(suffix)]
+        suffix = own_suffixes[0] if own_suffixes else path
         if suffix not in seen:
             seen.add(suffix)
             formats.setdefault(_format(spec, path, storage).name, path)
@@ -305,11 +306,12 @@ def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
 
 
 def _advice(folder: str, storage: Storage) -> str:
-    """Advise which pattern to use for a folder: that of the most common supported format."""
+    """Return advice on the pattern to use for a folder: the pattern of the most common supported
+    format."""
     for pattern in ("*", "**/*"):
         below = location.join(location.escape_wildcards(folder), pattern)
         names = storage.glob(below)
-        endings = Counter(ending for name in names if (ending := _known_ending(name)))
+        endings = Counter(filter(None, map(_known_ending, names)))
         if endings:
             split_folders = _find_split_folders(folder, names, storage)
             if split_folders:
@@ -329,7 +331,7 @@ def _advice(folder: str, storage: Storage) -> str:
                 "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and "
                 "use those files"
             )
-    # Only if no folder below has data, since datasets have .json files beside them
+    # Only if no folder below has data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return (
             "it contains text, not tokens: set `text` to the key that holds the text, and set a `tokenizer` "
@@ -389,8 +391,8 @@ def _find_split_patterns(folder: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) -> str | None:
-    """Return a warning if the files of a source belong to several splits, according to their names
-    or those of their folders; None otherwise."""
+    """Return a warning if the files of a source belong to several splits, according to the names of
+    the files or of their folders; None otherwise."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
         found = _SPLIT_WORD.search(location.make_relative(path, root))
@@ -406,10 +408,12 @@ def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) ->
 
 
 def _known_ending(path: str) -> str | None:
+    """Return the suffix of a path by which a format is recognized; None if it has none."""
     return next((ending for ending in list_suffixes() if path.endswith(ending)), None)
 
 
 def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
+    """Return the format of a file of a source. Raises: ConfigError."""
     if spec.read.format is not None:
         try:
             return get_format(spec.read.format)

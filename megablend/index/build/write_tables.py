@@ -33,11 +33,13 @@ from megablend.index.tables.tables import (
 
 FileBatch = list[tuple[SourceFile, Fragment]]
 """Files with their indexing results, merged together."""
+_BATCH_FILES = 1 << 12
+_BATCH_BLOCKS = 1 << 16
+"""A batch is complete when it has one of these numbers of files and of blocks."""
 
 
 class RunningTotals:
-    """The numbers of blocks, chunks, tokens, rows and ends of a snapshot that were written so
-    far."""
+    """The numbers of blocks, chunks, tokens, rows and ends of a snapshot that have been written."""
 
     def __init__(self) -> None:
         self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
@@ -58,7 +60,7 @@ class RunningTotals:
 
         If documents are not requested, some formats and fragments count them nevertheless. These
         counts are dropped, along with blocks without tokens, so that a snapshot does not depend on
-        what was in the cache.
+        earlier contents of the cache.
         """
         blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
         counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)
@@ -91,11 +93,6 @@ class RunningTotals:
 def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the fields of a structured array, by name."""
     return {name: rows[name] for name in rows.dtype.names or ()}
-
-
-_BATCH_FILES = 1 << 12
-_BATCH_BLOCKS = 1 << 16
-"""A batch is complete when it has this many files or this many blocks."""
 
 
 def write_tables(

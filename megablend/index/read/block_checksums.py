@@ -7,8 +7,8 @@ pass over all data.
 
 The place of a range is its first byte; for the second file of a pair (an `.idx`), the file's
 position in `Format.files` is in the upper bits. The checksums are not part of the snapshot's
-digest. What is read from elsewhere than a local disk, or from local files that were moved, copied
-or touched since the build, is compared with them: see `index.blocks.open_files`.
+digest. Bytes that are read over a network, or from local files that were moved, copied or touched
+since the build, are compared with them: see `index.blocks.open_files`.
 """
 
 from __future__ import annotations

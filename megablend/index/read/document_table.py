@@ -53,8 +53,8 @@ START_COLUMNS = np.dtype(
 _GROUP = "group"
 """Name of the column of checksums."""
 _CHECKED_BYTES = 16 << 20
-"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files
-only looked-up rows are."""
+"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files,
+only the rows that are looked up are compared."""
 _PASS = 1 << 20
 """Documents per pass of reading lengths."""
 _PASS_GROUPS = 1 << 12
@@ -79,7 +79,7 @@ class DocumentTable:
             )
 
     def damaged(self, problem: str) -> CacheError:
-        """An error about the content of the table."""
+        """Return an error about the content of the table."""
         return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
@@ -143,8 +143,8 @@ class DocumentTable:
                 )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """Return the values that the checksums of `groups` int64 [n] cover: both running counts,
-        then the lengths, two in each number. int64 [2 + EVERY / 2, n]."""
+        """Return the values that the checksums of `groups` int64 [n] cover, int64 [2 + EVERY / 2,
+        n]: both running counts, then the lengths, two in each number."""
         # (groups, documents of a group)
         documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
@@ -178,7 +178,7 @@ class PartDocuments(RangedBlocks):
     block."""
 
     def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
-        edges = np.array([[each.start, each.stop] for each in ranges], np.int64).reshape(-1, 2)
+        edges = np.array([[part.start, part.stop] for part in ranges], np.int64).reshape(-1, 2)
         self._starts, stops = table.before(edges.reshape(-1), has_eod=has_eod).reshape(-1, 2).T
         super().__init__(edges[:, 0], edges[:, 1] - edges[:, 0], stops - self._starts)
         self._table = table

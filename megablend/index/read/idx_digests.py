@@ -3,8 +3,8 @@ to read whole files.
 
     <cache>/idx/<digest of the .idx>   magic, one uint64 per group, a blake2b digest (16 bytes) of everything before
 
-They depend only on the file: all snapshots that contain it share them. The next build computes
-missing or damaged ones; until then readers digest the whole file.
+The digests depend only on the file: all snapshots that contain it share them. The next build
+computes missing or damaged digests; until then readers digest the whole file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +34,20 @@ _MAGIC = b"megablend idx 1\n"
 Digests = npt.NDArray[np.uint64]
 
 
-LongIdx = tuple[str, str, OpenedFile]
-"""A long `.idx` whose digests are missing: the path of its pair, the name of its format, and what
-the format needs to open it."""
+class LongIdx(NamedTuple):
+    """A long `.idx` whose digests are missing."""
+
+    path: str
+    """The path of the pair that it belongs to."""
+    format: str
+    """The name of the pair's format."""
+    opened: OpenedFile
+    """The data that the format needs to open the pair."""
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
     """Read the digests of a file's parts, uint64 [num_groups]; None if the file needs none, or if
-    those in the cache are missing or damaged."""
+    the cache has none that are undamaged."""
     if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
     return _find_digests(Path(cache), file.opened.structure)
@@ -59,7 +66,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
             if kind.needs_group_digests(file.opened) and structure not in checked:
                 checked.add(structure)
                 if _find_digests(snapshot.store.folder, structure) is None:
-                    yield snapshot.path(number), source.format, file.opened
+                    yield LongIdx(snapshot.path(number), source.format, file.opened)
 
 
 def damaged_digests(cache: CacheLike) -> Iterator[str]:
@@ -74,13 +81,13 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the
     file that was indexed; DataError; CacheError."""
-    path, format_name, file = idx
-    kind = get_format(format_name)
+    kind = get_format(idx.format)
     assert has_group_digests(kind)
-    digests = kind.make_group_digests(path, file, storage=storage)
+    digests = kind.make_group_digests(idx.path, idx.opened, storage=storage)
     store = find_store(cache)
-    replace_file(idx_digests(store.folder) / file.structure, pack_numbers(digests, _MAGIC))
-    store.publish_file("idx", file.structure)
+    structure = idx.opened.structure
+    replace_file(idx_digests(store.folder) / structure, pack_numbers(digests, _MAGIC))
+    store.publish_file("idx", structure)
 
 
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCount:

@@ -36,12 +36,12 @@ class GoneFile(NamedTuple):
     snapshot: int
     """Number of the last snapshot that has it."""
     numbers: list[int]
-    """Numbers of the files with its content: first its own in that snapshot, then those of files in
-    earlier snapshots."""
+    """Numbers of the files with its content: first its own number in that snapshot, then the
+    numbers of files in earlier snapshots."""
 
 
 class JoinedSnapshot(Snapshot):
-    """Snapshots of one cache, read as one index. Its digest and folder are those of the last one.
+    """Snapshots of one cache, read as one index. It has the digest and folder of the last one.
 
     Attributes:
         snapshots: the joined snapshots, in order; at least one.
@@ -162,7 +162,7 @@ class JoinedSnapshot(Snapshot):
         name that a file has in the last snapshot with its content."""
         last = len(self.snapshots) - 1
         gone = list[GoneFile]()
-        # By source and content: no file if the last snapshot has the content
+        # For each source and content: no file if the last snapshot has the content
         gone_of_content = dict[tuple[str, str], list[GoneFile]]()
         for number, snapshot in reversed(list(enumerate(self.snapshots))):
             first = int(self._first_files[number])
@@ -257,7 +257,7 @@ class _JoinedFiles(FileTable):
         first_blocks: Int64s,
         first_chunks: Int64s,
     ) -> None:
-        """Args: columns: for each snapshot, the numbers that its columns have in the joined one."""
+        """Args: columns: for each snapshot, the numbers of its columns in the JoinedSnapshot."""
         self._path = tables[-1]._path
         batches = [
             _replace_columns(
@@ -295,23 +295,24 @@ def _join_columns(
     numbers that its columns have among all."""
     sources = list[SourceEntry]()
     extra = list[ColumnEntry]()
-    # For each snapshot and each of its columns: whether it is a source, and its place in the list
-    places = list[list[tuple[bool, int]]]()
+    # For each snapshot and each of its columns: whether it is a source, and its position in
+    # `sources` or `extra`
+    positions = list[list[tuple[bool, int]]]()
     for number, snapshot in enumerate(snapshots):
         later = {entry.name for other in snapshots[number + 1 :] for entry in other.sources}
         first_file = int(first_files[number])
         first_block = int(first_blocks[number])
-        places.append([])
+        positions.append([])
         for column in snapshot.columns:
             name = name_source(column.source_name, number, later)
             moved = _move(column, first_file, first_block, name)
             is_source = isinstance(moved, SourceEntry)
             listed: list[Any] = sources if is_source else extra
-            places[-1].append((is_source, len(listed)))
+            positions[-1].append((is_source, len(listed)))
             listed.append(moved)
     numbers = [
-        np.array([place if is_source else len(sources) + place for is_source, place in of_snapshot])
-        for of_snapshot in places
+        np.array([i if is_source else len(sources) + i for is_source, i in positions_of_snapshot])
+        for positions_of_snapshot in positions
     ]
     return tuple(sources), (*sources, *extra), numbers
 
@@ -339,7 +340,8 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
 
 
 def _running_totals(counts: Sequence[int]) -> Int64s:
-    """The sum of the counts before each, and of all: int64 [len(counts) + 1]."""
+    """Return running totals: the sum of the counts before each count, and then of all: int64
+    [len(counts) + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
 
 

@@ -112,13 +112,13 @@ class Snapshot:
         return _open_again, (self.store, self.digest)
 
     def file(self, i: int) -> FileEntry:
-        """File number i. Raises: IndexError."""
+        """Return file number i. Raises: IndexError."""
         return self.files.entry(i)
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_files]: the version of each file that the last build saw, see
-        `file_versions`; 0 if unknown.
+        """The version of each file that the last build saw, see `file_versions`: uint64
+        [num_files]; 0 if unknown.
 
         Raises: CacheError.
         """
@@ -135,16 +135,16 @@ class Snapshot:
         return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
-        """Names of all files, relative to their sources' roots."""
+        """Return the names of all files, relative to their sources' roots."""
         return self.files.names()
 
     def column_of(self, i: int) -> ColumnEntry:
-        """The column that file i belongs to. Raises: IndexError."""
+        """Return the column that file i belongs to. Raises: IndexError."""
         return self.columns[self.file(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """Path of file i; `roots` (source name -> folder) overrides the folders that the last build
-        recorded."""
+        """Return the path of file i; `roots` (source name -> folder) overrides the folders that the
+        last build recorded."""
         name = self.files.name(i)
         column = self.columns[self.files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
@@ -165,11 +165,11 @@ class Snapshot:
         """Return, for each of blocks `ids` int64 [n], the number in the index of the column chunk
         that contains it, int64 [n], and that chunk's value of `column`, [n]."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
-        distinct, which = np.unique(numbers, return_inverse=True)
+        distinct, positions = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
         column_number = (CHUNK_COLUMNS.names or ()).index(column)
         values = self._chunks.take("row", distinct)[column_number]
-        return numbers, values[which]
+        return numbers, values[positions]
 
     def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
         """Raise CacheError if a number of a chunk is outside [low, high)."""
@@ -189,7 +189,7 @@ class Snapshot:
         return table
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """The file number of each block: int32 [n]."""
+        """Return the file number of each block: int32 [n]."""
         # A file without blocks has the same first block as the next file: of files with the same
         # first block, the last one contains it
         return (np.searchsorted(self.files.first_block, np.asarray(ids), side="right") - 1).astype(

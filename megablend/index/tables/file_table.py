@@ -25,13 +25,18 @@ from megablend.index.tables.tables import FILE_SCHEMA, read_batch
 from megablend.lazy import cached_property
 from megablend.system.limited_json import parse_json
 
+_MAGIC = b"megablend tokens"
+_UNKNOWN = (1, 0)
+"""The stored range of a file whose tokens are unknown: its smallest exceeds its largest."""
+Ranges = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
     """An indexed column of one file of a snapshot: a row of the file table."""
 
     name: str
-    """Relative to the source's root."""
+    """The file's name, relative to the source's root."""
     column: int
     """Index into the snapshot's columns."""
     rows: int
@@ -43,7 +48,7 @@ class FileEntry:
     body: str
     """Hex digest of sampled ranges of its body."""
     opened: OpenedFile
-    """What its format needs to open it."""
+    """The data that its format needs to open it."""
 
 
 class FileTable:
@@ -79,7 +84,7 @@ class FileTable:
         return int(self._files.num_rows)
 
     def entry(self, i: int) -> FileEntry:
-        """File number i. Raises: IndexError."""
+        """Return file number i. Raises: IndexError."""
         i = self._checked_number(i)
         row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
         return FileEntry(
@@ -101,12 +106,12 @@ class FileTable:
         )
 
     def name(self, i: int) -> str:
-        """Name of file i, relative to its source's root. Raises: IndexError."""
+        """Return the name of file i, relative to its source's root. Raises: IndexError."""
         name: str = self._files.column("name")[self._checked_number(i)].as_py()
         return name
 
     def names(self) -> list[str]:
-        """Names of all files, relative to their sources' roots."""
+        """Return the names of all files, relative to their sources' roots."""
         names: list[str] = self._files.column("name").to_pylist()
         return names
 
@@ -127,15 +132,16 @@ class FileTable:
         return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """The digests that identify each file's content: of its structure, and of its body."""
+        """Return the digests that identify each file's content: of its structure, and of its
+        body."""
         structures, bodies = (
             self._files.column(name).to_pylist() for name in ("structure", "body")
         )
         return list(zip(structures, bodies, strict=True))
 
     def token_dtypes(self, files: range) -> Sequence[str]:
-        """The numpy names of the token dtypes that `files`, numbers of files, are stored in:
-        sorted, each once."""
+        """Return the numpy names of the token dtypes that `files`, numbers of files, are stored in:
+        sorted, without repeats."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
         # pyarrow's `unique` would import pyarrow.compute
         return sorted(set(dtypes.to_pylist()))
@@ -181,21 +187,15 @@ class FileTable:
         return DamagedCacheError.of(f"{self._path}: damaged table: {problem}")
 
 
-_MAGIC = b"megablend tokens"
-_UNKNOWN = (1, 0)
-"""The stored range of a file whose tokens are unknown: its smallest exceeds its largest."""
-Ranges = npt.NDArray[np.int64]
-
-
 def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
-    """The stored form of the ranges of a snapshot's files (None: unknown)."""
+    """Return the stored form of the ranges of a snapshot's files (None: unknown)."""
     numbers = np.array([known or _UNKNOWN for known in ranges], np.int64)
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
-    """Smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if unknown.
-    Raises: CacheError."""
+    """Read the smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if
+    unknown. Raises: CacheError."""
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
     )

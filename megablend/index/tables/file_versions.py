@@ -26,6 +26,13 @@ from megablend.system.log import LOG
 
 NUM_RANGES = 16
 RANGE_BYTES = 4096
+"""Number and size of the ranges of a file's body that are sampled."""
+_MAGIC = b"megablend seen 1"
+_WARNED_SLOTS = 1 << 16
+_warned = mmap.mmap(-1, _WARNED_SLOTS)
+"""A byte for each hash of a path that was warned about; shared with forked processes, since a
+DataLoader forks new workers for every epoch."""
+Numbers = npt.NDArray[np.uint64]
 
 
 def body_ranges(size: int) -> list[tuple[int, int]]:
@@ -54,14 +61,6 @@ def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
     return digest.hexdigest()
 
 
-_MAGIC = b"megablend seen 1"
-_WARNED_SLOTS = 1 << 16
-_warned = mmap.mmap(-1, _WARNED_SLOTS)
-"""A byte for each hash of a path that was warned about; shared with forked processes, since a
-DataLoader forks new workers for every epoch."""
-Numbers = npt.NDArray[np.uint64]
-
-
 def join_etags(stats: Sequence[FileStat]) -> str:
     """Return a text that identifies the version of a data file, from the stats of all files that
     belong to it."""
@@ -74,8 +73,8 @@ def number_of(etag: str) -> int:
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
-    """The stored form of the version numbers of a snapshot's files, uint64 [num_files]; `digest` is
-    the snapshot's."""
+    """Return the stored form of the version numbers of the files of a snapshot, uint64 [num_files];
+    `digest`: the digest of the snapshot."""
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 

@@ -1,5 +1,5 @@
-"""Which snapshots of the index a cache contains, in which order they were built, and since when
-they are not the newest."""
+"""Listing the snapshots of the index that a cache contains: the order in which they were built, and
+the time since which each has not been the newest."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def find_superseded(
     for position, digest in enumerate(by_arrival):
         entry = entries[digest]
         newer = [entries[other] for other in by_arrival[position + 1 :] if other in complete]
-        # Its record is damaged: it may be the newest, unless another was committed since
+        # The snapshot's record is damaged: it may be the newest, unless another was committed since
         if sequences[digest] < 0:
             times = [
-                each.committed
-                for each in newer
-                if sequences[each.name] >= 0 and each.committed > entry.committed
+                other.committed
+                for other in newer
+                if sequences[other.name] >= 0 and other.committed > entry.committed
             ]
         else:
-            times = [_time_superseded(entry, each) for each in newer]
+            times = [_time_superseded(entry, other) for other in newer]
         if times:
             superseded[digest] = min(times)
     return superseded
 
 
 def _time_superseded(entry: Entry, newer: Entry) -> float:
-    """The latest time at which `newer` can have replaced a snapshot as the newest.
+    """Return the latest time at which `newer` can have replaced a snapshot as the newest.
 
     A snapshot is committed again by every build that results in it. If it was created
     after the last build of the older one, that is the time, no matter how often the

@@ -32,7 +32,7 @@ _FIELDS = {"format_version": int, "tables": dict}
 _TABLE_FIELDS = {"bytes": int, "blake2b": str}
 _SNAPSHOT_FIELDS = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _COUNTED_TABLES = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
-"""By count of the manifest, the table whose rows it counts."""
+"""The table whose rows each count of the manifest counts."""
 _SOURCE_FIELDS = {
     "name": str,
     "format": str,
@@ -63,8 +63,8 @@ _ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
     "columns": ("an object of text or null", {str: (str, NoneType)}),
     "skipped": ("an object of lists of text", {str: [str]}),
 }
-"""By field of roots.json, its content in words and its shape (see `limited_json.fits`). Releases
-before 0.2 wrote neither `columns` nor `skipped`."""
+"""The content of each field of roots.json, in words, and its shape (see `limited_json.fits`).
+Releases before 0.2 wrote neither `columns` nor `skipped`."""
 
 
 def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
@@ -126,8 +126,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
-    """Check the fields of all sources; the types of fields once for all sources that have the
-    same, since there may be thousands."""
+    """Check the fields of all sources. Types of fields are checked once for all sources that have
+    the same types, since there may be thousands of sources."""
     checked = set[tuple[type, ...]]()
     get_fields = itemgetter(*_SOURCE_FIELDS)
     for source in sources:
@@ -158,7 +158,7 @@ def _check_fields(folder: Path, value: object, fields: Mapping[str, Any]) -> Non
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
-    """The stored form of a manifest, with its own checksum."""
+    """Return the stored form of a manifest, with its own checksum."""
     return json.dumps(
         {**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1
     ).encode()
@@ -226,8 +226,8 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare all tables of a folder with its manifest, and return one line for each that is not
-    what was committed."""
+    """Compare all tables of a folder with its manifest, and return one line for each table that is
+    not the one that was committed."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:
@@ -239,12 +239,14 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
             problems.append(
                 f"{path}: damaged table: there is no file, but {entry['bytes']} bytes were committed"
             )
-        elif size != entry["bytes"]:  # however large it is, it need not be read
+        elif size != entry["bytes"]:  # the file need not be read, however large it is
             problems.append(
                 f"{path}: damaged table: it has {size} bytes, but {entry['bytes']} were committed"
             )
-        elif (found := checksum(path)) != entry["blake2b"]:
-            problems.append(
-                f"{path}: damaged table: its blake2b is {found}, but {entry['blake2b']} was committed"
-            )
+        else:
+            found = checksum(path)
+            if found != entry["blake2b"]:
+                problems.append(
+                    f"{path}: damaged table: its blake2b is {found}, but {entry['blake2b']} was committed"
+                )
     return problems

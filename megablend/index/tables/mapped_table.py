@@ -42,8 +42,8 @@ class MappedTable:
     mapped_bytes = 64 << 20
     """Tables up to this size are read through the mapping."""
     ahead_rows = 256
-    """From this many separate reads on, the system is asked to read all of them ahead, since few
-    are likely to be in the page cache."""
+    """Number of separate reads from which on the system is asked to read all of them ahead, since
+    few are likely to be in the page cache."""
     region_rows = 1 << 14
     """Rows of 4 bytes that the system may map on one access: a region of 64 KiB."""
     portion_regions = 8
@@ -71,7 +71,7 @@ class MappedTable:
             self._begins[name] = values.address - data.address if values else 0
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """A column, read-only; accessed parts stay in memory."""
+        """Return a column, read-only; accessed parts stay in memory."""
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:

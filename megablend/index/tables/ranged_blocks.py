@@ -55,7 +55,7 @@ class RangedBlocks(ABC):
         tokens: int64 [num_ranges], tokens of each range.
 
     Attributes:
-        num_blocks, num_tokens: of all ranges.
+        num_blocks, num_tokens: numbers of blocks and tokens of all ranges.
     """
 
     def __init__(self, firsts: Int64s, counts: Int64s, tokens: Int64s) -> None:
@@ -114,11 +114,11 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
-        """The file that stores the totals."""
+        """Return the file that stores the totals."""
 
 
 def store_totals(cache: Path, owner: str, parts: Sequence[object]) -> ComputedNumbers:
-    """The file that stores totals of groups.
+    """Return the file that stores totals of groups.
 
     Args:
         owner: digest of the snapshot, or of the table of documents.

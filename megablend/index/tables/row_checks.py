@@ -33,11 +33,13 @@ PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags"
 RUNNING = ("tokens_before", "rows_before", "ends_before")
 _COLUMNS = {BLOCKS: BLOCK_COLUMNS, CHUNKS: CHUNK_COLUMNS}
 _GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_COLUMNS.names or ()}}
-"""By table, the names of its checksums, and the columns that each of them covers."""
+"""For each table: the names of its checksums, and the columns that each of them covers."""
 _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
-"""By table, the name of the table of its checksums."""
+"""For each table: the name of the table of its checksums."""
 _PASS = 1 << 14
 """Rows per pass of computing checksums."""
+_warned: set[Path] = set()
+"""The folders that `warn_unchecked` has warned about."""
 
 
 class RowChecks:
@@ -48,7 +50,7 @@ class RowChecks:
         self.num_rows = len(self._stored[names[0]])
 
     def find_wrong(self, name: str, rows: Int64s, values: Int64s) -> int | None:
-        """Return the first row that is not what was committed; None if all rows are.
+        """Return the first row that differs from the committed one; None if no row does.
 
         Args:
             name: name of the checksum.
@@ -179,6 +181,3 @@ def warn_unchecked(folder: Path) -> None:
             "read; `megablend build CONFIG` adds the checksums",
             folder,
         )
-
-
-_warned: set[Path] = set()

@@ -25,7 +25,7 @@ class ColumnEntry:
     source_name: str
     """Name of the source that it belongs to."""
     read: ReadSpec
-    """How it is read, to the extent that the index records it."""
+    """The way in which it is read, to the extent that the index records it."""
     files: range
     """Numbers of its files in the snapshot."""
     blocks: range
@@ -75,13 +75,13 @@ class SourceEntry(ColumnEntry):
         return self.source_name
 
     def find_extra(self, column: str) -> ColumnEntry | None:
-        """The extra column with this name; None if the index does not contain it."""
+        """Return the extra column with this name; None if the index does not contain it."""
         return next((each for each in self.extra_columns if each.column == column), None)
 
 
 class Sources(LazyItems[SourceEntry]):
-    """The sources of a snapshot. Their entries are made when they are first needed: of thousands of
-    sources, most entries never are.
+    """The sources of a snapshot. An entry is made when it is first needed: of thousands of entries,
+    most never are.
 
     Attributes:
         names: [num_sources], names of the sources.

@@ -34,10 +34,10 @@ BLOCK_COLUMNS = np.dtype(
         ("decoded_bytes", "<u4"),
         ("encoding", "<i1"),
         ("flags", "<u1"),
-        ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole snapshot
-        # documents that begin before; 0 for sources whose documents were not counted
+        ("tokens_before", "<i8"),  # tokens of all earlier blocks of the snapshot
+        # documents that begin in earlier blocks, in sources whose documents were counted
         ("rows_before", "<i8"),
-        ("ends_before", "<i8"),  # documents with tokens that end before
+        ("ends_before", "<i8"),  # documents with tokens that end in earlier blocks
     ]
 )
 """A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and
@@ -182,7 +182,7 @@ def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
 
 @lru_cache(maxsize=8)
 def schema_of(columns: np.dtype[np.void]) -> pa.Schema:
-    """The schema of a table of fixed-width columns."""
+    """Return the schema of a table of fixed-width columns."""
     return pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
 
 

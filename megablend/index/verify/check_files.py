@@ -33,8 +33,9 @@ class FileChecker:
         self._roots = dict(roots)
         self._storage = storage.for_checking()
         self._touched = set[int]()
-        """Numbers of checked files that have other times or inodes than when they were indexed, but
-        no other sampled content. Each is here once: during training, files are checked repeatedly."""
+        """Numbers of checked files whose times or inodes have changed since they were indexed, but
+        not their sampled content. A number is here once: during training, files are checked
+        repeatedly."""
 
     def check(self, number: int) -> DataError | None:
         """Return the problem of a file, as an error; None if it is the file that was indexed.
@@ -62,7 +63,8 @@ class FileChecker:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A warning of the checked files of which only samples were compared, if there are any."""
+        """A warning about the checked files of which only samples were compared; empty if there are
+        none."""
         if not self._touched:
             return ()
         first = min(self._snapshot.path(number, self._roots) for number in self._touched)

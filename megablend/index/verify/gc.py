@@ -38,7 +38,7 @@ _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What was removed, or would be removed."""
+    """The result of a collection: the items that were removed, or would be removed."""
 
     snapshots: tuple[str, ...]
     """Digests of removed snapshots, the oldest first."""
@@ -78,7 +78,7 @@ def collect(
                 f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
                 "all files again"
             )
-        before = (time.time() if dry_run else store.now()) - min_age_seconds
+        deadline = (time.time() if dry_run else store.now()) - min_age_seconds
         snapshots = {entry.name: entry for entry in store.list_entries(SNAPSHOTS)}
         by_arrival = list_snapshots(store)
         in_use = set(needed())
@@ -86,7 +86,7 @@ def collect(
         old = [
             digest
             for digest, ended in superseded.items()
-            if digest not in in_use and ended < before
+            if digest not in in_use and ended < deadline
         ]
         kept = tuple(digest for digest in by_arrival if digest not in old)
         needs = _KeptContents(store, kept).needs
@@ -94,13 +94,13 @@ def collect(
             (kind, entry)
             for kind in _KINDS
             for entry in store.list_entries(kind)
-            if entry.committed < before and not needs(kind, entry.name)
+            if entry.committed < deadline and not needs(kind, entry.name)
         ]
         removed = [*((SNAPSHOTS, snapshots[digest]) for digest in old), *others]
         if not dry_run:
             for kind, entry in removed:
                 store.remove(kind, entry.name)
-        num_left, bytes_left = store.collect_leftovers(before, dry_run=dry_run)
+        num_left, bytes_left = store.collect_leftovers(deadline, dry_run=dry_run)
     return Collected(
         snapshots=tuple(old),
         kept=kept,
@@ -149,7 +149,7 @@ class _KeptContents:
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        # Left are document tables, checksums, and `splits`, which belong to tables or to snapshots
+        # The other kinds, document tables, checksums and `splits`, belong to tables or to snapshots
         if owner in self._tables:
             return True
         return kind in ("splits", CHECKSUMS) and owner in self._snapshots

@@ -1,5 +1,5 @@
 """Rebuilding a damaged index from the files that it lists, since a run may use an older index than
-the one that a build of its config would make."""
+a build of its config would make."""
 
 from __future__ import annotations
 
@@ -56,23 +56,25 @@ def list_indexed_files(
     with contextlib.suppress(CacheError):
         roots = {**roots, **read_roots(folder)["roots"]}
     specs = []
-    extra = [record for record in manifest["sources"] if record.get("extra_of") is not None]
+    extra_columns = dict[str, list[str]]()
+    for record in manifest["sources"]:
+        if record.get("extra_of") is not None:
+            extra_columns.setdefault(record["extra_of"], []).append(record["column"])
     for source in manifest["sources"]:
-        if source in extra:
+        if source.get("extra_of") is not None:
             continue
         name = source["name"]
         root = roots.get(name)
         if root is None:
             raise CacheError(f"{folder}: the folder of the files of source {name!r} is unknown")
         files = names[source["first_file"] : source["first_file"] + source["num_files"]]
-        extra_of_source = (record["column"] for record in extra if record["extra_of"] == name)
         spec = SourceSpec(
             name=name,
             patterns=(),
             read=dataclasses.replace(ReadSpec.from_record(source), block_bytes=block_bytes),
-            extra_columns=tuple(extra_of_source),
+            extra_columns=tuple(extra_columns.get(name, ())),
             root=root,
-            paths=tuple(join(root, each) for each in files),
+            paths=tuple(join(root, file) for file in files),
         )
         specs.append(spec)
     return tuple(specs)

@@ -1,4 +1,4 @@
-"""Verification: is a cache what was committed, and is the data what was indexed?"""
+"""Verifying that a cache is unchanged since it was committed, and its data since it was indexed."""
 
 from __future__ import annotations
 

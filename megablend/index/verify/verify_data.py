@@ -1,4 +1,4 @@
-"""Verification of data: are the files of a cache's indexes those that were indexed?"""
+"""Verifying that the files of a cache's indexes are those that were indexed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BATCH_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotUse:
-    """How a snapshot is used, which determines where its files are, and the remedies for its
+    """The use of a snapshot, which determines the paths of its files, and the remedies for its
     problems."""
 
     repair: str = REPAIR_REMEDY
@@ -54,7 +54,7 @@ class SnapshotUse:
     is_needed: bool = True
     """Whether a run or a config uses it."""
     roots: Mapping[str, str] = field(default_factory=dict)
-    """By source name, the folder of its files according to a config, if there is one."""
+    """The folder of each source's files according to a config, by source name, if there is one."""
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
@@ -83,7 +83,7 @@ def list_data_problems(
     files = size = 0
     checked: set[tuple[object, ...]] = set()
     paths = _FilePaths(sound, uses, storage)
-    # Needed ones first: a file that several snapshots share is checked once, as the first one's
+    # Needed snapshots first: a file that several snapshots share is checked once, for the first one
     for snapshot in sorted(sound, key=lambda each: not paths.uses[each.digest].is_needed):
         checksums = None
         use = paths.uses[snapshot.digest]
@@ -126,11 +126,11 @@ class _FilePaths:
         }
 
     def find_path(self, snapshot: Snapshot, number: int) -> str:
-        """The path of a file of a snapshot."""
+        """Return the path of a file of a snapshot."""
         return snapshot.path(number, self._roots[snapshot.digest])
 
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
-        """The path at which the last snapshot that has the content of the file found it."""
+        """Return the path at which the last snapshot that has the content of the file found it."""
         before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
         joined_number = sum(each.num_files for each in before) + number
         last, number_there = self._joined.find_last(joined_number)
@@ -222,7 +222,7 @@ def _block_problems(
     for block, decoded_block in zip(blocks, decoded, strict=True):
         counts = _counts(decoded_block, int(block["flags"]))
         for name, count in counts.items():
-            # -1: not counted
+            # Counts of -1 are unknown
             if block[name] not in (-1, count):
                 yield f"{path} at byte {block['offset']}: the block has {count} {name}, expected {block[name]} as indexed"
 

@@ -33,7 +33,7 @@ from megablend.formats.fetch import read_blocks
 from megablend.formats.raw import RAW
 from megablend.formats.raw.raw_format import RawFormat
 from megablend.index.build.build import BuildReport, SourceSpec, build_index
-from megablend.index.build.file_tasks import join, part_span
+from megablend.index.build.file_parts import join, part_span
 from megablend.testing.documents import join_pieces
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE

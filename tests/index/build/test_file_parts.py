@@ -21,9 +21,10 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError
 from megablend.formats.base import FileIndex
 from megablend.formats.parquet import PARQUET
-from megablend.index.build import file_tasks as parts
+from megablend.index.build import file_parts as parts
 from megablend.index.build.build import Progress, build_index
-from megablend.index.build.file_tasks import items_of, join, num_parts, part_span, plan_work
+from megablend.index.build.file_parts import join, num_parts, part_span
+from megablend.index.build.file_tasks import items_of, plan_work
 from megablend.index.build.source_spec import list_columns
 from megablend.index.build.sources import list_source
 from megablend.index.verify.verify import verify

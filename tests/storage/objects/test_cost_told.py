@@ -201,7 +201,7 @@ def test_a_dry_run_tells_what_indexing_takes(
     corpus: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no listing shows how large the files are."""
-    monkeypatch.setattr("megablend.index.build.file_tasks.PART_BYTES", 8 << 20)
+    monkeypatch.setattr("megablend.index.build.file_parts.PART_BYTES", 8 << 20)
     files = write_corpus(corpus, tmp_path / "data")
     with FaultySource(files) as tried, FaultySource(files) as source:
         (told,) = dry_run(configure(corpus, tmp_path, tried, is_named=is_named))
