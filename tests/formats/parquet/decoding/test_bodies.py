@@ -74,7 +74,7 @@ def test_bodies_come_back_without_the_systems_libraries(
     assert expanded(parts) == data
     monkeypatch.setattr(codecs, "zstd_decompress", None)
     monkeypatch.setattr(codecs, "lz4_decompress", None)
-    monkeypatch.setattr(codecs, "_HELD", codecs._Held())
+    monkeypatch.setattr(codecs, "_THREAD_CODECS", codecs._ThreadCodecs())
     assert codecs.decompress_many(6) is None
     assert codecs.decompress_many(7) is expand_lz4_plainly
     assert expanded(parts) == data
