@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from megablend.errors import (
 )
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
+from megablend.index.read.snapshot import Snapshot
 from megablend.index.verify.check_files import FileChecker, check_each, check_files, files_of
 from megablend.operations.results import Record
 from megablend.operations.runs import open_run
@@ -197,9 +198,30 @@ def check_store(
         problems=tuple(str(error) + _remedy_of(error) for error in errors),
         warnings=(
             *warn_of_token_documents(config, store.snapshot),
+            *_warn_of_tokenizer(config, store.snapshot),
             *checker.warnings,
         ),
     )
+
+
+def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
+    """Warn if sources of text were tokenised by another tokenizer than the config's. Loaders read
+    the tokens that there are, but `build` refuses the config."""
+    from megablend.text.tokenizer import load_tokenizer
+
+    files = snapshot.file_names()
+    for entry in snapshot.sources:
+        source = config.all_sources.get(entry.name)
+        if source is None or source.text is None or config.tokenizer is None or not entry.files:
+            continue
+        # Token files are in folders that are named by the digest of their tokenizer
+        digest = files[entry.files[0]].partition("/")[0]
+        tokenizer = load_tokenizer(config.tokenizer)
+        if digest != tokenizer.digest:
+            yield (
+                f"source {entry.name!r}: its tokens were made by tokenizer {digest}, but {tokenizer.path} has digest "
+                f"{tokenizer.digest}; restore that tokenizer, or give the run another name (`run:`)"
+            )
 
 
 def _remedy_of(error: DataError) -> str:

@@ -18,6 +18,7 @@ from megablend.errors import CacheError, ChangedFileError, ConfigError, DataErro
 from megablend.inspect.describe import describe
 from megablend.operations.build import build
 from megablend.operations.build_results import BuildResult
+from megablend.operations.check import check
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
 from megablend.reader.dataset import Dataset
@@ -290,6 +291,10 @@ def test_two_tokenizers_side_by_side(tmp_path: Path) -> None:
         match=f"has digest {digests[1]}, but the run was started with tokens made by tokenizer {digests[0]}",
     ):
         build(one | {"tokenizer": two["tokenizer"]})
+    (warning,) = check(one | {"tokenizer": two["tokenizer"]}).warnings
+    assert warning.startswith(f"source 'web': its tokens were made by tokenizer {digests[0]}, but ")
+    assert warning.endswith("or give the run another name (`run:`)")
+    assert check(one).warnings == ()
 
 
 def test_settings_that_changed_under_a_run_are_named(tmp_path: Path) -> None:
