@@ -170,8 +170,8 @@ def test_splits_without_data_need_no_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, r"train: its size needs --train-samples or --train-iters"),
-        ({"train_iters": 3}, r"train: its size needs --global-batch-size"),
+        ({}, r"train: its size cannot be derived without --train-samples or --train-iters"),
+        ({"train_iters": 3}, r"train: its size cannot be derived without --global-batch-size"),
         (
             {"train_iters": 3, "train_samples": 3},
             r"--train-samples and --train-iters are both given",
@@ -180,10 +180,10 @@ def test_splits_without_data_need_no_flags() -> None:
             {"train_samples": 3},
             r"valid: its size cannot be derived without --eval-interval; give it, or set the size directly with --valid-samples",
         ),
-        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
+        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size cannot be derived without --global-batch-size"),
         (
             {"train_samples": 3, "valid_samples": 1},
-            r"test: its size needs --global-batch-size.*--test-samples",
+            r"test: its size cannot be derived without --global-batch-size.*--test-samples",
         ),
         (
             {"train_samples": 3, "valid_samples": 1, "full_validation": True},
