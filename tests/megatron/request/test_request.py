@@ -180,7 +180,10 @@ def test_splits_without_data_need_no_flags() -> None:
             {"train_samples": 3},
             r"valid: its size cannot be derived without --eval-interval; give it, or set the size directly with --valid-samples",
         ),
-        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size cannot be derived without --global-batch-size"),
+        (
+            {"train_samples": 3, "eval_interval": 1},
+            r"valid: its size cannot be derived without --global-batch-size",
+        ),
         (
             {"train_samples": 3, "valid_samples": 1},
             r"test: its size cannot be derived without --global-batch-size.*--test-samples",
