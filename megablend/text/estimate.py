@@ -113,9 +113,11 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
             seconds += time.process_time() - start
             read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
             tokens += len(encoded.ids)
-    compressed_bytes = sum(task.file.size for task in tasks if task.file.codec is not None)
-    num_bytes = sum(task.cost for task in tasks if task.file.codec is None)
-    num_bytes += compressed_bytes * text_bytes // max(1, stored_bytes)
+    num_bytes = sum(task.cost for task in tasks)
+    if stored_bytes:
+        compressed = [task for task in tasks if task.file.codec is not None]
+        num_bytes -= sum(task.cost for task in compressed)
+        num_bytes += sum(task.file.size for task in compressed) * text_bytes // stored_bytes
     scale = num_bytes / max(1, read)
     # A sample of a few bytes says little, since a token file of them is mostly its footer
     return Estimate(

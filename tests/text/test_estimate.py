@@ -80,6 +80,16 @@ def test_compressed_text_is_as_long_as_its_beginning_says(tmp_path: Path, suffix
         path.unlink()
 
 
+def test_compressed_text_counts_even_if_the_sample_has_none(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = json.dumps({"text": "a" * 1000}).encode()
+    for i in range(17):
+        write(tmp_path / f"data/{i:02d}.jsonl", data)
+    text = "".join(Random(5).choices("0123456789abcdef", k=100_000))
+    path = write(tmp_path / "data/17.jsonl.gz", json.dumps({"text": text}).encode())
+    assert estimate_all(make_config(tmp_path)).bytes >= 17 * len(data) + path.stat().st_size
+
+
 def test_a_disk_that_is_too_small_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
