@@ -109,11 +109,16 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         stage["on_exhausted"] = "error"
     elif "gets none of" in said:
         source = int(said.partition("source 's")[2].partition("'")[0])
+        caps = change_caps(job, stage)
+        if f"s{source}" not in caps:  # its files are gone, but a schedule begins with its share
+            stage["schedule"] = None
+            stage.pop("steps", None)
+            return requested
         weights = [
             Fraction(0) if number == source else each
             for number, each in enumerate(requested.weights)
         ]
-        change_caps(job, stage)[f"s{source}"]["weight"] = 0
+        caps[f"s{source}"]["weight"] = 0
         return requested._replace(weights=tuple(weights))
     elif "has no document counts" in said:
         del stage["order"]
