@@ -12,6 +12,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import (
     MISSING_REMEDY,
     CacheError,
+    ConfigError,
     DataError,
     MissingFileError,
     PlanError,
@@ -205,8 +206,8 @@ def check_store(
 
 
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
-    """Warn if sources of text were tokenised by another tokenizer than the config's. Loaders read
-    the tokens that there are, but `build` refuses the config."""
+    """Warn if sources of text were tokenised by another tokenizer than the config's, or that one
+    cannot be read. Loaders read the tokens that there are, but `build` refuses the config."""
     from megablend.text.tokenizer import load_tokenizer
 
     files = snapshot.file_names()
@@ -216,7 +217,11 @@ def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
             continue
         # Token files are in folders that are named by the digest of their tokenizer
         digest = files[entry.files[0]].partition("/")[0]
-        tokenizer = load_tokenizer(config.tokenizer)
+        try:
+            tokenizer = load_tokenizer(config.tokenizer)
+        except ConfigError as error:
+            yield str(error)
+            return
         if digest != tokenizer.digest:
             yield (
                 f"source {entry.name!r}: its tokens were made by tokenizer {digest}, but {tokenizer.path} has digest "

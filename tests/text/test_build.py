@@ -297,6 +297,17 @@ def test_two_tokenizers_side_by_side(tmp_path: Path) -> None:
     assert check(one).warnings == ()
 
 
+def test_a_run_is_checked_without_its_tokenizer(tmp_path: Path) -> None:
+    write_text(tmp_path / "data")
+    config = make_config(tmp_path)
+    build(config)
+    (tmp_path / "gpt2/tokenizer.json").unlink()
+    checked = check(config)
+    assert checked.problems == ()
+    (warning,) = checked.warnings
+    assert warning.startswith(f"tokenizer: found '{tmp_path}/gpt2', but ")
+
+
 def test_settings_that_changed_under_a_run_are_named(tmp_path: Path) -> None:
     """Rather than the text, which has not changed."""
     write_text(tmp_path / "data")
