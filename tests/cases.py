@@ -46,6 +46,7 @@ def each_pair(*values: Sequence[Any]) -> list[Case]:
 
 def chequered(first: Sequence[Any], second: Sequence[Any]) -> list[Case]:
     """All pairs of a value of each: every other one as it is, like the fields of a chessboard, the others marked `slow`."""
+    assert min(len(first), len(second)) > 1, "a value of a sequence of one would never be quick"
     return [
         pytest.param(one, other, marks=pytest.mark.slow if (i + k) % 2 else ())
         for i, one in enumerate(first)

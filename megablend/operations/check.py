@@ -208,15 +208,14 @@ def check_store(
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
     """Warn if sources of text were tokenised by another tokenizer than the config's, or that one
     cannot be read. Loaders read the tokens that there are, but `build` refuses the config."""
-    from megablend.text.tokenizer import load_tokenizer
+    from megablend.text.tokenizer import load_tokenizer, read_tokenizer_digest
 
     files = snapshot.file_names()
     for entry in snapshot.sources:
         source = config.all_sources.get(entry.name)
         if source is None or source.text is None or config.tokenizer is None or not entry.files:
             continue
-        # Token files are in folders that are named by the digest of their tokenizer
-        digest = files[entry.files[0]].partition("/")[0]
+        digest = read_tokenizer_digest(files[entry.files[0]])
         try:
             tokenizer = load_tokenizer(config.tokenizer)
         except ConfigError as error:

@@ -33,7 +33,7 @@ from megablend.text.pool import run_tasks
 from megablend.text.prove import choose_engine
 from megablend.text.source import OPTIONS, TextSource, find_text, is_record, parse_record
 from megablend.text.token_file import read_footer
-from megablend.text.tokenizer import TokenizerFile
+from megablend.text.tokenizer import TokenizerFile, read_tokenizer_digest
 from megablend.text.work import Setup, load_part
 
 _ESTIMATED_BYTES = 256 << 20
@@ -108,7 +108,7 @@ def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
 def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> None:
     """Check the tokenizer of the run. Raises: ConfigError if the run has read tokens of another."""
     for name in known:
-        digest = name.partition("/")[0]
+        digest = read_tokenizer_digest(name)
         if digest != tokenizer.digest:
             raise ConfigError(
                 f"tokenizer: {tokenizer.path} has digest {tokenizer.digest}, but the run was started with tokens made by "

@@ -65,10 +65,11 @@ class FileChecker:
     def warnings(self) -> tuple[str, ...]:
         """A warning about the checked files of which only samples were compared; empty if there are
         none."""
-        if not self._touched:
+        touched = tuple(self._touched)  # other threads may add numbers meanwhile
+        if not touched:
             return ()
-        first = min(self._snapshot.path(number, self._roots) for number in self._touched)
-        more = f" (and {len(self._touched) - 1:,} more)" if len(self._touched) > 1 else ""
+        first = min(self._snapshot.path(number, self._roots) for number in touched)
+        more = f" (and {len(touched) - 1:,} more)" if len(touched) > 1 else ""
         return (
             f"{first}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
             "file were compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has "
