@@ -84,6 +84,6 @@ def _parse_url(location: str, scheme: str) -> Address:
     url = urlsplit(location)
     if re.search(r"%2f", url.path, re.IGNORECASE):
         raise ConfigError(
-            f"{location}: has an encoded slash (%2F), which cannot be requested; use a URL without it"
+            f"{shown}: has an encoded slash (%2F), which cannot be requested; use a URL without it"
         )
     return Address(scheme, url.netloc, unquote(url.path.removeprefix("/")))

@@ -16,6 +16,7 @@ from megablend.config import load_config
 from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
 from megablend.megatron.request.address import parse_address
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.address import parse_location
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.conftest import WebServer
@@ -188,6 +189,17 @@ def test_workers_that_are_started_get_the_query(
         megablend.open(config), micro_batch_size=4, num_workers=1, multiprocessing_context=method
     )
     assert sum(len(batch["tokens"]) for batch in loader) == 32
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["h/a%2Fb", "user:p4ss@h/b", "user:p4ss@h/a%2Fb", "/b", "[::1/b", "h:99999/b", "h h/b"],
+)
+def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_location(f"https://{place}?{SIGNATURE}")
+    assert "s3cr3t" not in str(caught.value)
+    assert "p4ss" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Until all nodes have a dataset from one slow source: how long it takes, and what it costs whom.
 
     python tools/bench/mirror/all_copies.py [--mb 64] [--nodes 1,2,4,8] [--seconds 300]
+        [--contenders megablend,rsyncs]
 
 Nodes are network namespaces on this machine, the source is nginx behind a token bucket (`tc tbf`), a
 dataset is files of 1 MiB. Compared, in turns: on each node by itself `rclone copy`, or obstore, which
@@ -40,6 +41,7 @@ SOURCE_URL = f"http://{SOURCE}:8080"
 ETCD_URL = f"http://{BRIDGE}:2379"
 RCLONE = ["rclone", "--config", "", "copy", "--http-url", f"{SOURCE_URL}/data/", ":http:"]
 MEGABLEND = [sys.executable, "-m", "megablend"]
+CONTENDERS = ("rclone", "obstore", "nginx ring", "rsyncs", "megablend")
 HEAD = (
     "nodes contender   seconds  of one alone  source/data  CPU s a GB  most/mean  MB sent by each"
 )
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--nodes", default="1,2,4,8")
     parser.add_argument("--seconds", type=float, default=300.0, help="the most for a contender")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -78,13 +81,13 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
     print(f"{options.mb} files of 1 MiB, 100 Mbit/s, load {os.getloadavg()[0]:.1f}\n{HEAD}")
     alone = float("inf")
     for count in counts:
-        for name in ("rclone", "obstore", "nginx ring", "rsyncs", "megablend"):
+        for name in options.contenders.split(","):
             run = folder / f"{name}-{count}".replace(" ", "-")
             run.mkdir()
             start(name, run, count)
             wall, cpu, received, source, *sent = measure(name, run, count, options.seconds)
             check(run, count)
-            if count == 1 and name in ("rclone", "obstore"):
+            if count == 1:
                 alone = min(alone, wall)
             print(
                 f"{count:5} {name:10} {wall:8.2f} {wall / alone:12.2f}x"
