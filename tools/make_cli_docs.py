@@ -19,15 +19,15 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | whoever read stdout ended before all was written, as `head` does |
+| 1 | the reader of stdout exited before all was written, as `head` does |
 | 2 | usage, config, blend, launcher or checkpoint state: the message names the key or flag, and the nearest right spelling |
 | 3 | data or cache: the message names the file and the place in it |
 | 70 | a bug in megablend: please report it |
 | 130 | interrupted |
 
-Every command takes `-v` (tell what is done; `-vv` tells more), `-q` (tell only errors) and `--log-level`. Progress, with the
-time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once a node, by the command
-that needs them first, which says so.
+Every command takes `-v` (print what is done; `-vv` prints more), `-q` (print only errors) and `--log-level`. Progress, with the
+time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once per node, by the first
+command that needs them, which prints a message.
 
 Shells complete commands and options after this line in their start-up file:
 

@@ -23,7 +23,7 @@ of_processes = click.option(
     "--processes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes of each rank that tokenise text; by default the cores that it may use.",
+    help="Number of processes per rank that tokenise text.  [default: the cores that it may use]",
 )
 
 
@@ -32,13 +32,13 @@ of_processes = click.option(
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Report what indexing would request from object stores, and what tokenising text would take, without building.",
+    help="Build nothing; report the requests to object stores and the tokenising that a build would take.",
 )
 @in_cache
 @click.option(
     "--checksums",
     is_flag=True,
-    help="Also make checksums of all blocks (reads all data once) for remote reads.",
+    help="Also compute checksums of all blocks, for remote reads; this reads all data once.",
 )
 @of_processes
 @as_json
@@ -132,7 +132,7 @@ def _print_dry_run(estimates: Sequence[DryRun]) -> None:
             continue
         text += f"; indexing takes {format_transfer(source.to_dict(), 'source_bytes')}"
         if source.tabled:
-            text += "; and reading the lengths of its documents, for their order, as much as the data may be"
+            text += "; reading the lengths of its documents, which their order needs, may take as much as the data"
         print_line(text)
 
 

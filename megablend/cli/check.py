@@ -1,5 +1,5 @@
-"""megablend check, verify and gc: whether data files and the cache are as they were,
-and what of the cache is still needed."""
+"""megablend check, verify and gc: check that data files and the cache are unchanged, and remove
+unneeded parts of the cache."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     is_flag=True,
-    help="Also read all tokens: print the smallest and largest id of each source, and ids outside the vocabulary.",
+    help="Also read all tokens: print each source's smallest and largest ids, and ids outside the vocabulary.",
 )
 @click.option(
     "--state",
     metavar="FILE",
-    help="A checkpoint's state as JSON: files that only earlier samples read need not exist.",
+    help="A checkpoint's state as JSON; files that only earlier samples read may be missing.",
 )
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
-    help="Also check that steps of this micro batch fit the run, from the state's position on.",
+    help="Micro-batch size: also check that its steps fit the run from the state's position on.",
 )
 @click.option(
     "--ranks",
     "--data-parallel",
     type=click.IntRange(1),
     default=1,
-    help="Number of data-parallel ranks of these steps.",
+    help="Number of data-parallel ranks; used with --micro-batch.",
 )
 @in_cache
 @as_json
@@ -55,11 +55,11 @@ def check(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Check that all data files of CONFIG's run exist unchanged.
+    """Check that CONFIG's data files exist and are unchanged.
 
-    They must have the sizes that were indexed and, where times or inodes are others, the same
-    content in 64 KiB of each, which a warning says. CONFIG must be what the run is committed to.
-    Exits with 3 if not.
+    Their sizes must be those that were indexed. If a file's time or inode has changed, 64 KiB of it
+    are compared with the index, and a warning is printed. CONFIG must match the committed run.
+    Exits with 3 if a check fails.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.check import check as check_files
@@ -92,7 +92,9 @@ def _print_checked(files: CheckResult) -> None:
     """Print problems, warnings, and a summary of the files and the run."""
     print_lines(files.problems)
     for problem in files.older_problems:
-        print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
+        print_line(
+            f"note: {problem}; pass `--state FILE` to see whether a checkpoint still needs it"
+        )
     print_lines(files.warnings, "warning: ")
     result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
     print_line(f"{files.files:,} files of index {files.index}: {result}")
@@ -121,16 +123,16 @@ def _print_tokens(found: CheckDataResult) -> None:
 
 @command()
 @of_what
-@click.option("--data", is_flag=True, help="Read every block of every data file, too.")
+@click.option("--data", is_flag=True, help="Also read every block of every data file.")
 @click.option(
     "--text",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokenise N documents of each source of text again, too.",
+    help="Also tokenise N documents of each text source again, and compare their tokens.",
 )
 @as_json
 def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
-    """Check a cache: checksums, counts, runs.
+    """Check the checksums, counts and runs of a cache.
 
     With --data, also check all data files. Exits with 3 if anything is wrong.
     """
@@ -165,25 +167,25 @@ def _print_verified(result: VerifyResult) -> None:
 
 @command()
 @of_what
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option(
     "--older-than",
     metavar="DAYS",
     type=click.FloatRange(min=0),
     default=7.0,
     show_default=True,
-    help="Keep anything used within the last DAYS days; set this longer than your longest job that reads an index directly.",
+    help="Keep anything used within the last DAYS days; must exceed the longest job that reads an index directly.",
 )
 @click.option(
     "--tokens",
     is_flag=True,
-    help="Also remove tokens that were made of the config's text, and that no index of this cache needs.",
+    help="Also remove tokens made from the config's text that no index of this cache needs.",
 )
 @as_json
 def gc(what: str, dry_run: bool, older_than: float, tokens: bool, as_json: bool) -> None:
-    """Remove from a cache what is no longer needed.
+    """Remove unneeded files from a cache.
 
-    That is old indexes that no run uses, and fragments that no index uses.
+    Removes old indexes that no run uses, and fragments that no index uses.
     """
     from megablend.operations.gc import gc as collect
 

@@ -1,4 +1,4 @@
-"""megablend datasets: what mirrors hold whatever job runs."""
+"""megablend datasets: hold data on mirrors, whichever jobs run."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ of_target = click.argument("target", metavar="NAME[@REVISION]")
 
 @click.group()
 def datasets() -> None:
-    """Hold datasets and models on mirrors, whatever job runs.
+    """Hold datasets and models on mirrors, whichever jobs run.
 
-    A dataset is a name for the files of some sources; a revision is what they were when they were
-    added. What is wanted is fetched by the mirror's node process, and kept.
+    A dataset is a name for the files of some sources; a revision is a list of them at one time. The
+    mirror's node process fetches datasets that are wanted, and keeps them.
     """
 
 
@@ -51,7 +51,9 @@ def datasets() -> None:
 @click.argument("name")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option(
-    "--every", metavar="TIME", help="How often to list it again: 30m, 6h, or never (first: 1h)."
+    "--every",
+    metavar="TIME",
+    help="Time between listings of the sources: 30m, 6h, or never.  [default: as before, at first 1h]",
 )
 @of_mirror
 @as_json
@@ -60,9 +62,9 @@ def add_command(
 ) -> None:
     """List files as a revision of a dataset; nothing is fetched.
 
-    A source is a file, a pattern, a folder with all that is in it, a .urls file, or a config, whose
-    sources are meant. While the dataset is wanted it is listed again, and what is there then
-    becomes its latest revision."""
+    A SOURCE is a file, a pattern, a folder with all its files, a .urls file, or a config, which
+    stands for its sources. While the dataset is wanted, its sources are listed again; if files were
+    added or replaced, the listing becomes its latest revision."""
     located = {source: _locate(source) for source in sources}
     all_patterns = list[str]()
     recorded = list[str]()
@@ -103,16 +105,21 @@ def _name_place(located: dict[str, list[str]], message: str) -> str:
     metavar="share|all|N",
     default="share",
     show_default=True,
-    help="How many nodes hold each byte: as many as the mirror's `copies` (share), all, or N.",
+    help="Number of nodes that hold each byte: the mirror's `copies` (share), all, or N.",
 )
 @click.option(
-    "--nodes", metavar="all|A,B", default="all", help="Nodes that hold it, in a cluster with etcd."
+    "--nodes",
+    metavar="all|A,B",
+    default="all",
+    help="Nodes that hold the dataset, in a cluster with etcd.",
 )
-@click.option("--pin", is_flag=True, help="Never evict it.")
+@click.option("--pin", is_flag=True, help="Never evict the dataset.")
 @click.option(
-    "--until", metavar="TIME", help="Time until which it is wanted, such as 2027-01-31T18:00."
+    "--until",
+    metavar="TIME",
+    help="Time until which the dataset is wanted, such as 2027-01-31T18:00.",
 )
-@click.option("--wait", is_flag=True, help="Return when it is held.")
+@click.option("--wait", is_flag=True, help="Wait until the dataset is held.")
 @of_mirror
 @as_json
 def want_command(
@@ -125,10 +132,10 @@ def want_command(
     mirror: str | None,
     as_json: bool,
 ) -> None:
-    """Have nodes hold a dataset: the latest revision, or one.
+    """Have nodes hold a dataset: its latest revision, or REVISION.
 
-    In a cluster with etcd all nodes do, elsewhere this one. Exits with 3 if --wait finds that there
-    is no room for it, or that files are gone.
+    Without etcd, only this node holds it. Exits with 3 if --wait finds that there is no room for
+    it, or that files are gone.
     """
     about: dict[str, Any] = {
         "whole": copies == "all",
@@ -156,9 +163,13 @@ def _add_simple(verb: str, outcome: str, help_text: str) -> None:
         finish(found, as_json, lambda found: print_line(f"{found['want']}: {outcome}"))
 
 
-_add_simple("unwant", "not wanted any more", "Let go of a dataset: it may be evicted.")
+_add_simple("unwant", "no longer wanted", "Stop holding a dataset: it may be evicted.")
 _add_simple("pin", "pinned", "Hold a revision, and never evict it.")
-_add_simple("unpin", "wanted, and not pinned any more", "Hold a revision, but not before all else.")
+_add_simple(
+    "unpin",
+    "wanted, but no longer pinned",
+    "Hold a revision, but let it be evicted if room is needed.",
+)
 
 
 @datasets.command("list", cls=Command)
@@ -174,7 +185,7 @@ def list_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
-    """Show what is wanted, how much of it is held, what does not fit."""
+    """Show how much of each wanted dataset is held, or does not fit."""
     if watch and as_json:
         raise click.UsageError("give only one of --watch and --json")
     finish(_ask(mirror, "status"), as_json, _print_status)
@@ -201,9 +212,9 @@ def path_command(target: str, mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
-    """Compare what is held of a dataset with its checksums.
+    """Compare the held parts of a dataset with its checksums.
 
-    What is wrong is dropped, and fetched again if it is wanted. Exits with 3 if something was.
+    Damaged parts are dropped, and fetched again if they are wanted. Exits with 3 if there were any.
     """
     found = _ask(mirror, "verify", target=target)
     finish(found, as_json, _print_verified)
@@ -217,7 +228,7 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
 def gc_command(mirror: str | None, as_json: bool) -> None:
     """Forget revisions that nobody wants, and delete their files.
 
-    The latest ones are kept, and so is what other revisions have.
+    The latest revisions are kept, and so are files that other revisions have.
     """
     finish(_ask(mirror, "gc"), as_json, _print_forgotten)
 
@@ -227,9 +238,9 @@ def gc_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
-    """Forget the dataset NAME, and delete what only it had.
+    """Forget the dataset NAME, and delete files that no other has.
 
-    In a cluster with etcd all nodes do.
+    In a cluster with etcd, it is removed from all nodes.
     """
     finish(_ask(mirror, "remove", dataset=name), as_json, _print_forgotten)
 
@@ -316,7 +327,8 @@ def _parse_every(text: str) -> float:
 
 
 def _parse_time(text: str) -> float:
-    """Parse a time to seconds since 1970. Raises: ConfigError if it is no time, or in the past."""
+    """Parse a time to seconds since 1970. Raises: ConfigError if it is not a time, or is in the
+    past."""
     try:
         end = datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -425,5 +437,5 @@ def _print_forgotten(found: dict[str, Any]) -> None:
     print_lines(found["revisions"], "forgotten: ")
     for node, each in sorted(found.get("nodes", {}).items()):
         print_line(f"{node}: deleted {format_gb(each['bytes'])} of {each['files']:,} files")
-    print_lines(found.get("away", ()), "away, deletes when it is back: ")
+    print_lines(found.get("away", ()), "unreachable, will delete when it is back: ")
     print_line(f"deleted {format_gb(found['bytes'])} of {found['files']:,} files")

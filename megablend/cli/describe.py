@@ -43,28 +43,28 @@ STAGES = 12
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
-    help="Micro-batch size to estimate steps and read amplification for.",
+    help="Estimate steps and read amplification for this micro-batch size.",
 )
 @click.option(
     "--ranks",
     "--data-parallel",
     type=click.IntRange(1),
-    help="Number of data-parallel ranks to estimate for.  [default: 1]",
+    help="Number of data-parallel ranks, for estimates.  [default: 1]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(0),
-    help="Number of workers of each loader to estimate for.  [default: 0]",
+    help="Number of workers of each loader, for estimates.  [default: 0]",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1),
-    help="Number of nodes with a mirror, among which the ranks are divided, to estimate for.",
+    help="Number of nodes with mirrors, among which the ranks are divided, for estimates.",
 )
 @click.option(
     "--mirror-size",
     metavar="SIZE",
-    help="Size of each node's mirror, such as 2TB, to estimate for.  [default: the config's]",
+    help="Size of each node's mirror, such as 2TB, for estimates.  [default: the config's]",
 )
 @click.option(
     "--top",
@@ -85,7 +85,7 @@ STAGES = 12
     "--html",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Also write the description with charts to FILE, one page that needs no network.",
+    help="Also write the description, with charts, to FILE: a page that works offline.",
 )
 @in_cache
 @as_json
@@ -106,7 +106,7 @@ def describe(
 ) -> None:
     """Describe what a run reads, or what a cache contains.
 
-    Before a run of a CONFIG is built, this is what it would read. A CACHE is a folder or a URL.
+    If CONFIG's run has not been built, describe what it would read. A CACHE is a folder or a URL.
     """
     from megablend.inspect.describe import describe as describe_run
     from megablend.inspect.description import CacheDescription, FilesDescription, RunDescription
@@ -316,7 +316,7 @@ def print_tables(found: RunDescription) -> None:
     stages = ", ".join(f"{end:,}" for end in found.stages)
     print_line(f"run {found.run!r}: stages {verb} at sample {stages}; plan {found.plan}")
     print_line(
-        f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, apart from imports and kernels"
+        f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, not counting imports and the loading of kernels"
     )
     _print_estimates(found)
 
@@ -368,7 +368,7 @@ def _print_mirror(found: MirrorEstimate) -> None:
     held = "without limit" if found.size is None else f"{format_bytes(found.size)} each"
     needed = format_bytes(found.needed_bytes, up=True)
     fits = "fit" if found.fits else "do not fit"
-    about = "" if found.is_exact else " (found from a part of them)"
+    about = "" if found.is_exact else " (estimated from a part of them)"
 
     def write(kind: str) -> dict[str, Column]:
         return {

@@ -45,13 +45,13 @@ SHOWN_DIFFERENCES = 30
 @click.option(
     "--step",
     type=click.IntRange(0),
-    help="Show a rank's samples of this step, from 0; needs --micro-batch.",
+    help="Step number, from 0: show a rank's samples at this step; needs --micro-batch.",
 )
 @click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
-    help="Micro-batch size: samples of a rank in a micro step.",
+    help="Micro-batch size: samples per rank in a micro step.",
 )
 @click.option(
     "--data-parallel",
@@ -62,7 +62,7 @@ SHOWN_DIFFERENCES = 30
 @click.option(
     "--global-batch",
     type=click.IntRange(1),
-    help="Samples of a step, with gradient accumulation.  [default: micro batch x ranks]",
+    help="Samples per step, including gradient accumulation.  [default: micro batch x ranks]",
 )
 @of_run
 @of_split
@@ -94,8 +94,8 @@ def show(
 ) -> None:
     """Show a sample, or what a rank read at a step.
 
-    With --sample: the sample, and where it comes from. The run's ledger is enough: with a cache
-    folder give --run. If the config was edited since, the ledger decides.
+    Each sample is shown with the places of its tokens. The run's ledger is enough: for a cache
+    folder, give --run. If the config has been edited since, the ledger decides.
     """
     from megablend.inspect.show import StepDescription, show_step
     from megablend.inspect.show import show as show_sample
@@ -196,7 +196,7 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
         key = "" if place.key is None else f", key {place.key}"
         print_line(f"text: {place.text}, line {place.line:,}, byte {place.offset:,}{key}")
     print_line(
-        f"documents, or the rest of one, begin at {_shorten_list(found.document_starts, whole, ', ')}"
+        f"documents, or their continuations in other blocks, begin at tokens {_shorten_list(found.document_starts, whole, ', ')}"
     )
     appended = set(found.appended)
     tokens = [f"{token}*" if i in appended else str(token) for i, token in enumerate(found.tokens)]
@@ -255,7 +255,7 @@ def _shorten(text: str, length: int) -> str:
 @click.option(
     "--batch",
     type=click.IntRange(1),
-    help="Global batch size (samples of a step, over all ranks); also prints steps.",
+    help="Global batch size (samples per step, over all ranks): also print the step of each sample.",
 )
 @click.option(
     "--limit",
@@ -292,8 +292,8 @@ def find(
 ) -> None:
     """List the samples that read a file, a row, or a document.
 
-    FILE is the path of a data file, or enough of the end of the path that was indexed to be the
-    only one. Rows count from 0.
+    FILE is the path of a data file, or the end of an indexed path, long enough to be unique. Rows
+    count from 0.
     """
     from megablend.inspect.find import find as find_samples
 
@@ -354,7 +354,7 @@ def _print_found(found: FindResult, *, counts_steps: bool) -> None:
 @click.argument("b", metavar="B", type=click.Path(exists=True))
 @as_json
 def diff(a: str, b: str, as_json: bool) -> None:
-    """Compare two runs: how they differ, and from where on.
+    """Compare two runs: how and from which sample they differ.
 
     A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache)
     or a checkpoint's state saved as JSON.

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-type": {
-        "help": "Build the tokenizer with the installed megatron-core, with the flags below."
+        "help": "Build the tokenizer with the installed megatron-core, from the flags below."
     },
     "--tokenizer-model": {},
     "--tokenizer-metadata": {},
@@ -67,7 +67,7 @@ _EXPLAINED = {
     "--phase-transition-iterations": (
         "steps change during training: set --train-samples N to the samples of all phases"
     ),
-    "--mock-data": "invented data needs no cache",
+    "--mock-data": "mock data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }
 """The advice for each flag of training scripts that changes the contents of a cache, and that this
@@ -237,7 +237,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Report what would be built and what it would cost, without building.",
+    help="Build nothing; report what would be built, and its cost.",
 )
 @as_json
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
@@ -251,8 +251,8 @@ def megatron_cache(
 ) -> None:
     """Write Megatron's dataset cache before training starts.
 
-    Flags have the names and meaning of Megatron's own.
-    Under mpirun, srun or torchrun the ranks share the work.
+    Flags have the same names and meanings as in Megatron. Under mpirun, srun or torchrun the ranks
+    share the work.
     """
     from megablend.cli.progress import progress_on
     from megablend.config.storage_settings import load_storage_settings

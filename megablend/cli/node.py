@@ -29,9 +29,9 @@ of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
 
 @click.group()
 def node() -> None:
-    """Keep what is read of object stores on this machine's disk.
+    """Keep data from object stores on this machine's disk.
 
-    The first job that needs a node process starts one; these commands look after it.
+    The first job that needs a node process starts one; these commands manage it.
     """
 
 
@@ -39,9 +39,10 @@ def node() -> None:
 @click.argument("config")
 @as_json
 def run_command(config: str, as_json: bool) -> None:
-    """Keep the mirror of CONFIG as a service, until stopped.
+    """Run the node process of CONFIG's mirror as a service.
 
-    It reads the sources with its own credentials, whoever asks, and does not end with the last job.
+    It reads the sources with its own credentials for all clients, and does not end with the last
+    job.
     """
     from megablend.mirror.process import run_node
 
@@ -69,8 +70,7 @@ def status_command(what: str, as_json: bool) -> None:
 def check_command(what: str, as_json: bool) -> None:
     """Check that all nodes can reach one another.
 
-    Prints a line for each pair of nodes of which one cannot reach the other; exits with 3 if there
-    is such a pair.
+    Prints a line for each connection that fails, and exits with 3 if there are any.
     """
     found = ask_node(what, "CHECK")
     finish(found, as_json, _print_checked)
@@ -84,11 +84,11 @@ def check_command(what: str, as_json: bool) -> None:
 @in_cache
 @as_json
 def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) -> None:
-    """Fetch what a run reads before a job does.
+    """Fetch the data of a run before a job reads it.
 
-    Each node fetches what is its to hold of the run of CONFIG. Run it on all nodes at the same
-    time, by srun or mpirun. What is held already is not fetched again. Exits with 3 if there was no
-    room for all.
+    Each node fetches its share of the data of CONFIG's run. Run this on all nodes at the same time,
+    with srun or mpirun. Data that are held already are not fetched again. Exits with 3 if there was
+    not enough room.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.fill import fill_mirror
@@ -104,7 +104,7 @@ def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) ->
 @of_mirror
 @as_json
 def stop_command(what: str, as_json: bool) -> None:
-    """Stop the node process; what it holds stays on disk."""
+    """Stop the node process; its data stay on disk."""
     finish(ask_node(what, "STOP"), as_json, lambda done: print_line(f"process {done['pid']} ends"))
 
 
@@ -112,9 +112,10 @@ def stop_command(what: str, as_json: bool) -> None:
 @of_mirror
 @as_json
 def scrub_command(what: str, as_json: bool) -> None:
-    """Compare all that is held with its checksums.
+    """Compare all held data with their checksums.
 
-    What differs is dropped, and fetched again when it is needed. Exits with 3 if something did.
+    Damaged blocks are dropped, and fetched again when they are needed. Exits with 3 if there were
+    any.
     """
     found = ask_node(what, "SCRUB")
     finish(found, as_json, _print_scrubbed)
@@ -226,7 +227,7 @@ def _print_status(status: dict[str, Any]) -> None:
     print_line(f"held: {format_gb(status['held_bytes'])} of {status['files']:,} files")
     print_line(f"read from the source since its start: {format_gb(status['source_bytes'])}")
     for source, seconds in status.get("source_pauses", {}).items():
-        print_line(f"{source} is busy, and left alone for {seconds:.0f} s more")
+        print_line(f"{source} is busy: no requests are sent to it for another {seconds:.0f} s")
 
     cluster = status["cluster"]
     if cluster is None:
@@ -241,7 +242,9 @@ def _print_status(status: dict[str, Any]) -> None:
             f"the nodes have not formed a cluster yet: {cluster['trouble'] or 'some are missing'}"
         )
     elif cluster["bytes_to_copy"]:
-        print_line(f"copies to get from other nodes: {format_gb(cluster['bytes_to_copy'])}")
+        print_line(
+            f"copies still to be fetched from other nodes: {format_gb(cluster['bytes_to_copy'])}"
+        )
 
 
 def _print_checked(found: dict[str, Any]) -> None:

@@ -23,7 +23,9 @@ of_run = click.option(
     "--run", metavar="NAME", help="Name of a run in the cache, instead of the config's."
 )
 of_what = click.argument("what", metavar="CONFIG|CACHE")
-of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")
+of_split = click.option(
+    "--split", default="train", show_default=True, help="Split: train, valid or test."
+)
 
 
 class Command(click.Command):
@@ -33,15 +35,15 @@ class Command(click.Command):
         super().__init__(*args, **settings)
         self.params += [
             click.Option(
-                ["-v", "--verbose"], count=True, help="Tell what is done; -vv tells more."
+                ["-v", "--verbose"], count=True, help="Print what is done; -vv prints more."
             ),
             click.Option(
-                ["-q", "--quiet"], is_flag=True, help="Tell only errors: no warnings, no progress."
+                ["-q", "--quiet"], is_flag=True, help="Print only errors, no warnings or progress."
             ),
             click.Option(
                 ["--log-level"],
                 type=click.Choice(_LEVELS),
-                help="The same by name.  [default: warning]",
+                help="Level of messages to print.  [default: warning]",
             ),
         ]
 
@@ -90,6 +92,6 @@ def read_state(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a state saved as JSON: {error}") from None
     if not isinstance(record, dict):
         raise ConfigError(
-            f"{path}: found {type(record).__name__}, expected a state saved as JSON (of `loader.state_dict()`)"
+            f"{path}: found {type(record).__name__}, expected a state from `loader.state_dict()`, saved as JSON"
         )
     return record

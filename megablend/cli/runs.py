@@ -1,5 +1,4 @@
-"""megablend runs, amend and skip: what the runs of a cache are committed to,
-and how to change that."""
+"""megablend runs, amend and skip: show and change what the runs of a cache are committed to."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
 def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
     """Rename a run; its plan does not change.
 
-    Set the new name in your configs, too (`run:`).
+    Also set the new name in your configs (`run:`).
     """
     from megablend.operations.manage_runs import rename_run
 
@@ -115,8 +114,8 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 def remove_command(what: str, run: str, as_json: bool) -> None:
     """Remove a run permanently.
 
-    The ledgers that resets of it moved aside are removed, too.
-    Its index is kept until `gc` removes it.
+    Ledgers that were moved aside by resets of the run are removed as well. Its index is kept until
+    `gc` removes it.
     """
     from megablend.operations.manage_runs import remove_run
 
@@ -194,7 +193,7 @@ def _write_setting(key: str, source: dict[str, Any]) -> str:
     "--batch",
     type=click.IntRange(1),
     metavar="N",
-    help="Samples of a step (micro batch x ranks): the length of samples changes between such steps.  [default: lanes]",
+    help="Samples per step (micro batch x ranks); the length of samples changes only between steps.  [default: lanes]",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @in_cache
@@ -213,9 +212,9 @@ def amend(
 
     From there on, the run has the settings of its config's next stage. The sample is rounded up to
     the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token
-    is lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the
-    position is in the checkpoint, so give the one that the job resumes from, or a sample beyond
-    what it has trained on.
+    is lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan: give
+    the position of the checkpoint that the job resumes from, or a later sample than any that it has
+    trained on.
     """
     from megablend.operations.amend import amend as amend_run
 
@@ -312,7 +311,7 @@ def print_fitting(unit: int) -> None:
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
 @click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")
 @click.option(
-    "--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks)."
+    "--batch", type=click.IntRange(1), help="Global batch size (samples per step, over all ranks)."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be skipped.")
 @click.option("--clear", is_flag=True, help="Remove all skips of the run.")
@@ -330,7 +329,7 @@ def skip(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Skip samples of train, such as after a loss spike.
+    """Skip samples of train, for example after a loss spike.
 
     Without --from, list what is skipped. The range is rounded outwards to whole steps and lanes.
     Sample numbers, digests and checkpoints' states stay as they are. Resume from a checkpoint taken

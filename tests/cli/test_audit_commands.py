@@ -62,7 +62,7 @@ def test_show_a_step(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None
     )["samples"]
     assert [each["sample"] for each in samples] == [26, 27]
     assert all(f"{each['sample']}: " in printed for each in samples)
-    assert "documents, or the rest of one, begin at 0" in run(
+    assert "documents, or their continuations in other blocks, begin at tokens 0" in run(
         "show", path, "--step", 4, *batch, "--all"
     )
 

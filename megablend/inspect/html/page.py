@@ -102,7 +102,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
         "Order": f"{described.order}, {described.lanes:,} lanes",
         "Sequence length": f"{described.sequence_length:,} tokens",
         "Index": f"{described.index.digest}: {described.index.files:,} files, {described.index.tokens:,} tokens",
-        "Time to open": f"{described.opening_seconds * 1e3:,.1f} ms, apart from imports and kernels",
+        "Time to open": f"{described.opening_seconds * 1e3:,.1f} ms, not counting imports and the loading of kernels",
     }
     if described.read_amplification is not None:
         facts["Read amplification"] = f"{described.read_amplification:.3f}"

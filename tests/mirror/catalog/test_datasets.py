@@ -152,7 +152,7 @@ def test_a_dataset_is_held_and_is_a_folder(tmp_path: Path) -> None:
         assert node.read("s3://b/d/big.bin") == files["d/big.bin"]
         assert count_sent(node.source) == before
         assert node.run("verify", "corpus").stdout == "compared 0.002 GB: 0 files were wrong\n"
-        assert "corpus@latest: not wanted any more" in node.run("unwant", "corpus").stdout
+        assert "corpus@latest: no longer wanted" in node.run("unwant", "corpus").stdout
         until(lambda: not Path(path).exists())
         assert node.goals() == {}
 
