@@ -141,6 +141,8 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
         value = f"{value[:MAX_VALUE]}..."
     kind = problem["type"]
     if kind == "value_error":  # from a validator of ours
+        if list(location) == ["tokens"] and "/" in str(problem["input"]):
+            return f"{message}; the folder for token files is `token_files`"
         return message
     if kind == "extra_forbidden":
         hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))

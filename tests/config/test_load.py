@@ -215,6 +215,13 @@ BAD = [
         "tokens",
         "found '50B', expected a finite number: write it as 50e9",
     ),
+    (
+        "samples: 9000",
+        "tokens: /shared/tokens",
+        5,
+        "tokens",
+        "expected a finite number; the folder for token files is `token_files`",
+    ),
     ("samples: 9000", "samples: 1.5M", 5, "samples", "expected a finite number: write it as 1.5e6"),
     (
         "samples: 9000",
