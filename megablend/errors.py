@@ -74,7 +74,7 @@ class PlanError(ConfigError):
 
 
 class LaunchError(MegablendError, RuntimeError):
-    """The launcher started another number of processes than the MPI library sees."""
+    """The launcher and the MPI library disagree on the number of processes."""
 
     exit_code = 2
 

@@ -14,9 +14,9 @@ class LRUCache(Generic[V]):
     """A cache of up to `capacity` values, or, with `measure`, of values whose sizes add up to at most
     `capacity`; pickled without its values.
 
-    Thread-safe without a lock: each dict operation is atomic. So it works after a fork, too, when a
-    lock might be held by a thread that does not exist in the child. Two threads may create a value at
-    the same time: both get the value that was stored first.
+    Thread-safe without a lock: each dict operation is atomic. So it also works after a fork, when a
+    lock might be held by a thread that does not exist in the child. Two threads may create a value
+    at the same time: both get the value that was stored first.
 
     Args:
         measure: returns the size of a value; None to count each value as 1.

@@ -17,10 +17,10 @@ sample."""
 
 
 def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
-    """Divide `total` samples by weight, [D]: each source gets its exact share rounded down, and the
-    sources with the largest remainders get one more; ties go to the first sources.
+    """Divide `total` samples among sources by weight: each source gets its exact share rounded
+    down, and the sources with the largest remainders get one more; ties go to the first sources.
 
-    Returns: [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
+    Returns: integers that sum to `total`, each within 1 of weight * total / sum of weights.
 
     Raises: PlanError on a negative weight, on weights that are all zero, on a negative total.
     """
@@ -29,7 +29,7 @@ def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
     """Return the samples of each source in the stages of one blend, which end at `ends` samples
-    from the blend's start: [stages][D].
+    from the blend's start: [num_stages][num_sources].
 
     Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the
     residuals weight * end - samples so far, with negative residuals taken as 0. Appending ends does
@@ -60,8 +60,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples in proportion to the residuals of the sources, [D]: the samples that
-    are `due`, [D], less the samples that were `given`, [D], but at least 0."""
+    """Divide `total` samples among sources in proportion to their residuals: the samples that are
+    `due`, less the samples that were `given`, but at least 0."""
     residuals = [
         max(Fraction(0), target - before) for target, before in zip(due, given, strict=True)
     ]
@@ -69,13 +69,14 @@ def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) 
 
 
 def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
-    """Divide a drain of `total` samples by weight, [D], so that each source gets at least the
-    samples that it has left, [D].
+    """Divide the `total` samples of a drain among sources by weight, so that each gets at least the
+    samples that it has `left`.
 
     What a source has left beyond its share is taken from the others, in proportion to their
     weights.
 
-    Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
+    Raises: PlanError if `total` is less than the sum of `left`, or is greater and all weights are
+    0.
     """
     free = {source for source, weight in enumerate(weights) if weight > 0}
     if total < sum(left) or (total > sum(left) and not free):
@@ -102,9 +103,9 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
     """Return the smallest number of samples of a drain from sample `start` on that ends at a
-    multiple of `unit` and gives each source, by its share, at least the samples that it has left,
-    [D]; see `divide_drain`. As far as `unit` allows, it is at most twice the samples that all
-    sources have left: a source of small share could otherwise make it arbitrarily long."""
+    multiple of `unit` and gives each source, by its share, at least the samples that it has `left`;
+    see `divide_drain`. As far as `unit` allows, it is at most twice the samples that all sources
+    have left: a source of small share could otherwise make it arbitrarily long."""
     total_left = sum(left)
     limit = 2 * total_left
     scale = sum(weights)

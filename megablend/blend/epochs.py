@@ -79,7 +79,7 @@ class Epochs:
         )
 
     def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
-        """Return the position up to which a source's tokens make at most this many epochs: the
+        """Return the position up to which a source's tokens make at most `epochs` epochs: the
         inverse of `count`.
 
         Args:
@@ -188,7 +188,7 @@ class EpochsBuilder:
             does not have the source.
         index: digest of the first stage's snapshot.
         order: order of the first stage.
-        extra: tokens of a sample that the next sample of its source has, too.
+        extra: tokens that a sample shares with the next sample of its source.
         withdrawals: for each source, what it loses if a snapshot lacks some of its files; empty if
             the run withdraws nothing.
     """
@@ -308,8 +308,8 @@ class EpochsBuilder:
         """Begin a stage: each source continues in its snapshot and order from the next epoch on.
 
         Args:
-            begun: int64 [num_sources], positions up to which earlier stages have begun the sources;
-                equal to `cursor` for sources that lose files.
+            begun: int64 [num_sources], the ends of the samples that earlier stages have begun to
+                read from each source; equal to `cursor` for sources that lose files.
             cursor: int64 [num_sources], positions of the sources.
             whole: see `Stage.whole_epochs`.
         """

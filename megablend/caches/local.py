@@ -184,7 +184,7 @@ class LocalCacheStore:
         return True
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """See CacheStore: all committed folders."""
+        """Return all committed folders."""
         return [self._path(kind, name) for name in self.list_folders(kind)]
 
     def remove(self, kind: str, name: str) -> None:
@@ -198,8 +198,7 @@ class LocalCacheStore:
             path.unlink(missing_ok=True)
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: leftovers of any age, since no other process writes while the cache is
-        held."""
+        """Remove leftovers of any age, since no other process writes while the cache is held."""
         if not dry_run:
             for folder in (self.folder / name for name in FOLDERS):
                 if folder.is_dir():

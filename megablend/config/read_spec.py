@@ -32,7 +32,7 @@ class ReadSpec:
     """Rough size of a block if the format leaves the choice open (`.bin`)."""
     allow_float: bool = False
     """Whether the column contains numbers that accompany the tokens, not tokens: floats and
-    booleans are then valid, too."""
+    booleans are then also valid."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the format by name, sorted; `make_options` makes them."""
 

@@ -27,7 +27,7 @@ class Runtime:
     file_checks_per_second: float = _DEFAULTS["file_checks_per_second"]
     direct_io: bool = _DEFAULTS["direct_io"]
     masks: Masks = field(default_factory=Masks)
-    """The masks of the top level, which valid and test have, too."""
+    """The masks of the top level, which are also those of valid and test."""
     stage_masks: tuple[Masks, ...] = ()
     """The masks of each stage that the config lists; empty if no stage changes samples."""
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -160,7 +160,7 @@ class StageSettings(_Changes):
 
     @property
     def changes_index(self) -> bool:
-        """Whether the stage reads another snapshot of the index than the previous stage."""
+        """Whether the stage reads a different snapshot of the index from the previous stage."""
         return self.new_data or bool(self.withdraw)
 
     @property

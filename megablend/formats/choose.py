@@ -17,7 +17,7 @@ OTHER_NAMES = (
     "lengths",
     "offsets",
 )
-"""Usual names of lists of integers that are not tokens; names that end in `mask` count, too."""
+"""Usual names of lists of integers that are not tokens; so are names that end in `mask`."""
 
 UINT64_REMEDY = "write it as int64 or uint32"
 """Remedy for a column of uint64, with which torch does not compute."""

@@ -245,10 +245,10 @@ class RunDescription(Record):
     warnings: tuple[str, ...]
     """Properties of the plan that deserve a second look, one line each."""
     opening_seconds: float
-    """Time to open train in this process, apart from imports and compiled kernels."""
+    """Time to open train in this process, not counting imports and the loading of kernels."""
     full_share_stages: str | None = None
     """YAML of `stages` in which sources keep their shares until they reach their caps; None if
-    `on_exhausted: redistribute` changes no share."""
+    `on_exhausted: redistribute` does not change any share."""
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, if `micro_batch_size` was given."""
     transfer: Transfer | None = None

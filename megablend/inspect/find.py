@@ -104,7 +104,7 @@ def find(
         file: path of a data file, in any spelling, or the end of the path that was indexed.
         row: number of a row of the file, counted from 0, which is a document; by default the whole
             file.
-        batch_size: samples of a step, over all ranks; if given, steps are reported, too.
+        batch_size: samples per step, over all ranks; if given, steps are also reported.
         limit: the most samples to list; further epochs are then not examined.
         line, byte, key: place of a document if `file` is a file of text; at most one of them. See
             `megablend.text.places.find_document`.

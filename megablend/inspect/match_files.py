@@ -18,7 +18,7 @@ _NAMED_FILES = 5
 
 def match_files(run: Run, file: str) -> list[int]:
     """Return the numbers of the index's files that match a path, or the end of one: several if
-    sources share the file. A file that was renamed matches its earlier paths, too.
+    sources share the file. A file that was renamed also matches its earlier paths.
 
     Raises: ConfigError if none matches, or files of different paths do.
     """

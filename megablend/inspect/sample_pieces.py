@@ -105,7 +105,7 @@ def _cut_into_samples(
     still counted as `placed.stored`.
 
     Sample j of the range has tokens [j * step, (j + 1) * step + extra), counted from the first
-    token of sample 0: its extra tokens are the first ones of the next sample, too.
+    token of sample 0: its extra tokens are also the first ones of the next sample.
     """
     extra = run.extra_token
     step = token_range.step

@@ -102,8 +102,8 @@ def _plan_by_ledger(
     if compiled.ledger == committed:
         return Foreseen(compiled=compiled, committed=True, note=None)
     note = (
-        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
-        f"{compiled.num_samples:,}, as described here"
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; the figures are for "
+        f"{compiled.num_samples:,}, to which `megablend build CONFIG` would lengthen it"
     )
     return Foreseen(compiled=compiled, committed=False, note=note)
 

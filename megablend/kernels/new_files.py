@@ -34,7 +34,7 @@ def write_new_files(
 
     Args:
         folder: descriptor of the folder in which the files are created.
-        flags: as open(2) takes them.
+        flags: the flags for open(2).
         names: uint8, the files' names, each followed by a zero byte.
         name_starts: int64 [n], where each name begins in `names`.
         data: uint8, the bytes of all files.

@@ -30,7 +30,7 @@ def prepare_on_ranks(
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CacheReport:
-    """Build what is missing in the caches of all ranks. Every rank of the job calls it.
+    """Build the files that are missing in the caches of all ranks. Every rank of the job calls it.
 
     Args:
         request: the same on all ranks, except for the location of the cache; this is checked.

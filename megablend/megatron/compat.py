@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
-"""Series of versions that were tested. Others that fit are used, too, and a warning is logged."""
+"""Series of versions that were tested. Others that fit are also used, and a warning is logged."""
 _DEFAULTS = {
     "defer_npy_index_mmap": False,
     "fast_cache_load": False,

@@ -76,7 +76,7 @@ class Greeter:
             )
         if has_other_nodes and server.is_read_by_a_cluster:
             raise ConfigError(
-                f"{self.folder.path}: is in use by a job with other nodes\n"
+                f"{self.folder.path}: is in use by a job with a different set of nodes\n"
                 "use another `folder`, or wait for that job to end"
             )
         if has_other_nodes:

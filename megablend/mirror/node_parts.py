@@ -47,7 +47,7 @@ _FAILED_SECONDS = 6.0
 """As _LINGER_SECONDS, if the nodes of its cluster cannot work together: long enough for all of them
 to notice it, and short enough that it has ended when a job with better settings starts."""
 _RESERVE_SHARE = 20
-"""By default one part in so many of the file system is left free."""
+"""By default 1/20 of the file system is left free."""
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
 _STOP_SECONDS = 0.05
@@ -92,7 +92,8 @@ class Node:
         if reserve is None:
             file_system = os.statvfs(folder.path)
             reserve = file_system.f_blocks * file_system.f_frsize // _RESERVE_SHARE
-        # With datasets the store does not evict yet, since it does not know what is pinned
+        # If there are datasets, the store does not evict yet, since it does not know which are
+        # pinned
         store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
         self.engine = Engine(store, self.cluster or self.source)
         tell_needs = None if self.cluster is None else self.cluster.tell_needs

@@ -126,7 +126,7 @@ def amend(
     Raises: ConfigError if the config lists no stage that begins at the sample; PlanError if it
         changes earlier samples, or cannot be planned; StateError if the state is of another run;
         CacheError if the run was not built, or cannot be written, or the newest index, which a
-        stage with `new_data` reads, has other files or options than the config.
+        stage with `new_data` reads, differs from the config in files or options.
     """
     session = Session(config, cache=cache)
     checked_config = session.config

@@ -93,7 +93,7 @@ def check(
         state: a state from `state_dict()`. Files that the last snapshot lacks are then checked
             only if samples from its position on read them, and their faults are `problems`.
             Without a state, they are `older_problems`.
-        micro_batch_size, data_parallel_size: of loaders; check that their steps, from the state's
+        micro_batch_size, data_parallel_size: check that the steps of such loaders, from the state's
             position (or the first sample) on, fit the changes of length and masks, and the skipped
             samples.
         progress: called as files are checked.
@@ -153,7 +153,7 @@ def _check_older(
 ) -> CheckResult:
     """Add to a result the problems of files that only older snapshots of the run have, and warnings
     of epochs that are not read to their end."""
-    # By the number of each file: the sample from which on the run does not read it
+    # For each file, by number: the sample from which on the run does not read it
     stops = {
         file.number: file.stop
         for file in list_files(run)
@@ -206,8 +206,8 @@ def check_store(
 
 
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
-    """Warn if sources of text were tokenised by another tokenizer than the config's, or that one
-    cannot be read. Loaders read the tokens that there are, but `build` refuses the config."""
+    """Warn if sources of text were not tokenised by the config's tokenizer, or it cannot be read.
+    Loaders read the existing tokens, but `build` refuses the config."""
     from megablend.text.tokenizer import load_tokenizer, read_tokenizer_digest
 
     files = snapshot.file_names()

@@ -82,7 +82,7 @@ def check_data(
     number = len(ledger.indices) - 1 if ledger else 0
     roots = open_block_store(session.config, snapshot, session.storage, number=number).roots
     store = BlockStore(snapshot, roots=roots, storage=session.storage)
-    # Without extra columns, which may have any numbers
+    # Extra columns may have any numbers
     entries = [entry for entry in snapshot.sources if entry.name in sizes]
     by_file = _check_files(store, entries, sizes, progress)
     return CheckDataResult(

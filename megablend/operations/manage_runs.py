@@ -137,7 +137,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         ledger = _load(cache, run)
         is_taken = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        # A rename that was interrupted has left this ledger under both names
+        # If a rename was interrupted, both names may have this ledger already
         if is_taken and load_ledger(cache, new) != renamed:
             raise ConfigError(
                 f"{cache}: there is a run {new!r} already; remove it first, or choose another name"

@@ -123,7 +123,7 @@ def _check_stage(config: Config, split: str, stage: int) -> int:
     stage, or the split is train, which has all of them."""
     if split == "train":
         raise ConfigError(
-            "found stage for train, which has all stages; stage selects the settings of valid and test"
+            f"found stage={stage} for train, which has all stages; pass `stage` for valid and test only"
         )
     stage = whole_number("stage", stage, least=0)
     if stage >= len(config.stages):

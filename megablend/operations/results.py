@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, ClassVar
 
 _PLAIN = frozenset({str, int, float, bool})
-"""Types of values that JSON has, too."""
+"""Types of values that JSON also has."""
 _WIDTH = 100
 """Characters of a line of a `repr`."""
 _SHORT = 60

@@ -126,7 +126,7 @@ class Session:
         """Open a split of the run as it was committed, to inspect it, even if the config was edited
         since.
 
-        A run of a cache, or of another name than the config's, has no config and is opened by its
+        A run of a cache, or with a name other than the config's, has no config and is opened by its
         ledger. Valid and test are opened as loaders open them, since only the config decides their
         order. Train is opened by its ledger with the config's masks and extra columns, as far as
         they still apply.

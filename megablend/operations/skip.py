@@ -57,7 +57,7 @@ def skip(
 
     Args:
         what: a config, or a cache's folder; `run` is needed with the latter.
-        batch_size: samples of a step, over all ranks.
+        batch_size: samples per step, over all ranks.
         dry_run: store nothing, only return what would be skipped.
 
     Returns: as `list_skips`, with this range in it.
@@ -81,7 +81,7 @@ def skip(
         is_whole_run = (first, last) == planned.ranges[0]
         with_others = "" if is_whole_run else ", with the ranges that are skipped already,"
         raise ConfigError(
-            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), "
+            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples per step), "
             f"are{with_others} the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
         )
     if dry_run:

@@ -30,8 +30,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
             raise ConfigError(_describe(config, snapshot, entry))
         if config.needs_lengths and not _is_counted(config, ledger, entry.name):
             raise ConfigError(
-                f"{_describe(config, snapshot, entry)}, or, since that cannot change within a run, "
-                "give the run another name (`run:`) or leave out `order: document`"
+                f"{_describe(config, snapshot, entry)}; since this cannot change within a run, also "
+                "give the run another name (`run:`); or leave out `order: document`"
             )
 
 

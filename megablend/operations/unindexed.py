@@ -31,7 +31,7 @@ source's path does not match."""
 _MAX_COMPARED = 8
 """The most files of a source that are compared with the index if the source is in another folder
 than when it was indexed."""
-INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
+INDEX_REMEDY = "run `megablend index CONFIG`, which indexes the files without committing a run"
 
 
 class Unindexed(NamedTuple):
@@ -83,8 +83,8 @@ def find_unindexed(
 
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
-    """Return the first source whose path matches other files than the index has, with the first
-    such file; None if there is none."""
+    """Return the first source whose path does not match the index's files, with the first file that
+    differs; None if there is none."""
     known = newest.sources.numbers
     names = newest.file_names()
     try:

@@ -28,7 +28,7 @@ class VerifyResult(Record):
     cache: str
     """The cache's absolute path."""
     data: bool
-    """Whether the data files were read, too."""
+    """Whether the data files were also read."""
     problems: tuple[str, ...]
     """A line for each problem, which names file and place."""
     notes: tuple[str, ...] = ()

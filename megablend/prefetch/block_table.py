@@ -27,7 +27,7 @@ class BlockTable:
 
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
-        # Of each slot: what keeps its block's tokens in memory, and the offsets of its pieces
+        # For each slot: the owner of its block's tokens in memory, and the offsets of its pieces
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
         # The same as kernels see them

@@ -1,7 +1,7 @@
 """Which bytes coming steps read, and when they are due, for storages that keep copies of files on
 this node.
 
-A storage with copies fetches first what is due first, and gives up first what is due last.
+A storage with copies fetches ranges in the order in which they are due, and evicts the last first.
 """
 
 from __future__ import annotations

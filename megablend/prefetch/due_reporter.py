@@ -1,7 +1,6 @@
 """A thread that announces what a loader will read to a storage that keeps copies of files.
 
-It announces what is due up to the end of the epoch after the present one: due times that reach
-further do not make better choices.
+It announces reads up to the end of the next epoch: later due times do not make better choices.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _TURN_SECONDS = 1.0
 """Time between two looks at the loader's progress."""
 _OFF_SECONDS = 1.0
 _OFF_STEPS = 1.5
-"""Steps may come this many seconds, and this many times the time between steps, earlier or later
+"""The seconds, and the multiple of the time between steps, by which steps may come earlier or later
 than was announced before it is corrected."""
 _QUIET_FACTOR = 20
-"""A correction waits for so many times the time that the announcement before it took, so that
+"""A correction waits for this multiple of the time that the previous announcement took, so that
 planning takes at most about a twentieth of a CPU."""
 _reader_numbers = itertools.count()
 
@@ -149,8 +148,8 @@ class _Announcer:
         self._announce(0, 0)
 
     def _announce(self, step: int, num_steps: int) -> None:
-        """Announce what `num_steps` steps from `step` on read, in place of what was announced
-        before. Of failures the first is logged: reading fails, too, where they matter."""
+        """Announce what `num_steps` steps from `step` on read, instead of what was announced
+        before. Only the first failure is logged: if it matters, reading fails as well."""
         began = time.monotonic()
         try:
             planned = plan_due(self._run, self._future, step, self._step_seconds, num_steps)

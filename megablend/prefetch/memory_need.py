@@ -42,9 +42,10 @@ FIRST_SAMPLES = 1 << 12
 MOST_SAMPLES = 1 << 16
 """Samples of each part of a run that are looked at if memory is not plentiful."""
 _PLENTIFUL = 4
-"""So many times the memory that the first samples need is taken to be enough for all."""
+"""The memory that the first samples need, times this, is taken to be enough for all."""
 _NUM_STRETCHES = 16
-"""Where not all steps of a part are looked at, so many stretches of neighbouring ones are."""
+"""If not all steps of a part are examined, the number of stretches of neighbouring steps that
+are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def check_memory(
     Args:
         micro_batch_size: samples per step of a process.
         stride: samples from the start of a step to the start of the process's next step.
-        num_batches: as for `plan_budget`.
+        num_batches: see `plan_budget`.
 
     Raises: ConfigError if `memory` is less than the lanes of a process need (for each source, what
         a cycle reads from it and the block that the lane is in), or less than one of its steps

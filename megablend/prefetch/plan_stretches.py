@@ -23,7 +23,7 @@ _PLANNED_SAMPLES = 1 << 16
 _FEWEST_STRETCHES = 4
 """The fewest stretches that are planned, since how much they differ has to be seen."""
 _WIDEST = 1.3
-"""Where the most that may be read is more than so many times the least, twice as many stretches are
+"""If the most that may be read exceeds this multiple of the least, twice as many stretches are
 planned."""
 
 
@@ -60,7 +60,7 @@ def plan_stretches(
     Args:
         future: all steps of the run.
         begins: the first sample of each process.
-        num_batches: as for `plan_budget`.
+        num_batches: see `plan_budget`.
 
     Returns: the stretches; whether each is all steps of a process.
     """

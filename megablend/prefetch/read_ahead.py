@@ -174,7 +174,7 @@ class ReadAhead:
         return _TableUse(
             slots=slots,
             span_slots=slots[schedule.span_blocks],
-            # Lists, of which an item is taken much faster than of an array
+            # Lists, since indexing a list is much faster than indexing an array
             span_offsets=schedule.span_offsets.tolist(),
             step_offsets=schedule.step_offsets.tolist(),
             dropped=slots[dropped],

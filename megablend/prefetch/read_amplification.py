@@ -119,7 +119,7 @@ class Dictionaries:
 
 def _list_in_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
     """List the blocks that a window reads, int64 [n], approximately in the order in which they are
-    read: by file, then by first use."""
+    read: sorted by file, then by first use."""
     ids = schedule.ids[reads]
     return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 

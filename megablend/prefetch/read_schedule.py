@@ -31,7 +31,7 @@ class StepSequence:
     """First sample of the first step."""
     micro_batch_size: int
     stride: int
-    """Samples from the start of a step to the start of the next: samples of a step over all ranks,
+    """Samples from the start of a step to the start of the next: samples per step over all ranks,
     times workers."""
     stop: int
     """Samples of the run; the last step may be shorter."""

@@ -88,7 +88,7 @@ class _Mirror:
 
     def __init__(self, room: int | None) -> None:
         self._room = room
-        # By page that is held: the number of the read that needs it next
+        # For each held page: the number of the read that needs it next
         self._next_reads: dict[int, int] = {}
         # (-next read, page), also of pages that were given up or whose next read has changed since
         self._queue: list[tuple[int, int]] = []

@@ -22,8 +22,8 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.ranges import FileRanges
 
 _TRIED_READS = 8
-"""Where only the answers to a read's first requests say what else it requests, so many reads of the
-source make these requests."""
+"""The number of a source's reads that make their first requests, if only the responses to these
+show what else a read requests."""
 
 
 class SourceRequests:
@@ -32,7 +32,7 @@ class SourceRequests:
     Args:
         store: a BlockStore that has opened none of them.
         opened: numbers of the files to open; the other files are taken to be alike.
-        reads: of each stretch.
+        reads: the reads of each stretch.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SourceRequests:
     ) -> None:
         self._store = store
         self._num_tried = 0
-        # Of the reads whose first requests were made: further requests, and blocks
+        # Further requests and blocks of the reads whose first requests were made
         self._later_requests = 0
         self._later_blocks = 0
         self._paths = {file: store.snapshot.path(file, store.roots) for file in opened}
@@ -118,6 +118,7 @@ class SourceRequests:
             for request in plan_requests(offsets, sizes, np.cumsum(sizes) - sizes)
         ]
         num_bytes = sum(stop - start for start, stop, _ in requests)
-        # Of another file, such as a long .idx, less is requested when parts of it have been checked
+        # Another file, such as a long .idx, is requested only in part once other parts have been
+        # checked
         least_bytes = num_bytes if ranges.path == path else 0
         return [len(requests), least_bytes, num_bytes]

@@ -172,8 +172,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
-        """Return the number of the next sample after so many were trained on, which also counts the
-        samples skipped before it.
+        """Return the number of the next sample after `trained_samples` samples, which also counts
+        the samples skipped before it.
 
         For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises: as
         `check_position`.

@@ -269,11 +269,11 @@ class Loader:
         Loader was made; JSON-able.
 
         Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the
-            position, after skipped ones, too), num_samples, and sources (name, dataset_id, samples,
-            tokens, epochs, share, planned_share; without skipped samples). Of this rank: rank,
-            batches, waiting_seconds (in which the next batch was not ready), and reads, of this
-            process and the workers, as far as their batches have arrived: requests, bytes, blocks,
-            reading_seconds, decoding_seconds (summed over what overlaps), masked_samples,
+            position, which counts skipped samples), num_samples, and sources (name, dataset_id,
+            samples, tokens, epochs, share, planned_share; without skipped samples). Of this rank:
+            rank, batches, waiting_seconds (in which the next batch was not ready), and reads, of
+            this process and the workers, as far as their batches have arrived: requests, bytes,
+            blocks, reading_seconds, decoding_seconds (summed over what overlaps), masked_samples,
             retries, and of a mirror the bytes by origin: mirror_bytes, source_bytes, peer_bytes,
             direct_bytes (see ReadCounts); None with a `collate_fn`, where samples are not read
             ahead.

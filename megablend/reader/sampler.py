@@ -117,8 +117,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """Return the samples [start, stop) of the next step of all ranks after so many consumed
-        samples; `stop` are those consumed after it."""
+        """Return the samples [start, stop) of the next step of all ranks after `consumed_samples`;
+        `stop` is the number that is consumed after it."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # a fast path, since this is called for each batch

@@ -46,7 +46,7 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
 def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> int:
     """Find the index in a plan of the part of stage `number` in which `sample` lies, or of the
     stage's first part if the sample is in the drain before it."""
-    # A drain after the stage has the stage's number, too, but starts where the stage stops
+    # A drain after the stage also has the stage's number, but starts where the stage stops
     parts = [
         index
         for index, part in enumerate(plan.stages)
@@ -123,5 +123,5 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
 
 
 def _differs(stage: Stage, before: Stage) -> bool:
-    """Return whether a stage has another order than the one before it."""
+    """Return whether the order of a stage differs from the previous stage's."""
     return stage.index != before.index or describe_difference(before.blend, stage.blend) is not None

@@ -39,7 +39,7 @@ class Drain(NamedTuple):
     """See `Stage.drain`."""
     unit: int | None = None
     """The drain ends at a multiple of this many samples; None if its length is known, or is what
-    the stages before have left."""
+    earlier stages have left."""
     whole_epochs: bool | None = None
     """See `Stage.whole_epochs`, of the stage after the drain; None if that is not committed."""
 
@@ -314,7 +314,7 @@ def _round_to_lanes(
     is_cut: bool,
 ) -> int:
     """Round the length of a stage that another one follows down to a multiple of its lanes, if its
-    end is given in other units than samples, so that it is rounded anyway. A length that is
+    end is given in units other than samples, so that it is rounded anyway. A length that is
     committed, or that a cut makes irrelevant, is kept.
 
     Raises: PlanError if nothing is left.

@@ -2,7 +2,7 @@
 samples that are skipped; lanes fit if no two processes read the same one.
 
 A step is what all data-parallel ranks read at once. Steps are counted from the position at which
-training starts, so whether they fit depends on it, too.
+training starts, so whether they fit also depends on it.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
 
 
 def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger whose stages list what they change from the one before.
+    """The stages of a ledger in which each stage lists only its changes from the stage before.
     Raises: KeyError, TypeError, ValueError if it is damaged."""
     _check(record, _CHANGES)
     entries = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
@@ -304,7 +304,7 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     """The inverse of `blend_record`.
 
     Args:
-        may_be_unblended: of another split than train, which is always blended.
+        may_be_unblended: whether the split is one other than train, which is always blended.
 
     Raises: ValueError, TypeError if the record is not that of a blend.
     """

@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     """Tokens after `stop` that are read here, too: the extra one of the sample that ends there, if
     that sample comes before the stage with which the files changed."""
     extra_before: int = 0
-    """`extra` of the reading before: so many tokens from `position` on are read there."""
+    """`extra` of the previous reading, which reads this many tokens from `position` on."""
     listed: ListedSource | None = None
     """The argument for `locate_ranges`, if this is the source's only reading, and reads one range
     of blocks in an order that lists them; otherwise None."""
@@ -91,7 +91,7 @@ class Locator:
         segments: [num_sources], the epochs of each source.
         is_promised: whether, for a source given by its number, the sample that ends where a segment
             begins comes before the stage with which the files changed.
-        extra: tokens of a sample that the next sample of its source has, too.
+        extra: tokens that a sample shares with the next sample of its source.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Locator:
         Args:
             sources: int32 [n], the samples' sources.
             starts: int64 [n], position of the first token of each sample.
-            lengths: tokens of a sample, including the extra one: one number, or int64 [n].
+            lengths: tokens per sample, including the extra one: one number, or int64 [n].
 
         Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and
             `stops` are positions in a block's tokens as the store returns them.
@@ -210,7 +210,7 @@ def _locate_in_readings(
     Args:
         rows: int64 [n], rows of the result.
         starts: int64 [n], position of the first token of each sample.
-        lengths: tokens of a sample: one number, or int64 [n].
+        lengths: tokens per sample: one number, or int64 [n].
     """
     if len(readings) == 1:
         return [_locate(readings[0], rows, starts, lengths)]

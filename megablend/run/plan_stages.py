@@ -186,7 +186,8 @@ class _Planner:
         return self._find_shares(stage, without) != self._find_shares(stage, whole)
 
     def _find_begun_tokens(self) -> Int64s:
-        """The position up to which stages so far have begun each source: int64 [num_sources]."""
+        """The end of the samples of each source that stages have begun to read: int64
+        [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
         begun: Int64s = (
             self.tokens_read + np.maximum(0, self.samples_begun - self.samples_read) * step
@@ -285,7 +286,7 @@ class _Planner:
         ]
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
-        """Refuse a source that is read again after what it had left was dropped. Raises:
+        """Refuse a source that is read again after its remaining samples were dropped. Raises:
         PlanError."""
         for source in np.flatnonzero(
             (totals > 0) & (self.abandoned_samples > self.samples_read)

@@ -100,7 +100,7 @@ def list_late(run: Run) -> list[tuple[int, int]]:
 
 
 def _list_changes(run: Run) -> dict[int, int]:
-    """The stages that read another snapshot than the stage before them, by number, with the first
+    """The stages that read a different snapshot from the previous stage, by number, with the first
     sample that each reads in its own settings."""
     firsts = dict[int, int]()
     for each in run.plan.stages:

@@ -177,7 +177,7 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
         ) from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
-            f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it, or "
+            f"{place}: not a list of skipped samples in format version {VERSION}; use the version of megablend that wrote it, or "
             f"{_RESTORE}"
         )
     damaged = CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")

@@ -103,7 +103,7 @@ class Storage(Protocol):
 
     def stat(self, path: str) -> FileStat:
         """Return the size and the identity of a file. Raises: MissingFileError; ChangedFileError if
-        `path` refers to another file than the one that is being read."""
+        `path` no longer refers to the file that is being read."""
         ...
 
     def stat_opened(self, path: str) -> FileStat:

@@ -58,7 +58,7 @@ class StorageByScheme(RoutingStorage):
         return StorageByScheme(self._options, checking=self._checking)
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: by scheme."""
+        """Return the results of Storage.known_files in a dict by scheme."""
         known = {
             scheme: storage.known_files()
             for scheme, storage in self._made.items()

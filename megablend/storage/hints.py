@@ -50,7 +50,8 @@ class HintedStorage(Storage, Protocol):
         ...
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """Fetch now, whenever they are due, the parts of ranges that this node should hold.
+        """Fetch now the parts of ranges that this node should hold, regardless of when they are
+        due.
 
         Args:
             is_dry: whether to only count the bytes, and fetch nothing.

@@ -127,7 +127,7 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read.
 
-        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before,
+        Raises: MissingFileError; ChangedFileError if `path` refers to a different file from before,
             without a `find` in between; CorruptFileError if the file ends before the range does;
             DataError if the file cannot be read.
         """
@@ -182,7 +182,7 @@ class _CheckingStorage(LocalStorage):
     __slots__ = ()
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat: the file that is there now, which is read from then on."""
+        """See Storage.stat. The file that exists now is read from then on."""
         state = _stat_file(path, self.opened)
         identity = identity_of(state)
         if self.opened.get(path, identity) != identity:
@@ -270,5 +270,5 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
 
 
 def replaced_error(path: str) -> ChangedFileError:
-    """Return the error for a path that refers to another file than the one that is being read."""
+    """Return the error for a path that no longer refers to the file that is being read."""
     return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")

@@ -131,7 +131,7 @@ class MirrorOptions:
         return dataclasses.replace(self, **settings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings as JSON from which `parse_mirror` makes equal ones."""
+        """Return the settings as a dict, from which `parse_mirror` restores them."""
         return dataclasses.asdict(self, dict_factory=_without_none)
 
 

@@ -20,7 +20,7 @@ _current = threading.local()
 
 
 class Waits:
-    """The futures that the threads of a group wait for in synchronous calls of storages. Works
+    """The futures that the threads of a group wait for in synchronous calls to storages. Works
     without a lock."""
 
     def __init__(self) -> None:

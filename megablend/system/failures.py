@@ -33,7 +33,7 @@ _ENOUGH_FILES = 1024
 _NO_THREAD = "can't start new thread"
 """Part of Python's message if the system refuses a thread."""
 _NOT_STORED = "no locator available"
-"""Part of numba's message if it can make no file in the folder of the kernel cache."""
+"""Part of numba's message if it cannot make a file in the folder of the kernel cache."""
 _NOT_LOADED = (
     "failed to map segment",
     "cannot allocate memory",

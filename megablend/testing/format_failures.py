@@ -114,7 +114,7 @@ class FormatFailures(FormatFiles):
                 )
 
     def test_the_column_is_named_or_found(self, tmp_path: Path) -> None:
-        """Without `column:` the token column is found; another name than the file's is refused."""
+        """Without `column:` the token column is found; a name that the file lacks is refused."""
         path = self.write_mixed(tmp_path)
         if self.column is None:
             expect_error(ConfigError, "column.*idz", lambda: self.index(path, column="idz"))

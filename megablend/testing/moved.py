@@ -14,8 +14,8 @@ SCHEME = "moved:/"
 
 
 class MovedStorage(WrapperStorage):
-    """`moved://x` is the file `/x` of `inner`. It has no descriptors:
-    everything is read by calls of the storage."""
+    """`moved://x` is the file `/x` of `inner`. It has no descriptors: everything is read by calls
+    to the storage."""
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""

@@ -132,7 +132,7 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
 def _read_portion(setup: Setup, task: Task) -> Portion | None:
     """Read the first portion of a task; None if it has no documents."""
     if task.part is not None and not is_table(task.file.path):
-        # Of lines, read the file's first part: with the small parts of an estimate, the others
+        # Read the first part of a file of lines: with the small parts of an estimate, the others
         # begin elsewhere
         task = replace(task, part=0)
     part = next(setup.open_parts(task))

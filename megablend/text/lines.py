@@ -30,7 +30,7 @@ Piece = bytes | memoryview
 """Consecutive bytes of a file, as they arrive."""
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _Key = str | int | float | bool | None
-_ONE_A_LINE = ", which is not one object a line: `jq -c '.[]' FILE` writes those of an array so, `jq -c . FILE` others"
+_ONE_A_LINE = "; expected one object per line: `jq -c '.[]' FILE` converts an array, `jq -c . FILE` other JSON"
 _ZSTD_REMEDIES = {
     "too much memory": "its window is longer than 128 MiB; compress it again, by `zstd --long=27` at most",
     "Dictionary mismatch": "it needs a dictionary; compress it again without one",
@@ -333,7 +333,7 @@ class LineParser:
             return BadDocument("not JSON", f"is not JSON ({error}){hint}", place)
         if not isinstance(record, dict):
             hint = _ONE_A_LINE if isinstance(record, list) else ""
-            reason = f"is a {type(record).__name__}, no JSON object{hint}"
+            reason = f"is of type {type(record).__name__}, not a JSON object{hint}"
             return BadDocument("not JSON", reason, place)
         try:
             text = _find_nested(record, fields.text)

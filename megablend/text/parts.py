@@ -73,8 +73,8 @@ class Part:
     """For each kind of bad document, `count`, and `first`: [offset, line, reason] of the first
     MAX_PLACES of them."""
     difference: str = ""
-    """The place where gigatoken gave other tokens than `tokenizers`, which then tokenised the part;
-    "" if gigatoken was not used, or gave the same tokens."""
+    """The place where gigatoken's tokens differed from those of `tokenizers`, which then tokenised
+    the part; "" if gigatoken was not used, or gave the same tokens."""
 
     def add_bad(self, bad: BadDocument) -> None:
         """Count a document that was left out."""

@@ -167,7 +167,7 @@ def _find_text(text: str, paths: Sequence[str], storage: Storage) -> tuple[str, 
         or absolute.endswith(f"/{name}")
         for item in _divide_by_path(parts, storage).items()
     ]
-    # Of several files, the one whose path fits better
+    # If several files fit, take the one whose path fits better
     texts = [(path, parts) for path, parts in texts if path.endswith(f"/{wanted}")] or texts
     texts = [(path, parts) for path, parts in texts if path in (text, absolute)] or texts
     if len(texts) != 1:

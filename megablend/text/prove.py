@@ -127,7 +127,7 @@ def choose_engine(
     difference = proof["difference"]
     if difference is None:
         return "gigatoken", ""
-    reason = f"gigatoken {version} gives other tokens than tokenizers {reference}"
+    reason = f"gigatoken {version} and tokenizers {reference} give different tokens"
     return "tokenizers", f"{tokenizer.path}: {reason} (for {difference[:80]!r}): {_SLOWER}"
 
 

@@ -74,8 +74,8 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
             row = remaining.pop(offset)
             if ids.tolist() != tokens[row].as_py():
                 yield (
-                    f"{path}: row {row} has other tokens than the text of {file.path} at byte {offset} "
-                    f"gives; remove the file, and build again under another name (`run:`)"
+                    f"{path}: the tokens of row {row} differ from those of the text of {file.path} at byte {offset}; "
+                    f"remove the file, and build again under another name (`run:`)"
                 )
     for offset, row in remaining.items():
         yield f"{path}: row {row} is of byte {offset} of {file.path}, where no document begins; restore the text"

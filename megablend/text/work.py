@@ -249,7 +249,7 @@ class Worker:
         if at is None:
             return ""
         return (
-            f"{task.file.path}: gigatoken {find_version('gigatoken')} gives other tokens than tokenizers for the document at "
+            f"{task.file.path}: gigatoken {find_version('gigatoken')} and tokenizers give different tokens for the document at "
             f"byte {portion.offsets[chosen[at]]}; its part was tokenised by tokenizers"
         )
 

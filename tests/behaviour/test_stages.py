@@ -319,7 +319,9 @@ def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Pa
         megablend.ConfigError, match="found stage 4; the config lists 4 stages, counted from 0"
     ):
         megablend.open(config, "valid", stage=4)
-    with pytest.raises(megablend.ConfigError, match="found stage for train, which has all stages"):
+    with pytest.raises(
+        megablend.ConfigError, match="found stage=1 for train, which has all stages"
+    ):
         megablend.open(config, stage=1)
 
 

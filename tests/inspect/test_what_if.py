@@ -34,7 +34,7 @@ def files(folder: Path) -> set[Path]:
 def test_without_an_index_it_tells_what_there_is(tmp_path: Path, config: dict[str, Any]) -> None:
     found = megablend.describe(config)
     assert not found.to_dict()["committed"]
-    remedy = "`megablend index CONFIG` indexes the files and commits no run"
+    remedy = "run `megablend index CONFIG`, which indexes the files without committing a run"
     assert found.to_dict()["note"].endswith(
         f"holds no index, so the numbers of tokens are not known: {remedy}"
     )
@@ -125,7 +125,7 @@ def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, An
 
 
 OTHER_FILES = "has files of source 's0' other than those that its path matches"
-INDEX_IT = "`megablend index CONFIG` indexes the files and commits no run"
+INDEX_IT = "run `megablend index CONFIG`, which indexes the files without committing a run"
 
 
 def without_second_file(config: dict[str, Any]) -> dict[str, Any]:

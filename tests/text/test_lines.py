@@ -163,7 +163,7 @@ BAD = {
     b'{"txet": "a"}': ("no text", "has no key 'text'; did you mean 'txet'?"),
     b"[1, 2]": (
         "not JSON",
-        "is a list, no JSON object, which is not one object a line: `jq -c '.[]'",
+        "is of type list, not a JSON object; expected one object per line: `jq -c '.[]'",
     ),
     b"{": ("not JSON", "`jq -c . FILE`"),
     b'[{"text": "a"},': ("not JSON", "`jq -c '.[]' FILE`"),

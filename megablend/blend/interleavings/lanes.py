@@ -62,8 +62,8 @@ class Tree(NamedTuple):
 
 
 def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
-    """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below
-    2^50. O(D log D)."""
+    """Build the tree of a stage of D sources: totals int64 [D], not negative, at least one
+    positive, sum below 2^50. O(D log D)."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]
     left_leaves = np.zeros(len(order), np.int32)
@@ -82,17 +82,17 @@ class LanePlan(LocatesMany):
     """A stage with exact totals, interleaved evenly in lanes.
 
     Args:
-        totals: samples of each source, [D]; the sum is at least 1 and below 2^50.
+        totals: samples of each source; the sum is at least 1 and below 2^50.
         lanes: K, the number of independent streams that make up the stage.
         window: samples per lane in a cycle.
-        cycles: how many cycles share each run of a source's ordinals, [D], each at least 1.
+        cycles: for each source, how many cycles share a run of its ordinals; at least 1.
         seed: decides the order; taken modulo 2^63.
-        epoch_tokens: tokens per epoch of each source, [D]; runs of ordinals then end at epoch ends.
+        epoch_tokens: tokens per epoch of each source; runs of ordinals then end at epoch ends.
         sample_tokens: tokens from one sample's start to the next one's.
         first_sample: sample number in the run of the stage's first sample; together with `seed`,
             decides the order.
         first_tokens: first token of each source's first sample of the stage, counted over all its
-            epochs, [D].
+            epochs.
 
     Raises: PlanError, naming the source.
     """
@@ -316,7 +316,7 @@ class LanePlan(LocatesMany):
 
     def _cycle_of(self, rank: int, count: int) -> int:
         """Return the cycle in which a leaf has given `count` samples; its samples in the stage's
-        tail are of the short cycle, too."""
+        tail are also of the short cycle."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
         samples = int(tree.samples[rank])

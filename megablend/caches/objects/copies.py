@@ -199,7 +199,7 @@ class Copies:
             shutil.rmtree(written, ignore_errors=True)
 
     def _download(self, folder: str, commit: Commit, name: str, path: Path) -> None:
-        """Copy a file of a commit to a new one, and compare its checksum."""
+        """Download a file of a commit to a new file, `path`, and verify its checksum."""
         file = commit.files[name]
         key = f"{folder}/{file.at}/{name}"
         try:

@@ -28,9 +28,9 @@ from megablend.system.safe_open import read_regular
 
 _ANSWERS = ".answers"
 _WAIT_SECONDS = 15.0
-"""The time to wait for the answer of a store whose last answer is remembered."""
+"""The time to wait for a response from a store whose last response is remembered."""
 _AWAY_SECONDS = 60.0
-"""The time for which such a store is not asked again after it did not answer."""
+"""The time for which no request is sent to such a store after it did not respond."""
 _LOCAL_SIZES = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",

@@ -87,7 +87,7 @@ class ObjectCacheStore:
 
     @cached_property
     def folder(self) -> Path:
-        """See CacheStore: this node's copy."""
+        """The folder of this node's copy of the cache."""
         return find_node_folder(
             self.location, self._options.find(self.location).endpoint, self._local_cache
         )
@@ -124,7 +124,7 @@ class ObjectCacheStore:
         """See CacheStore: each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
-        """See CacheStore: leftovers of other processes of this node that must be dead by now."""
+        """Remove leftovers of other processes of this node that must be dead by now."""
         remove_old_leftovers(self.folder)
 
     def now(self) -> float:
@@ -237,8 +237,8 @@ class ObjectCacheStore:
                 (self.folder / place_below(kind, name)).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: the uploads of killed builds, and files of earlier commits. Unused copies
-        on this node are removed as well, but not counted."""
+        """Remove the uploads of killed builds, and files of earlier commits; see CacheStore. Unused
+        copies on this node are removed as well, but not counted."""
         remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
@@ -292,11 +292,11 @@ class ObjectCacheStore:
             raise self._overtaken(kind, name)
 
     def remove_record(self, kind: str, name: str) -> None:
-        """See CacheStore: its versions are kept, and one more marks the removal."""
+        """See CacheStore. The record's versions are kept, and one more marks the removal."""
         self.set_aside_record(kind, name)
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """See CacheStore: one more version marks the removal; removing that version restores the
+        """See CacheStore. One more version marks the removal; removing that version restores the
         record."""
         last = self._read_version(kind, name)
         chain = self._chain(kind, name)

@@ -19,7 +19,7 @@ from megablend.formats.base import Array
 _MAGIC = b"MMIDIDX\0\0"
 _LEGACY_MAGIC = b"TNTIDX\0\0"
 HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
-# By dtype code
+# Names of numpy's dtypes by dtype code
 _DTYPES = {
     1: "uint8",
     2: "int8",

@@ -44,7 +44,7 @@ class BlockSizes:
         snapshot: the opened index.
         append_eod: for each column of the snapshot, the end-of-document token; None for sources
             without one, and for extra columns.
-        extra: by source name, the extra columns that are read with the tokens.
+        extra: the extra columns that are read with the tokens, by source name.
     """
 
     snapshot: Snapshot
@@ -68,7 +68,7 @@ class BlockSizes:
 
         Args:
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
-            documents: whether document offsets of decoded blocks are kept, too.
+            documents: whether document offsets of decoded blocks are also kept.
         """
         files = self.snapshot.file_of(ids)
         token_bytes = self.snapshot.files.token_bytes[files]

@@ -56,7 +56,7 @@ class BlockStore(BlockSizes):
         append_eod: for each source of the index, the token inserted after each document, or None.
         roots: for each source's name, the folder of its files; if absent, the folder recorded by
             the last build.
-        extra: by source name, the columns to read with the tokens.
+        extra: the columns to read with the tokens, by source name.
         extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
         storage: reads the files.
     """

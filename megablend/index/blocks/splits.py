@@ -164,7 +164,7 @@ class SplitBlocks(RangedBlocks):
     Args:
         parts: PART_DTYPE [], or [num_ranges] if the split has several ranges of the source's
             documents, in their order.
-        has_eod: whether each document with tokens has an end-of-document token, too.
+        has_eod: whether each document with tokens also has an end-of-document token.
     """
 
     def __init__(self, snapshot: Snapshot, parts: npt.NDArray[np.void], *, has_eod: bool) -> None:

@@ -60,7 +60,7 @@ class Snapshot:
         digest: identifies the snapshot; also the name of its folder, `folder`.
         store: the store of its cache.
         sources: its sources, in the order of the build.
-        roots: by source name, the folder of its files as of the last build.
+        roots: the folder of each source's files as of the last build, by source name.
         columns: all columns of the sources; column i of the first num_sources contains source i's
             tokens; extra columns follow.
         files: the table of files, by number.

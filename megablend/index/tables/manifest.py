@@ -237,7 +237,7 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
         size = get_file_size(f"{path}")
         if size is None:
             problems.append(
-                f"{path}: damaged table: there is no file, but {entry['bytes']} bytes were committed"
+                f"{path}: damaged table: the file is missing ({entry['bytes']} bytes were committed)"
             )
         elif size != entry["bytes"]:  # the file need not be read, however large it is
             problems.append(

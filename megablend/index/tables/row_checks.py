@@ -103,7 +103,7 @@ class CheckedTable:
         self._checks = RowChecks(folder / self._checks_name, list(self._groups)) if checks else None
         if self._checks is not None and self._checks.num_rows != self.num_rows:
             raise DamagedCacheError.of(
-                f"{folder / self._checks_name}: damaged table: its number of rows differs from {table}"
+                f"{folder / self._checks_name}: damaged table: its number of rows differs from that of {table}"
             )
 
     def take(self, group: str, rows: Int64s) -> Int64s:

@@ -45,7 +45,7 @@ def list_indexed_files(
             the index recorded cannot be read.
         block_bytes: the value that the index was built with.
 
-    Raises: CacheError if its manifest or its table of files is damaged, too.
+    Raises: CacheError if its manifest or its table of files is also damaged.
     """
     folder = find_store(cache).fetch_folder(SNAPSHOTS, digest)
     manifest = read_snapshot_manifest(folder)

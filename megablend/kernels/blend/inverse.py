@@ -144,7 +144,7 @@ def fill_period_of(
 
 @device
 def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bool:
-    """Whether ordinals of another epoch, too, are dealt in cycle number `local_cycle` of the
+    """Whether ordinals of more than one epoch are dealt in cycle number `local_cycle` of the
     period."""
     lowest, highest = epoch_edges(period, local_cycle)
     left_turn, left_residue, right_turn, right_residue = parts[local_cycle]

@@ -72,8 +72,8 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
     rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
-    # floor(x + 1/2) is right if the remainder is in [-whole / 2, whole / 2). Doubled and shifted by
-    # `whole`, so that no half is left: if it is in [0, 2 * whole)
+    # The quotient is floor(x + 1/2) if the remainder is in [-whole / 2, whole / 2). To avoid
+    # halves, test whether 2 * remainder + whole is in [0, 2 * whole)
     rest = 2 * rest + int(whole)
     whole = int(whole)
     return quotient - (rest < 0) + (rest >= 2 * whole)

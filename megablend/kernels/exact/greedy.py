@@ -37,7 +37,7 @@ _WIDEN = 2.0
 _NARROW_OUTER = 0.9
 _NARROW = 0.97
 _NARROW_CROWD = 0.7
-_CROWD = 3 * INNER  # with so many groups in an inner window, its margin is narrowed faster
+_CROWD = 3 * INNER  # with more groups in an inner window, its margin is narrowed faster
 
 
 @kernel

@@ -46,8 +46,8 @@ def fill_datasets(
             5: number of samples;
             6: how many of these samples are shuffled first, before the others;
             7, 8, 9: where in `memory` its document, sample and shuffle index begin.
-        key, position: of the generator of every dataset, as
-            megablend.kernels.exact.numpy_shuffle.shuffle takes them.
+        key, position: the state of the generator of every dataset, see
+            megablend.kernels.exact.numpy_shuffle.shuffle.
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
         many: documents per sample from which on the kernel for short documents is faster.

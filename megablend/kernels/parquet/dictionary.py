@@ -59,7 +59,7 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
                 return OUT_OF_RANGE
             out[filled:stop] = dictionary[begin]
         else:
-            # By words of 8 bytes, as long as these are within the data; then byte by byte
+            # Read words of 8 bytes, as long as these are within the data; then byte by byte
             mask = np.uint64((1 << width) - 1)
             words_stop = min(stop, filled + max(0, ((end - 8) * 8 - begin) // width))
             bit = begin

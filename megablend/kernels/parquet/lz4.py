@@ -53,7 +53,7 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
         if distance >= 8 and match_bytes + SLACK <= room - filled:
             _copy_words(out, filled, out, filled - distance, match_bytes)
         else:
-            # The match may overlap with what it is copied to
+            # The match may overlap with its copy
             _copy_bytes(out, filled, out, filled - distance, match_bytes)
         filled += match_bytes
     return -1

@@ -50,7 +50,7 @@ def gather_tokens(
         slots: SLOT_DTYPE [num_blocks].
         places, starts, stops: int64 [m], for each span the number of its block, and its first
             token and its stop in the block; a span lies within one sample.
-        width: tokens of a sample.
+        width: tokens per sample.
         tokens, labels: int64 [n, length], filled with a sample's tokens, and with its tokens from
             the second on; entries without a token are left as they are.
 
@@ -128,7 +128,7 @@ def mark_documents(
             block.
         slots: SLOT_DTYPE [num_blocks].
         places, epochs, starts, stops: int64 [m], block, epoch, first token and stop of each span.
-        width: tokens of a sample.
+        width: tokens per sample.
         out: bool [all samples' tokens], all False; filled.
 
     Returns: -1 on success; the number of the first span outside all blocks; `m` if `out` has the

@@ -186,8 +186,8 @@ def build_small(
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
-    # By file, of each job its description and three arrays: the bytes with which it begins, where
-    # it begins in the buffer, and its size
+    # For each file of each job: its description and three arrays (the bytes with which it begins,
+    # where it begins in the buffer, and its size)
     texts: list[bytes] = []
     starts: list[int] = []
     sizes: list[int] = []

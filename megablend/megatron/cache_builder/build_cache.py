@@ -77,7 +77,7 @@ class CacheReport:
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, changed data, a file system without locks."""
     forecast: Forecast
-    """The estimated cost of what was missing."""
+    """The estimated cost of the missing files."""
     seconds: float
 
 

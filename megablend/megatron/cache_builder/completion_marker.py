@@ -16,11 +16,11 @@ the first three keys. Both still tell what the artefacts were made of.
 
 A marker is written when a build ends. A run that finds it compares the names and sizes of all
 files, and then knows the number of samples of every dataset; other damage shows when the arrays are
-opened. If a file of a pair is missing, or has another size or time than before, the marker is no
-longer valid: a build reads the lengths of all documents, and makes those arrays again that,
-according to a marker, were made of other lengths, or with other settings (their names and shapes
-may be the same). Times are only a hint: if data was copied or touched, its lengths are read once
-more, and no array is made again.
+opened. If a file of a pair is missing, or its size or time has changed, the marker is no longer
+valid: a build reads the lengths of all documents, and makes those arrays again that, according to a
+marker, were made of other lengths, or with other settings (their names and shapes may be the same).
+Times are only a hint: if data was copied or touched, its lengths are read once more, and no array
+is made again.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 
 def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
-    """Whether a pair's files are missing, or have other sizes than before."""
+    """Whether a pair's files are missing, or their sizes have changed."""
     return any(
         before is not None and now != before
         for before, now in zip(sizes, sizes_of(pair), strict=True)
@@ -266,8 +266,8 @@ def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
 
 
 def _path_of(request: CacheRequest) -> Path:
-    # Without the locations of the cache and of tables, which do not matter: tables are identified
-    # by the names of their sources
+    # The locations of the cache and of tables do not matter: tables are identified by the names of
+    # their sources
     fields = _fields(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
     digest = _digest(json.dumps(fields, sort_keys=True, default=_fields))
     return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.json"

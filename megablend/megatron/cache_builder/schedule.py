@@ -18,7 +18,7 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 PIECE_BYTES = 1 << 24
-"""The bytes of a sample index that each thread computes before they are written, about."""
+"""The approximate bytes of a sample index that each thread computes before they are written."""
 _DRAWN_BYTES = 40 << 20
 """The bytes of a blend that are computed before they are written."""
 _NS = {

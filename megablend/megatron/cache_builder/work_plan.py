@@ -300,7 +300,7 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     worst = max(oversampled, key=lambda dataset: counts[dataset] / job.lengths[dataset])
     raise PlanError(
         f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "
-        f"(likewise for {len(oversampled):,} datasets){remedy}"
+        f"(datasets with too few: {len(oversampled):,}){remedy}"
     )
 
 

@@ -93,7 +93,7 @@ class Greedy(ExactBlend):
             self._make_groups(_without_nan(weights), caps, np.arange(len(weights)))
         else:
             _, groups = np.unique(np.stack([weights, caps]), axis=1, return_inverse=True)
-            # Adding 0.0 makes -0.0 to 0.0
+            # Adding 0.0 turns -0.0 into 0.0
             self._make_groups(weights + 0.0, caps, groups)
 
     def _make_groups(self, weights: Float64s, caps: Float64s, groups: Int64s) -> None:

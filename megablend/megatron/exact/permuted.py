@@ -26,7 +26,7 @@ samples badly."""
 BLOCK = 1 << 14
 """Samples that are processed at a time, so that their positions stay in the CPU cache."""
 _TABLE_BITS = 14
-"""Logarithm of the size of the table of datasets by position, which stays in the CPU cache, too."""
+"""Logarithm of the size of the table of datasets by position, which also stays in the CPU cache."""
 
 
 def largest_remainder_blend(

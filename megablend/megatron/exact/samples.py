@@ -203,7 +203,7 @@ def _cut_in_parallel(
             sums = list(pool.map(gather_lengths, repeat(lengths), blocks, gathered))
             if min(sums) < 0:
                 raise missing_length_error(documents, lengths)
-            # By block: tokens before it, and the first sample whose row begins in it
+            # For each block: the tokens before it, and the first sample whose row begins in it
             tokens_before = list(accumulate(sums, initial=tokens))
             first_samples = [reached(before, length, samples, extra) for before in tokens_before]
             rows = np.empty((first_samples[-1] - sample, 2), dtype)

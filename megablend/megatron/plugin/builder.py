@@ -209,14 +209,14 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """Return the state of the files of each pair that this rank will open, by prefix."""
         if not self._has_marker:
             return {}
-        if self._is_our_class:  # the request contains addresses, too, which may not be indexed yet
+        if self._is_our_class:  # the request also contains addresses, which may not be indexed yet
             return look_at_pairs(pairs_of(self.config))
         return look_at_pairs(
             {part.prefix for layout in layouts(self._request()) for part in layout.parts}
         )
 
     def _build_together(self, job: Job, world: FailTogether) -> None:
-        """Build what is missing, with the ranks that see the same cache folder."""
+        """Build the missing files, with the ranks that see the same cache folder."""
         cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
         ranks = ranks_sharing_folder(world, cache, getattr(self.config, "shared_fs", AUTO))
         if cache is None:

@@ -286,8 +286,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence
-        and a document."""
+        """See Documents.index. It is as if all tokens lay back to back in one `.bin`, each row a
+        sequence and a document."""
         dtype = np.result_type(*self._snapshot.files.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,

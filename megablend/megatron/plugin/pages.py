@@ -76,8 +76,8 @@ class PageOrderDataset(MegablendGPTDataset):
             self._batch = {}
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """Return the tokens of a sample, without the numbers of its documents, which have none in
-        these orders."""
+        """Return the tokens of a sample, and no numbers of documents: in these orders, documents
+        have none."""
         sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
@@ -132,7 +132,7 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         )
     if not config.drop_last_partial_validation_sequence:
         raise ConfigError(
-            f"order: {config.order} makes no partial sequences; leave "
+            f"order: {config.order} never makes partial sequences; leave "
             "drop_last_partial_validation_sequence at True, or choose order: megatron"
         )
     blends: list[Blend | None] = list(config.blend_per_split or [config.blend, None, None])

@@ -361,7 +361,7 @@ class Holding:
                         num_done += 1
                 except Exception as new:
                     error = new
-                    # Without room, or while a node is away, other files of the goal wait, too
+                    # If there is no room, or a node is away, other files of the goal also wait
                     has_to_wait = isinstance(error, ResourceError | AwayError)
                     failed[state if has_to_wait else part.key] = error
                 if error is not None:

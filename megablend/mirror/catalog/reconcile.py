@@ -28,7 +28,7 @@ def list_goals(
 ) -> list[Goal]:
     """List the revisions that must be held, the most important first: pinned ones before others, and
     those that have been wanted for longer before others. If a dataset's latest revision is wanted but
-    not complete yet, the last complete one before it must be held, too.
+    not complete yet, the last complete one before it must also be held.
 
     Args:
         wants: each want, with the revisions that may have to be held for it, the latest last.

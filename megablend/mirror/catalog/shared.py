@@ -310,7 +310,7 @@ class SharedCatalog:
             self._forgotten[dataset] = await self._call(self._forget, revisions)
 
     async def answer(self, path: str, body: bytes) -> bytes:
-        """Respond to a request of another node."""
+        """Respond to a request from another node."""
         handlers = {MANIFEST_PATH: self._send_manifest, FORGOTTEN_PATH: self._send_forgotten}
         return await handlers[path](body)
 
@@ -336,7 +336,7 @@ class SharedCatalog:
             ):
                 await asyncio.sleep(random.uniform(0, 2 * _LOOK_SECONDS))
             else:
-                # Looked for again after a while, since a damaged manifest is deleted when it is read
+                # Look again after a while, since a damaged manifest is deleted when it is read
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._lacks_manifests.wait(), _PERIOD_SECONDS)
 

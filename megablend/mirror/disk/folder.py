@@ -236,7 +236,7 @@ class MirrorFolder:
 
     def open_file(self, path: Path, flags: int) -> int:
         """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, its parent
-        folder is created, too.
+        folder is also created.
 
         Raises: DataError if it is a link, belongs to another user, or cannot be opened.
         """

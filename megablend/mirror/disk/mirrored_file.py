@@ -139,7 +139,7 @@ class MirroredFile:
             raise disk_error(self.path, error) from error
 
     def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
-        """Whether all pages of some ranges are held: plain Python, since ranges are few."""
+        """Whether all pages of some ranges are held. In plain Python, since ranges are few."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):

@@ -209,7 +209,7 @@ class PageStore:
         """Store pages of a file, except those that are held already.
 
         Args:
-            pages: of a file under 64 KiB all pages.
+            pages: all pages if the file is under 64 KiB.
             data: the bytes of all of `pages`, one after another.
             due: when they will be read, in monotonic seconds; None if never.
 

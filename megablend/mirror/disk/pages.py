@@ -198,7 +198,8 @@ def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
 
 
 def _merge_blocks(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Make a set of blocks that may be in any order and repeat."""
+    """Return the pages of blocks that may be in any order and repeat: each block once, ascending,
+    with its masks united."""
     order = np.argsort(blocks, kind="stable")
     blocks = blocks[order]
     masks = masks[order]

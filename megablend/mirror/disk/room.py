@@ -42,7 +42,7 @@ _SORT_SHARE = 20
 """Least pause between sorts, in durations of the last one: sorting takes a 20th of the time."""
 _MIN_SORTED = 4096
 _SORTED_FRACTION = 16
-"""After a sort the first one in so many blocks is in the queue, but _MIN_SORTED at least."""
+"""After a sort, the queue has the first 1/16 of the blocks, but at least _MIN_SORTED."""
 
 _Entry: TypeAlias = tuple[int, str, int]
 """An entry of the queue: key, digest of the file, block."""
@@ -137,11 +137,12 @@ class Room:
         self._is_stale = True
 
     def touch(self, digest: str, pages: Pages, use: int) -> None:
-        """Record that pages are used, at count `use`."""
+        """Record that pages are used, as use number `use` of the mirror."""
         self._uses[digest][pages.blocks] = use
 
     def record_write(self, digest: str, pages: Pages, due: float | None, use: int) -> None:
-        """Record that pages were written, at count `use`, for a read at `due`, if one is known."""
+        """Record that pages were written, as use number `use`. `due`: when they will be read, if
+        known."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             if due is not None:

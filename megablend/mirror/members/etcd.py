@@ -51,13 +51,14 @@ class Value(NamedTuple):
 class Etcd:
     """Requests to etcd, all from one event loop.
 
-    Each request raises EtcdAwayError; ConfigError if an endpoint is not etcd, or refuses the user.
+    A request raises EtcdAwayError if no endpoint responds, and ConfigError if an endpoint is not
+    etcd or refuses the user.
 
     Args:
         endpoints: URLs, such as http://host:2379.
-        tls: the TLS context for https; None for the system's authorities.
+        tls: the TLS context for https; None to trust the system's certificate authorities.
         user, password: None if etcd needs none.
-        patience: seconds to wait for the response of an endpoint.
+        patience: seconds to wait for a response from an endpoint.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Etcd:
                     is_refused = result.get("canceled") and "compact_revision" not in result
                     if is_refused and not self._token:
                         raise self._refusal(self._endpoints[0], result.get("cancel_reason", ""))
-                    # Of an etcd whose data were restored from an older copy
+                    # True if etcd's data were restored from an older copy
                     is_older = result.get("created") and _revision_of(result) < from_revision - 1
                     if result.get("canceled") or is_older:
                         raise StartOverError
@@ -242,8 +243,8 @@ class Etcd:
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    # A kept connection may be to an etcd that has ended: a change would be in doubt
                     limit=0,
+                    # No keep-alive: if etcd has exited since, it is unknown whether a change was made
                     force_close=True,
                     ssl=self._tls or True,
                 )

@@ -80,8 +80,9 @@ class EtcdMembers(Views):
         """The number of the view in etcd when this node took its last lease."""
 
     async def start(self) -> None:
-        """Take this node's name. Raises: ConfigError if a live node has it, or something else is
-        below the prefix; EtcdAwayError if this node knows no view to go on with."""
+        """Register this node's name. Raises: ConfigError if a live node has it, a node speaks
+        another protocol, or the prefix contains keys of other programs; EtcdAwayError if etcd is
+        away and this node has no earlier view to continue with."""
         try:
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):

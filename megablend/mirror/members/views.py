@@ -63,7 +63,7 @@ def propose(
     Args:
         current: the view in etcd; None if there is none.
         known: the latest view that this node knows. If it is later than `current`, etcd has lost
-            it: it is put back under a new number, since other nodes may know it, too.
+            it: it is put back under a new number, since other nodes may know it.
         live: the names of the nodes that have a lease.
         expected: the number of nodes that make the first view.
         keeps: whether no node of the latest view is left out, since some leases may be unknown.

@@ -133,8 +133,8 @@ class Engine:
         """As `obtain`, for a reader of this machine: a few portions at a time."""
 
         async def get(portion: Pages) -> Origins:
-            # Only readers of this machine take turns: if other nodes did, too, nodes could wait for
-            # one another's turns for ever
+            # Only readers of this machine take turns: if other nodes also did, nodes could wait
+            # for one another's turns for ever
             async with self._turns:
                 return await self.obtain(want._replace(pages=portion))
 

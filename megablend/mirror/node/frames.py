@@ -67,8 +67,8 @@ class Kind(enum.IntEnum):
     CHECK = 11
     """Answered by JSON with a line for each node that another node does not reach."""
     FILL = 12
-    """A byte, which is 1 to count only, and needs, which are fetched whenever they are due;
-    answered by JSON of `Filled`."""
+    """A byte, which is 1 to count only, and needs, which are fetched at once; answered by JSON of
+    `Filled`."""
     DATASETS = 13
     """JSON of a verb of `megablend datasets` and its arguments; answered by JSON."""
     DONE = 16

@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.2
 """Least time between two changes of all due times, which is work for each row."""
 _NUM_FETCHERS = 16
 _LEAD_SHARE = 32
-"""At most one in so many held bytes is of pages that were fetched ahead and displaced others."""
+"""At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
 _MIN_GRACE_SECONDS = 0.5
 """Least time from its due time until a page counts as read, if the mirror is small."""
 _WARN_SECONDS = 10.0
@@ -199,8 +199,8 @@ class Needs:
         return True
 
     async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Fetch the pages of needs that this node should hold, whenever they are due, or only
-        count their bytes if `is_dry`."""
+        """Fetch now the pages of needs that this node should hold, regardless of when they are due,
+        or only count their bytes if `is_dry`."""
         own = needs if self.select is None else [await self.select(need) for need in needs]
         filled = Filled()
         portions = list[Want]()

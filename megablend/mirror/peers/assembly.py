@@ -20,7 +20,7 @@ from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes
 
 _FIRST_MACHINE_PINGS = 5
-"""A torchrun job's first machine is pinged after this many times `Pace.ping` without news."""
+"""A torchrun job's first machine is pinged after 5 times `Pace.ping` without news."""
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Assembly:
                 *batches, last = batch_needs(needs)
                 for batch in batches:
                     await peer.post(path, pack_needs(batch))
-                # With the last batch: from then on the other node knows all pages
+                # The greeting goes with the last batch: from then on the other node knows all pages
                 await peer.post(path + greeting, pack_needs(last))
                 # A node that was restarted in the meantime is told everything again
                 if session in ("", peer.session):
@@ -175,4 +175,4 @@ class Assembly:
 
 def explain_unknown(node: str, own: str) -> str:
     """Return the message for a request of `node`, which the list of nodes of `own` lacks."""
-    return f"{node} is not one of the nodes of {own}\nlist it there"
+    return f"{node} is not in the list of nodes of {own}\ngive all nodes the same `nodes`"

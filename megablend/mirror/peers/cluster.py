@@ -356,7 +356,7 @@ class Cluster:
 
     def _may_read(self, number: int, peers: Collection[Peer]) -> bool:
         """Whether this node is surely in the view in force: it has a lease; or it reaches most of the
-        nodes, since then etcd is away for these, too, and they make no view without it.
+        nodes, since then etcd is away for these as well, and they do not make a view without it.
 
         Args:
             number: the number of the view that this node knows.

@@ -76,7 +76,7 @@ class Holders:
         self._has_work = asyncio.Event()
         self._num_copying = 0
         self.successor: Holders | None = None
-        """The holders of the next view, to whose nodes new pages are announced, too."""
+        """The holders of the next view, to whose nodes new pages are also announced."""
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
         """Return the first `count` nodes in the order of a piece; the first of them is its home."""
@@ -160,7 +160,7 @@ class Holders:
         self.news[name].set()
 
     async def note_announced(self, name: str, needs: Sequence[Need]) -> None:
-        """Record that another node has announced pages. Those that this node must hold, too, will be
+        """Record that another node has announced pages. Those that this node must also hold will be
         copied."""
         for key, pages, _ in needs:
             by_node = self._announced.setdefault(key, {})

@@ -46,7 +46,7 @@ _NUM_TRIES = 3
 
 
 class OtherViewError(AwayError):
-    """The other node is in another view than this one, for a moment."""
+    """The other node is temporarily in a different view."""
 
 
 @dataclass(eq=False)
@@ -260,7 +260,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
-        """Return the error that a response with another status than 200 means."""
+        """Return the error that a response with a status other than 200 means."""
         if status == VIEW_STATUS:
             return OtherViewError(data.decode(errors="replace"))
         if status == AWAY_STATUS:
@@ -276,7 +276,7 @@ class Peer:
         )
 
     def _note_response(self, session: str) -> None:
-        """Record a valid response of the node, which is in this session."""
+        """Record a valid response from the node, which is in this session."""
         self.responded_at = time.monotonic()
         self.refusal = None
         away_since = self.away_since

@@ -61,8 +61,8 @@ class Routes:
     """Done when a later view is in force."""
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See `PageReader.read`. Raises: EndedError before the source is read, if a later view is in
-        force; AwayError, too, if there may be a later view that this node has not heard of."""
+        """See `PageReader.read`. Raises: EndedError before the source is read, if a later view is
+        in force; AwayError also if there may be a later view that this node has not heard of."""
         key = want.key
         missing = want.pages
 
@@ -132,8 +132,8 @@ class Routes:
         await self.source.read(want._replace(pages=missing), keep_and_note)
 
     async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
-        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Raises:
-        EndedError, too."""
+        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Also
+        raises EndedError."""
         deadline = time.monotonic() + self.pace.silent
         while True:
             task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, **how))
@@ -158,7 +158,8 @@ class Routes:
 
     def _list_readers(self, want: Want) -> Iterator[str]:
         """Yield the nodes that may still be reading pages from the source because of an earlier
-        view: of each earlier view the first node in the order of the piece that is there now."""
+        view: for each earlier view, the first node in the order of the piece that is connected
+        now."""
         if want.mode is Mode.FRESH:
             return
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS

@@ -58,7 +58,7 @@ Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
 
 @dataclass(eq=False)
 class PeerServer:
-    """Answers the requests of other nodes."""
+    """Responds to requests from other nodes."""
 
     handlers: Mapping[tuple[str, str], Handle]
     """The handler of each kind of request, by method and path."""

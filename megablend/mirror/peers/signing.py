@@ -187,7 +187,7 @@ class Signer(_Signatures):
         """Return the headers of a request, with its signature.
 
         Args:
-            path: with the query, as it is sent.
+            path: the path with the query, as it is sent.
             to: the server's name.
             session: the last known session of the server; empty if none is known.
         """

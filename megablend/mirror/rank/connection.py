@@ -323,7 +323,7 @@ class Connection:
                     answer.set_result(payload)
         except Exception as error:
             if not isinstance(error, OSError | EOFError):
-                LOG.warning("mirror: cannot understand a response of the node process: %r", error)
+                LOG.warning("mirror: cannot understand a response from the node process: %r", error)
             with self._lock:
                 self._drop(connection)
 

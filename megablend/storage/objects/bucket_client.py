@@ -134,7 +134,7 @@ class BucketClient:
     async def retry(
         self, location: str, attempt: Callable[[], Awaitable[T | Failure]]
     ) -> T | Failure:
-        """See RetryPolicy.retry: for requests other than ranged GETs."""
+        """Retry a request other than a ranged GET; see RetryPolicy.retry."""
         return await self._policy.retry(location, attempt)
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
@@ -275,7 +275,7 @@ class BucketClient:
     def _warn_of_etags(self) -> None:
         self._warned_of_etags = True
         LOG.warning(
-            "%s: the server sends no strong etags, so only the size or modification time (in seconds) of an object "
+            "%s: the server does not send strong etags, so only the size or modification time (in seconds) of an object "
             "shows that it was replaced",
             self.root,
         )
@@ -297,7 +297,7 @@ async def _take_body(request: Request, result: Any) -> list[Any]:
 
 
 def _explain_length(result: Any) -> Failure:
-    """Return the failure of a response that has another length than it should have."""
+    """Return the failure of a response of the wrong length."""
     encoding = result.attributes.get("Content-Encoding")
     if encoding:
         cause = f"the server compresses its responses (Content-Encoding: {str(encoding)[:20]})"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from megablend.storage.objects.address import Address
 
 _PAGE_BYTES = 1 << 10
-"""Bytes of a response in which a page shows what it is."""
+"""Bytes at the start of a response in which a page can be recognised."""
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 

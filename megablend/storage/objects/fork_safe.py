@@ -57,8 +57,7 @@ class ForkSafeStorage(WrapperStorage):
         return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: nothing, since each rank of a job has a helper, which requests
-        what it needs."""
+        """Return nothing, since each rank of a job has a helper, which requests what it needs."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:

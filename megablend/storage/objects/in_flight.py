@@ -65,7 +65,7 @@ class Request:
         self.wanted = wanted
         """The range that is requested."""
         self.num_responses = num_responses
-        """The number of responses of the source before this request was sent."""
+        """The number of responses from the source before this request was sent."""
         self.sent_at = now
         """The time at which this request was sent, like all times by the clock of the event loop."""
         self.last_byte_at = now

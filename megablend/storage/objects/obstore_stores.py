@@ -129,7 +129,7 @@ def _client_options(
     settings: dict[str, Any] = {
         "allow_http": target.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout),
-        # Requests measure silence themselves: they know how long responses usually take.
+        # Only a backstop: each request knows how long responses take, and ends a stalled one itself
         "timeout": timedelta(seconds=options.give_up_after + 3600),
         "user_agent": "megablend",
     }

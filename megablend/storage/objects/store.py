@@ -70,7 +70,7 @@ class ObjectStorage:
         return _restore, (self._options, self._checking)
 
     def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits: neighbouring ranges are read together, gaps between ranges are not
+        """See Storage.limits. Neighbouring ranges are read together; gaps between ranges are not
         read."""
         return ReadLimits(
             max_gap_bytes=0,
@@ -84,7 +84,7 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=True)
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: versions are requested again."""
+        """See Storage.for_reading. Versions are requested again."""
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
@@ -132,8 +132,8 @@ class ObjectStorage:
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
-        """See Storage.is_folder: whether there are objects with keys below it. False for web
-        servers, which do not tell."""
+        """Return whether there are objects with keys below a path. False for web servers, which do
+        not list keys."""
         address = parse_location(path)
         if address.scheme in WEB_SCHEMES:
             return False
@@ -145,7 +145,7 @@ class ObjectStorage:
         return True
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat: of the version that was found first, which all reads use."""
+        """Return the state of the version that was found first, which all reads use."""
         return self._find_version(path).stat
 
     def stat_opened(self, path: str) -> FileStat:
@@ -153,7 +153,7 @@ class ObjectStorage:
         return self._find_version(path).stat
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: a Known of each object, by its location."""
+        """See Storage.known_files; a Known for each object, by its location."""
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -165,7 +165,7 @@ class ObjectStorage:
         return self._known.get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends: a storage for checking keeps none."""
+        """See HeadAndTailStorage.read_ends. A storage for checking keeps no ends."""
         if not self._checking and self._known.get_ends(path) is None:
             bucket, address = self._open(path)
             loop.run(self._read_ends(bucket, path, address.key, self._known.get(path)))

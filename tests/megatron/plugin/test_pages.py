@@ -86,7 +86,7 @@ def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
         ),
         (
             {"drop_last_partial_validation_sequence": False},
-            "order: page makes no partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: meg",
+            "order: page never makes partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: m",
             {"drop_last_partial_validation_sequence": True},
         ),
     ],

@@ -187,7 +187,7 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(
         with pytest.raises(ChangedFileError, match="it has 9 bytes, but had 10"):
             storage.read(url, 0, 4)
     assert len(caplog.records) == 1
-    assert "sends no strong etags" in caplog.records[0].getMessage()
+    assert "does not send strong etags" in caplog.records[0].getMessage()
 
 
 class SilentOnce(FaultySource):

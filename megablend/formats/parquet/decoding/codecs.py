@@ -55,7 +55,7 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
         out = function(data, size)
     except (pa.ArrowException, OSError, zlib.error) as error:
         raise MalformedError(
-            f"{name_of(CodecId, codec)} cannot be decompressed ({error})"
+            f"its {name_of(CodecId, codec)} data cannot be decompressed ({error})"
         ) from error
     if len(out) != size:
         raise MalformedError(
@@ -65,8 +65,8 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Return an upper bound of the bytes that `size` bytes of a codec can decompress to, so that a
-    wrong size in a header allocates no memory."""
+    """Return an upper bound of the bytes that `size` bytes of a codec can decompress to, so that no
+    memory is allocated for a wrong size in a header."""
     _, max_ratio = CODECS[codec]
     return size * max_ratio + SLACK_BYTES
 

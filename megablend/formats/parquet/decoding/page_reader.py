@@ -137,7 +137,7 @@ class ParquetReader:
         """Return the ranges of pages, of whole column chunks, and of dictionaries that are not
         cached; see `BlockReader.byte_ranges`. Raises: CorruptFileError.
 
-        Levels are stored within the pages, so finding documents needs whole pages, too.
+        Levels are stored within the pages, so finding documents also needs whole pages.
         """
         if fetched or not len(blocks):
             return []

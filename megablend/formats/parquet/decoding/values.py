@@ -76,7 +76,7 @@ class Encoded(NamedTuple):
     offsets: Int64s
     """Offset of each page in the file, for error messages: int64 [n]."""
     owners: list[pa.Buffer | None]
-    """The buffer with the values of each page; None if it has bytes of other pages, too."""
+    """The buffer with the values of each page; None if it also has bytes of other pages."""
     addresses: Int64s
     """Address in memory of each page's values: int64 [n]."""
     sizes: Int64s
