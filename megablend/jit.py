@@ -75,7 +75,7 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
     any number of processes may load it at the same time."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
-        # On a full disk, or a file system without locks, numba's own renames must do
+        # On a full disk, or a file system without locks, numba's own renames must suffice
         with contextlib.suppress(OSError):
             lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)

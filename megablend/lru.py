@@ -69,7 +69,7 @@ class LRUCache(Generic[V]):
         size = (
             len(self._values) if measure is None else sum(map(measure, list(self._values.values())))
         )
-        with contextlib.suppress(KeyError):  # other threads evict, too
+        with contextlib.suppress(KeyError):  # other threads also evict
             while size > self._capacity:
                 _, value = self._values.popitem(last=False)
                 size -= 1 if measure is None else measure(value)

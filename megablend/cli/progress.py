@@ -106,7 +106,7 @@ class _Describer:
 
     def __call__(self, progress: Progress) -> str:
         is_text = bool(progress.tokenised)
-        if is_text != self._is_text:  # text is tokenised at another speed than files are indexed
+        if is_text != self._is_text:  # tokenising and indexing differ in speed
             self._is_text = is_text
             self._first = None
         parts = [f"{progress.files:,} of {progress.num_files:,} files"]

@@ -140,7 +140,7 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
     if len(value) > MAX_VALUE:
         value = f"{value[:MAX_VALUE]}..."
     kind = problem["type"]
-    if kind == "value_error":  # from a validator of ours
+    if kind == "value_error":  # from one of our validators
         if list(location) == ["tokens"] and "/" in str(problem["input"]):
             return f"{message}; the folder for token files is `token_files`"
         return message

@@ -45,7 +45,7 @@ def read_limited(path: Path) -> str:
     """Return the text of a config. Raises: OSError; ValueError if it is not UTF-8, or larger than
     MAX_BYTES."""
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too
+        data = file.read(MAX_BYTES + 1)  # also limits pipes and devices
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than the limit of {MAX_BYTES:,} bytes")
     try:

@@ -260,7 +260,7 @@ def apply_settings(
     for stage in stages:
         current = current.model_copy(update=stage.find_changes())
         if stage.changes_index:
-            current._snapshot += 1  # type: ignore[attr-defined]  # of a subclass
+            current._snapshot += 1  # type: ignore[attr-defined]  # a subclass has it
         configs.append(current)
     return tuple(configs)
 

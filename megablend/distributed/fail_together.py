@@ -134,7 +134,7 @@ def _portable(error: BaseException) -> BaseException:
     substitute = RuntimeError(f"{type(error).__name__}: {error}")
     try:
         copy = pickle.loads(pickle.dumps(error))
-    except Exception:  # an error of any library, with any constructor
+    except Exception:  # an error from any library, with any constructor
         return substitute
     is_same = type(copy) is type(error) and str(copy) == str(error)
     return copy if is_same else substitute

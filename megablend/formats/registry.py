@@ -87,7 +87,7 @@ def format_of(path: str, storage: Storage) -> Format:
     if len(candidates) > 1:
         # The error is raised for a pattern, or a file that does not exist
         with contextlib.suppress(DataError):
-            # Indexing begins with the file's ends, too: over a network, they are read only once
+            # Indexing also begins with the file's ends: over a network, they are read only once
             read_ends(storage, path)
             fetched = PrefetchedStorage(storage)
             head_bytes = min(_HEAD_BYTES, storage.stat(path).size)

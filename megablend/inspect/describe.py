@@ -85,7 +85,7 @@ def describe(
             note=planned,
             files=list_files(session),
         )
-    if not planned.committed:  # `build` would refuse them, too
+    if not planned.committed:  # `build` would also refuse them
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
     # Opening the run compares no files, and loads kernels in the background
     not_counted = jit.loading_seconds() - loading + planned.comparison_seconds

@@ -198,7 +198,7 @@ class Node:
         """Answer a client's greeting. Raises: LeavingError if this process ends, so that the client
         starts another one; ConfigError if the client cannot use it."""
         differing = list[str]()
-        # Not of a command, which may be of any version: `megablend node stop` always works
+        # Commands may be of any version, so that `megablend node stop` always works
         if "options" in hello:
             try:
                 differing = self._greeter.compare(hello, self.server)

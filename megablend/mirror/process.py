@@ -132,7 +132,7 @@ def main() -> None:
     try:
         run_node(options, objects, is_service=False, ready=ready)
     except FolderInUseError:
-        report(_READY)  # clients are answered, by another process
+        report(_READY)  # another process serves the clients
     except MegablendError as error:
         report(str(error))
     os._exit(0)

@@ -109,7 +109,7 @@ def build(
         with translating(session.config.cache):
             ledger = _find_ledger(session, launch)
             if ledger is not None and _repair(session, ledger, report, launch, progress):
-                # Repairs make indexes, too: make the one of this config the newest again
+                # Repairs also make indexes: make the one of this config the newest again
                 report = _index(session, launch, progress, processes)
             documents = _build_document_tables(session, ledger, report, launch)
             if checksums:
@@ -277,7 +277,7 @@ def _build_document_tables(
             [sources[name] for name in config.sources_needing_lengths if name in sources],
             launch=launch,
         )
-    return tables  # of the newest snapshot, which is the last one
+    return tables  # those of the newest snapshot, which is the last one
 
 
 def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:

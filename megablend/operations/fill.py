@@ -50,7 +50,7 @@ def fill_mirror(
         )
     filled = Filled()
     num_done = 0
-    first_blocks = snapshot.files.first_block  # of each file, and the end of the last one
+    first_blocks = snapshot.files.first_block  # by file, and the end of the last one
     while num_done < snapshot.num_files:
         first = int(first_blocks[num_done])
         # As many files as fit in a batch, but at least one

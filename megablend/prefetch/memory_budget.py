@@ -145,7 +145,7 @@ def check_sample(config: Config) -> None:
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
     """Count those of the run's lanes that a process reads if its steps begin `stride` samples
     apart."""
-    # The first samples of its steps meet every gcd(lanes, stride)-th lane
+    # The first samples of its steps are in every gcd(lanes, stride)-th lane
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
 

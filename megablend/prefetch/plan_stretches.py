@@ -127,7 +127,8 @@ def _plan_stretch(
         dictionaries.resize(budget.dictionaries)
         windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
         for number, window in enumerate(windows):
-            # Also those of a first window that does not count, for the dictionaries that they cache
+            # Including reads of a first window that does not count, for the dictionaries that they
+            # cache
             window_reads = list(_plan_reads(view, window, budget, dictionaries))
             if is_whole or number > 0:
                 num_samples += len(window.schedule.samples)

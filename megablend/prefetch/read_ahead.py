@@ -102,7 +102,7 @@ class ReadAhead:
         self._planned: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         # The current window, and sometimes the next one
         self._in_flight: deque[InFlightWindow] = deque()
-        self._bytes = 0  # of the blocks in the table and of those being read
+        self._bytes = 0  # bytes of the blocks in the table or being read
         self._max_bytes = 0  # the limit that all windows in flight allow
         self._table = BlockTable(np.zeros(0, np.int64))
         self._use: _TableUse  # set with the first window

@@ -46,7 +46,7 @@ def read_amplification(
     )
     read_bytes = 0
     useful_bytes = 0.0
-    used_blocks = list[Int64s]()  # of each window, [2, num_blocks]: epochs and blocks
+    used_blocks = list[Int64s]()  # for each window, [2, num_blocks]: epochs and blocks
     all_dictionaries: dict[int, int] = {}
     for begin in range(first, min(first + stride, stop), micro_batch_size):
         future = StepSequence(
@@ -100,7 +100,7 @@ class Dictionaries:
             sizes: int64 [n], stored bytes of each; 0 stands for no dictionary.
         """
         total = 0
-        # Requests of the same one after each other change nothing
+        # Consecutive requests for the same one change nothing
         changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
         for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
             if number in self._kept:

@@ -58,7 +58,7 @@ class ReadPipeline:
         self._store = store
         self._max_bytes = max_bytes
         self._pieces = pieces
-        self._bytes = 0  # for fetching and decoding the reads that were started
+        self._bytes = 0  # memory for fetching and decoding the reads that were started
         self._waiting = deque[Read]()  # reads that were not started
         self._waits = Waits()
         self._requests = RangeRequests(store.storage, self._meter, self._waits)

@@ -95,7 +95,7 @@ class SourceRequests:
             if not is_first:
                 self._later_requests += requested[0]
                 self._later_blocks += len(read.ids)
-            if figures[2] >= stored_bytes:  # all that is stored of the blocks
+            if figures[2] >= stored_bytes:  # all stored bytes of the blocks
                 break
             if self._num_tried >= _TRIED_READS:
                 later_per_block = self._later_requests / max(1, self._later_blocks)

@@ -91,7 +91,8 @@ def make_schedules(
         num_fitting = _count_fitting_steps(schedule, _block_budget(schedule, budget) // 2)
         if num_fitting < schedule.num_steps:
             schedule = schedule_reads(run, located.until(num_fitting))
-            # What does not fit was located in vain: the next window may be longer by a few steps
+            # Samples that do not fit were located in vain: the next window may be longer by a few
+            # steps
             num_samples = min(num_samples, len(schedule.samples) + len(schedule.samples) // 16)
         need = _need_at_once(schedule)
         if not need.fits(budget):
@@ -158,7 +159,7 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         is_kept = np.zeros(len(kept.ids), np.bool_)
         if after is not None:
             is_kept |= np.isin(kept.ids, after.ids)
-        # In document order a block may be needed again at any time: the memory is rather used for
+        # In document order a block may be needed again at any time: the memory is better used for #
         # reading ahead
         if run.consumes_whole_blocks:
             is_kept |= kept.used < run.store.num_tokens(kept.ids)

@@ -21,7 +21,7 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
     try:
         sources, ordinals = run.plan.locate_many(ks)
         spans = run.locate_spans(sources, ordinals)
-    except MegablendError:  # the cache is damaged, too
+    except MegablendError:  # the cache is also damaged
         return error
     snapshot = run.store.snapshot
     for row, file in zip(spans.rows.tolist(), snapshot.file_of(spans.blocks).tolist(), strict=True):
@@ -31,6 +31,6 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
             if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):
                 needed += "; restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
                 needed += WITHOUT_IT
-            # Other errors, such as of an outage or of expired credentials, say what to do already
+            # Other errors, such as an outage or expired credentials, already say what to do
             return type(error)(error.path, f"{error.problem} ({needed})", offset=error.offset)
     return error

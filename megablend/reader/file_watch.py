@@ -101,7 +101,7 @@ class FileWatch:
         self._checker = checker
         self._files = list(files)
         self._pause = 1 / per_second if per_second else 0.0
-        self._findings: list[_Finding] = []  # of the thread, which ends with the first one
+        self._findings: list[_Finding] = []  # the thread's findings; it ends with the first one
         self._progress = _Progress()
         self._end = _End()
         self._finalizer: weakref.finalize[..., FileWatch] | None = None
@@ -159,7 +159,7 @@ class FileWatch:
         if not self._findings:
             return
         self.stop()
-        self._thread = None  # a thread ends with what it finds
+        self._thread = None  # a thread ends with its first finding
         finding = self._findings.pop()
         if finding.file.is_needed(self._progress.position):
             raise finding.error

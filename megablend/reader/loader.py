@@ -245,7 +245,7 @@ class Loader:
                 self._counts.reads = self._counts.reads.plus(counts)
                 yield batch
             return
-        # Without workers, no DataLoader is between, whose work per batch takes longer than reading one
+        # Without workers, no DataLoader is used: its work per batch takes longer than reading one
         steps = self._steps
         batches: Iterator[Any]
         if self.dataset.transform is None:

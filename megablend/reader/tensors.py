@@ -39,7 +39,7 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
         "labels": samples.labels,
         "loss_mask": _make_loss_mask(settings, samples),
     }
-    # Where documents begin, for what is reset there
+    # Where documents begin, for values that are reset there
     after_eod = None
     if masks.needs_eod and masks.eod is not None:
         after_eod = _find_after(tokens, masks.eod)

@@ -144,7 +144,7 @@ def transformed(
     Raises: as the steps do, and TransformError, when the failing batch is due.
     """
     coming = iter(batches)
-    # Batches in work: their samples, and what they will be
+    # Batches in progress: their samples and futures
     pending = deque[tuple[list[int], Future[Any]]]()
     generation = threads.get_generation()
     try:

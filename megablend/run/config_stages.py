@@ -126,7 +126,7 @@ def request_stages(
                     else f"{drain_length:,} (or another `--batch`), or no `drain`"
                 )
                 raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-            if read is not None:  # a drain, if any, has samples of the length before
+            if read is not None:  # a drain, if any, has samples of the previous length
                 tokens_before += (read.first_sample - start) * stages[-1].config.sequence_length
             first = start if read is None else read.first_sample
             length = _find_length(

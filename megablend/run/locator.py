@@ -143,7 +143,7 @@ class Locator:
                 )
             )
             if len(readings) > 1:
-                # The reading before ends here; a sample that was promised before keeps its extra
+                # The previous reading ends here; a sample that was promised before keeps its extra
                 # token
                 kept = self._extra if self._is_promised(source, first) else 0
                 readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
@@ -216,12 +216,12 @@ def _locate_in_readings(
         return [_locate(readings[0], rows, starts, lengths)]
     parts = list[Spans]()
     stops = starts + lengths
-    # A reading reads the part of a sample from where the reading before ended to its own end
+    # A reading reads the part of a sample from the end of the previous reading to its own end
     begins = np.maximum(starts, readings[0].position)
     for reading in readings:
         ends = np.full(len(rows), reading.stop)
         if reading.extra:
-            # The extra token of the sample that ends at the reading's end is read here, too
+            # The extra token of the sample that ends at the reading's end is also read here
             ends_here = (starts < reading.stop) & (stops == reading.stop + reading.extra)
             ends += reading.extra * ends_here
         inside = np.flatnonzero(begins < np.minimum(stops, ends))

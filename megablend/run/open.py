@@ -73,7 +73,7 @@ def open_ledger(
         }
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     split_ledger = known[split]
-    # The ledger of valid or test may have been recorded before some of train's sources came
+    # The ledger of valid or test may have been recorded before some of train's sources were added
     sources = split_ledger.blend.sources if is_listed else ledger.blend.sources
     data = find_sources(
         split,

@@ -94,7 +94,7 @@ def join_stores(
         return stores[0]
     extra = dict[str, tuple[ExtraColumn, ...]]()
     roots = dict[str, str]()
-    later_names = set[str]()  # of sources in the snapshots after the one in hand
+    later_names = set[str]()  # names of sources in later snapshots
     for number, store in reversed(list(enumerate(stores))):
         names = {entry.name for entry in store.snapshot.sources}
         for name in names:

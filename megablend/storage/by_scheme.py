@@ -101,7 +101,7 @@ class StorageByScheme(RoutingStorage):
         # Called several times per read
         scheme = "" if location.startswith("/") else find_scheme(location)
         made = self._made.get(scheme)
-        if made is None:  # another thread may create one, too: the first one is used
+        if made is None:  # another thread may also create one: the first one is used
             made = self._made.setdefault(scheme, self._make(scheme, location))
         return made
 

@@ -76,7 +76,8 @@ class DirectStorage(LocalStorage):
                     )
                     if num_read == len(starts):
                         return out, begins + (offsets - starts)
-                    # The kernel stops at a range that it has not read whole, as the file's last
+                    # The kernel stops at a range that it has not read completely, such as the
+                    # file's last
                     begin = int(begins[num_read])
                     memory = out[begin : begin + int(lengths[num_read])].data
                     num_bytes = _read_to_end(fd, int(starts[num_read]), memory)

@@ -222,7 +222,7 @@ class _Walk:
         matches_as_file = self.last in matched & self._wild
         if matches_as_file and not matched & self._any_folders:
             self.folders.append(path)
-        # `**` itself goes on, since it matches any number of folders
+        # `**` itself continues, since it matches any number of folders
         wanted = matched & self._any_folders
         wanted |= {number + 1 for number in matched - self._any_folders if number < self.last}
         if wanted:

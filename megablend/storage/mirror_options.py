@@ -145,7 +145,7 @@ def _is_near(location: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        # 127.1, 2130706433 and 0x7f000001 are 127.0.0.1, too
+        # 127.1, 2130706433 and 0x7f000001 are also 127.0.0.1
         with contextlib.suppress(OSError):
             return _is_near(f"http://{socket.inet_ntoa(socket.inet_aton(host))}/")
         return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))

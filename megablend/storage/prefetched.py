@@ -89,7 +89,7 @@ class PrefetchedStorage(WrapperStorage):
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
             return
-        requested = deque[tuple[int, list[_Requested]]]()  # of each portion: bytes, ranges
+        requested = deque[tuple[int, list[_Requested]]]()  # for each portion: its bytes and ranges
         self._is_streaming = True
 
         def request_portion(number: int, *, wait: bool) -> bool:

@@ -99,6 +99,6 @@ def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
     ends = sizes.cumsum(dtype=np.int64)
     if len(ends) and ends[-1] <= max_bytes:
         return [slice(0, len(ends))]
-    numbers = (ends - 1) // max_bytes  # of the portion that each item ends in
+    numbers = (ends - 1) // max_bytes  # number of the portion in which each item ends
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]

@@ -38,7 +38,7 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
         yield
     except (
         MegablendError
-    ):  # MissingFileError is an OSError, too, but not of the cache's file system
+    ):  # MissingFileError is also an OSError, but not of the cache's file system
         raise
     except OSError as error:
         find_remedy = cache_remedy_of if what == _CACHE else remedy_of

@@ -111,7 +111,7 @@ class GigatokenEngine(Engine):
             data["normalizer"] = None
         self._added = [token["content"] for token in data.get("added_tokens") or ()]
         pre = data.get("pre_tokenizer") or {}
-        # This pre-tokenizer puts a blank before a text: each piece would get one, too
+        # This pre-tokenizer puts a blank before a text: each piece would also get one
         adds_blank = pre.get("type") == "ByteLevel" and bool(pre.get("add_prefix_space", True))
         self._is_cuttable = not adds_blank and not any("\n" in token for token in self._added)
         self._definition = json.dumps(data)

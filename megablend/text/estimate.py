@@ -87,7 +87,7 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
         with contextlib.suppress(Exception):  # it is not proved yet, and may refuse the tokenizer
             engine = GigatokenEngine(setup.tokenizer)
     read = tokens = written = 0
-    stored_bytes = text_bytes = 0  # of the beginnings of compressed files
+    stored_bytes = text_bytes = 0  # sizes of the beginnings of compressed files
     seconds = 0.0
     for task in islice(tasks, 0, None, step):
         with contextlib.suppress(*setup.left_out):

@@ -135,7 +135,7 @@ def _check_same_options(source: TextSource, name: str) -> None:
     """Raises: ConfigError if a token file that the run has read was made with other settings."""
     setup = source.setup
     made_with = setup.options
-    with contextlib.suppress(DataError):  # of a file that is gone or damaged nothing is known
+    with contextlib.suppress(DataError):  # nothing is known of a file that is gone or damaged
         made_with = read_footer(setup.storage, setup.folder.path(name))["options"]
     pairs = zip(OPTIONS, json.loads(made_with), json.loads(setup.options), strict=True)
     for key, before, now in pairs:

@@ -82,8 +82,7 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(
     longer = megablend.describe(config | {"samples": 170})
     assert (longer.to_dict()["committed"], longer.to_dict()["stages"]) == (False, [100, 170])
     assert (
-        "is committed to 100 samples; `megablend build CONFIG` lengthens it to 170"
-        in longer.to_dict()["note"]
+        "is committed to 100 samples; the figures are for 170, to which" in longer.to_dict()["note"]
     )
     assert longer.to_dict()["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})

@@ -42,7 +42,7 @@ def note_use(receipt: Path) -> bool:
         os.utime(receipt)
     except FileNotFoundError:
         return False
-    except OSError:  # a copy of another user: the time stays that of the download
+    except OSError:  # another user's copy keeps the time of its download
         pass
     return True
 

@@ -111,7 +111,7 @@ class Folders:
             try:
                 self._update_copy(folder, is_fresh=is_fresh)
             except FileNotFoundError:
-                # Perhaps the folder was committed again meanwhile, and its previous files removed
+                # The folder may have been committed again meanwhile, and its previous files removed
                 try:
                     self._update_copy(folder, is_fresh=is_fresh)
                 except FileNotFoundError as error:

@@ -121,7 +121,7 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     num_sequences = int.from_bytes(head[18:26], "little")
     num_boundaries = int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
-    # Multimodal files have a mode, of one byte, for each sequence
+    # Multimodal files have a one-byte mode for each sequence
     if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):
         raise CorruptFileError(
             path,

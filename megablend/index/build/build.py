@@ -220,7 +220,7 @@ def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:
-        # With a cause it cannot be read, which may be temporary; without, it is damaged
+        # An error with a cause may be temporary; without one, the pack is damaged
         if error.__cause__ is None:
             store.remove("packs", name)
         return str(error)

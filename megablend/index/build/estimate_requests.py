@@ -77,7 +77,7 @@ def _count(column: SourceSpec, work: FileTask, storage: Storage) -> RequestCount
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)
-        # Raised when data would be read; the storage has counted that request, too
+        # Raised when data would be read; the storage has counted that request as well
         with contextlib.suppress(LongReadError):
             index_part(work, part, column, dry)
         reads.cancel()

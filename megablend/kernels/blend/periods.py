@@ -172,7 +172,7 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
     full = int(stage.total) // int(stage.step)  # number of full cycles
     if cycle >= full:
         return cycle, cycle + 1
-    # The cycle from which periods are counted: that of the epoch's first sample
+    # The cycle from which periods are counted: the cycle of the epoch's first sample
     origin = 0
     num_before = int(epoch_first)
     if num_before > 0 and leaf.span > 1:

@@ -64,8 +64,8 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
         return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
-    # AHEAD more than a buffer, of any content, which are prefetched but not used; and room for a
-    # draw that is not accepted
+    # A buffer; AHEAD entries of any content, which are prefetched but not used; and room for a draw
+    # that is not accepted
     room = min(BUFFER, last) + AHEAD + 1
     partners = np.zeros(room, np.uint32)
     next_partners = np.zeros(room, np.uint32)

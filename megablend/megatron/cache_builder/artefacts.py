@@ -97,7 +97,7 @@ class Artefact:
 def names_in(cache: Path) -> frozenset[str] | None:
     """Return the names of the files in a cache; None if they cannot be listed."""
     try:
-        # In a third of the time that Path.iterdir takes
+        # Takes a third of the time of Path.iterdir
         return frozenset(os.listdir(cache))  # noqa: PTH208
     except FileNotFoundError:
         return frozenset()
@@ -117,7 +117,7 @@ def problem_with(
     if names is not None and artefact.description_name not in names:
         return ""
     text = artefact.description.encode()
-    # Nearly all of thousands are complete, which is found out without parsing them
+    # Nearly all are complete, which is determined without parsing them
     is_complete = _has_content(f"{cache}/{artefact.description_name}", text, len(text)) and all(
         _has_content(
             f"{cache}/{artefact.file_name(array.name)}",

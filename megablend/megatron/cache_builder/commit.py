@@ -154,7 +154,7 @@ class Commits:
                 np.array(sizes),
             )
         try:
-            # If the system has refused a file, Python tries it again, and tells why it fails
+            # If the system has refused a file, Python tries it again, and reports why it fails
             for name, start, size in zip(
                 names[written:], starts[written:], sizes[written:], strict=True
             ):
@@ -215,7 +215,7 @@ class Commits:
         done = 0
         if new_files.AVAILABLE:
             done = new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names))
-        # If the system has refused a file, Python tries it again, and tells why it fails
+        # If the system has refused a file, Python tries it again, and reports why it fails
         for name in names[done:]:
             os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
 

@@ -280,7 +280,7 @@ class LengthReader:
             return part_sizes(stored, spans)
         kept = stored.keep_in(memory)
         sizes = part_sizes(kept, spans)
-        # Only now it is known that they are not damaged
+        # Only now is it known that they are not damaged
         self._kept[prefix] = kept
         return sizes
 

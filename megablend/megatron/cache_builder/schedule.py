@@ -71,7 +71,7 @@ def estimate_cost(job: Job) -> CostEstimate:
             cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    # Their copy as bytes, see `exact.samples`, is counted, too
+    # Their copy as bytes, see `exact.samples`, is also counted
     lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     own = round(
@@ -160,7 +160,7 @@ def assign_jobs(
     working = Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
     # The ranks of a node found different amounts free, since they did not look at the same time:
-    # the smallest counts
+    # the smallest amount counts
     memory: dict[str, int] = {}
     for node in nodes:
         memory[node.host] = min(node.memory, memory.get(node.host, node.memory))

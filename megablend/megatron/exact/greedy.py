@@ -167,7 +167,7 @@ class Greedy(ExactBlend):
         turns = np.empty(len(group_sizes), np.int64)
         turns[by_remainder] = np.clip(steps_left - members_before, 0, members)
 
-        # As the kernel has it: if all members had their turn, the first one is next, with a count
+        # As in the kernel: if all members had their turn, the first one is next, with a count
         # higher by one; a count that has reached its cap is infinite
         is_done = turns == group_sizes
         counts[is_done] += 1

@@ -161,7 +161,7 @@ def _choose_kernel(
     if len(documents) < SHORT * samples:
         return cut
     is_far = lengths.nbytes > FAR
-    # A copy as bytes pays if its entries are read often enough, and few of them are too long
+    # A copy as bytes pays off if its entries are read often enough, and few of them are too long
     if is_far and 2 * len(documents) >= len(lengths):
         examined = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
         if np.count_nonzero(examined >= LONG) < _MAX_LONG_SHARE * len(examined):

@@ -87,7 +87,7 @@ def fill_small_datasets(
     fill_datasets(
         numbers, generator.key, generator.position, length, extra, SHORT, _NEAR, memory, filled
     )
-    # A sample index has a row more than samples
+    # A sample index has one row more than there are samples
     num_samples = numbers[:, 5]
     for i in np.flatnonzero(filled <= num_samples).tolist():
         _fill_end(datasets[i], int(filled[i]), extra, memory)

@@ -181,7 +181,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             if marker is not None or not self._has_marker:
                 return self._open(marker)
         except Exception:
-            # Megatron's errors, too: a rank that raised here would miss the exchange in `build`;
+            # Also Megatron's errors: a rank that raised here would miss the exchange in `build`;
             # the build that follows repairs or reports the fault
             pass
         return None

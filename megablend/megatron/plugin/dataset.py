@@ -195,9 +195,9 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
         """Return the dicts of several samples, as `__getitem__` returns them. Raises as it does."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
-        numbers = np.asarray(self.dataset_index)[indices]  # entries of a map one by one take longer
+        numbers = np.asarray(self.dataset_index)[indices]  # faster than a map's entries one by one
         samples = np.asarray(self.dataset_sample_index)[indices].tolist()
-        positions: dict[int, list[int]] = {}  # in the batch, by number of the dataset
+        positions: dict[int, list[int]] = {}  # positions in the batch, by number of the dataset
         for position, number in enumerate(numbers.tolist()):
             positions.setdefault(number, []).append(position)
         parts = [

@@ -286,7 +286,7 @@ class Datasets:
         no room; DataError if files are gone; ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
         if self._mates is not None:
-            # While too few nodes are there, the waits below go on
+            # While too few nodes are connected, the waits below continue
             with contextlib.suppress(ResourceError):
                 await self._mates.nodes.meet()
         status: dict[str, Any] = {"want": want.target}
@@ -405,7 +405,7 @@ class Datasets:
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}
         kept |= {self.catalog.list_revisions(each.dataset)[-1].name for each in revisions.values()}
-        # A folder that is left holds links to files which another revision has, too
+        # A folder that is left holds links to files which another revision also has
         find_folder = self.holding.folders.find
         kept |= {name for name, each in revisions.items() if find_folder(each).exists()}
         if self.shared is not None:

@@ -269,7 +269,7 @@ class Holding:
         try:
             share = await self.find_share(want, revision)
         except DataError as error:
-            # Other revisions do not wait until this manifest is there again
+            # Other revisions do not wait until this manifest is available again
             state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes)
             if self._catalog.own:
                 state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"

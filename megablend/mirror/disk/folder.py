@@ -177,7 +177,7 @@ class MirrorFolder:
                 f"{self.path}: there is no group {self.group!r} on this machine\n"
                 "set `mirror.group` to one that `getent group` lists"
             ) from None
-        path.chmod(0o2750)  # setgid: new files in it belong to the group, too
+        path.chmod(0o2750)  # setgid: new files in it also belong to the group
 
     @property
     def file_mode(self) -> int:

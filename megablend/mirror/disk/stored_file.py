@@ -178,7 +178,7 @@ class StoredFile:
         self.map.add_punch()
         try:
             if self._may_be_durable:
-                # Else, after a power loss, the map could say that the hole is durable pages
+                # Otherwise, after a power loss, the map could record the hole as durable pages
                 self._calls.flush(self.map.mapping)
             self._punch(removed_pages)
         except OSError as error:

@@ -278,7 +278,7 @@ class Etcd:
             ) from None
         if error is None and status == 200:
             return dict(result)
-        # Errors of streams are objects, those of other requests are texts beside the details
+        # Errors of streams are objects, those of other requests are texts next to the details
         details = error if isinstance(error, dict) else result
         code = details.get("grpc_code", details.get("code"))
         message = str(details.get("message", error))

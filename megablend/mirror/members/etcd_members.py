@@ -158,7 +158,7 @@ class EtcdMembers(Views):
         except ConfigError as error:
             if self._latest is None:
                 raise
-            # The lease goes on, and so does the view in force
+            # The lease and the view in force continue
             self._trouble = str(error)
             LOG.warning("mirror: %s", error)
             return

@@ -121,7 +121,7 @@ class Homes:
         for begin in range(0, len(pieces), portion):
             part = order[begin : begin + portion]
             numbers, shifted = buffer[:, : len(part)]
-            # Keys and nodes are well mixed by themselves: half of what `_mix` does is enough.
+            # Keys and nodes are well mixed by themselves: half of `_mix` is enough.
             np.bitwise_xor(keys[begin : begin + portion, None], self._nodes, out=numbers)
             np.multiply(numbers, _MIX_FACTOR_1, out=numbers)
             np.right_shift(numbers, np.uint64(32), out=shifted)

@@ -152,7 +152,7 @@ class Engine:
             held, _ = await self.read_held(want)
             if len(subtract(want.pages, held).blocks):
                 # This disk has changed some pages, which are dropped now: other nodes may have
-                # right ones
+                # correct ones
                 want = want._replace(mode=Mode.NEEDED)
             else:
                 await self.call(self.store.drop, want.key, want.pages)
@@ -172,7 +172,7 @@ class Engine:
                 if len(left.blocks):
                     new_flights.append(self._start(want._replace(pages=left)))
             own_flights += new_flights
-            # Shielded, since other calls may await them: they go on if this call is cancelled
+            # Shielded, since other calls may await them: they continue if this call is cancelled
             await asyncio.gather(*(asyncio.shield(flight.task) for flight in new_flights))
             if not joined_flights:
                 break

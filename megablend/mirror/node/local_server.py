@@ -120,7 +120,7 @@ class LocalServer:
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: turns.release())
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the client ends, or this process
+            pass  # the client or this process ends
         except MegablendError as error:
             self._log.warn(f"{self.folder.path}: a client is refused", str(error))
             with contextlib.suppress(ConnectionError):

@@ -36,7 +36,7 @@ class States:
         Raises: the same errors as Storage.stat.
         """
         known = await self.engine.call(self.engine.store.states.get, location)
-        # An outdated state has to be asked for, whatever was listed
+        # An outdated state has to be requested, whatever was listed
         if known is None or known.checked_at:
             listed = await self.find_listed(location)
             if known is None or (listed is not None and listed.checked_at > known.checked_at):

@@ -59,7 +59,7 @@ class BusySources:
     async def _notify(self, root: str, until: float) -> None:
         await asyncio.sleep(random.uniform(0, _SPREAD_SECONDS))
         if self._heard.get(root, -math.inf) >= until - _SPREAD_SECONDS:
-            return  # the node that notified this one has notified the others, too
+            return  # the node that notified this one has also notified the others
         body = pack_json({"root": root, "seconds": max(0.0, until - time.monotonic())})
         reachable = [peer for peer in self.get_peers() if peer.away_since is None]
         await asyncio.gather(*(_post(peer, body) for peer in reachable))

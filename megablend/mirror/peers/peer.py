@@ -151,7 +151,8 @@ class Peer:
                 raise AwayError(f"{self.name} is unreachable: {self.trouble}")
             return task.result()
         except MegablendError:
-            # Some of these are OSErrors, too: but a missing file does not mean that the node is away
+            # Some of these are also OSErrors, but a missing file does not mean that the node is
+            # away
             raise
         except (aiohttp.ClientError, OSError) as error:
             self._mark_away(error)
@@ -173,7 +174,7 @@ class Peer:
         except (aiohttp.ClientError, OSError) as error:
             self._mark_away(error)
         except MegablendError as error:
-            self.refusal = error  # a node that refuses is there
+            self.refusal = error  # a node that refuses is reachable
         else:
             return True
         finally:
@@ -245,7 +246,7 @@ class Peer:
             status = response.status
             session = response.headers.get(SESSION, "")
             if status == SESSION_STATUS and session != signed_session:
-                self.session = session  # for which the next try is signed
+                self.session = session  # the next attempt is signed for it
                 continue
             try:
                 self.signer.check_answer(headers, status, response.headers, data)

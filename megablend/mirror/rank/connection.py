@@ -209,7 +209,7 @@ class Connection:
         try:
             folder = MirrorFolder.attach(self._options.folder)
         except ConfigError:
-            return None  # the node process that is started makes the mirror, or says why it cannot
+            return None  # the started node process makes the mirror, or reports why it cannot
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(self._options.patience)
         fd = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
@@ -278,7 +278,7 @@ class Connection:
             if connected is not None:
                 return connected
             settings = {"mirror": self._options.as_json(), "by_prefix": self._objects.by_prefix}
-            # Limits are divided among the job's processes, of which the node process is none
+            # Limits are divided among the job's processes; the node process is not one of them
             environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
             starter = subprocess.run(
                 [sys.executable, "-m", "megablend.mirror.process"],

@@ -350,7 +350,8 @@ class _Read:
             self.num_fetched += source + peers
             self.run()
         elif isinstance(error, NodeLostError) and self.num_requests < _MAX_REQUESTS:
-            # In another thread: connecting anew may take a while, in which other answers come
+            # In another thread: connecting anew may take a while, and other responses arrive
+            # meanwhile
             _threads(os.getpid()).submit(self.run)
         else:
             self._fail(error)

@@ -115,7 +115,7 @@ class Bucket:
         try:
             return await self._read_head(path, key, HEAD_BYTES)
         except UnsupportedFileError:
-            # A server may answer with the whole file if that is not longer
+            # A server may respond with the whole file if that is not longer
             return await self._read_head(path, key, 1)
 
     async def _read_tail(
@@ -162,7 +162,7 @@ class Bucket:
                 meta = await asyncio.wait_for(obstore.head_async(self.client.store, key), seconds)
             except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
                 return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
-            except Exception as error:  # raised by the client: whatever it is
+            except Exception as error:  # the client may raise anything
                 return read_failure(error)
             return make_version(meta, versions=self.client.options.versions)
 

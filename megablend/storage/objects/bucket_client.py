@@ -196,7 +196,7 @@ class BucketClient:
             if request.is_stalled:
                 return self._explain_stall(request)
             raise
-        except Exception as error:  # raised by the client: whatever it is
+        except Exception as error:  # the client may raise anything
             return read_failure(error)
         finally:
             self._monitor.remove(request)
@@ -204,7 +204,7 @@ class BucketClient:
     def _explain_stall(self, request: Request) -> Failure:
         """Return the failure of a request that has stalled."""
         if self.timing.num_responses > request.num_responses:
-            kind = Kind.AGAIN  # others were answered meanwhile
+            kind = Kind.AGAIN  # others got responses meanwhile
         elif self.timing.num_responses:
             kind = Kind.BUSY
         else:

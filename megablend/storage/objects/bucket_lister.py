@@ -97,7 +97,7 @@ class BucketLister:
         async def attempt() -> Listed | Failure:
             try:
                 listed = await obstore.list_with_delimiter_async(self._lister, folder or None)
-            except Exception as error:  # raised by the client: whatever it is
+            except Exception as error:  # the client may raise anything
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
             self._client.counts.add_listing(
@@ -116,7 +116,7 @@ class BucketLister:
                 listed = await obstore.list(
                     self._lister, folder or None, chunk_size=1000
                 ).collect_async()
-            except Exception as error:  # raised by the client: whatever it is
+            except Exception as error:  # the client may raise anything
                 return _read_list_failure(error, address)
             self._client.counts.add_listing([each["path"] for each in listed])
             return cast("Sequence[Object]", listed)

@@ -169,7 +169,7 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
 def _read_failure(error: BaseException) -> Failure:
     text = str(error)
     name = type(error).__name__
-    if _METADATA.search(text):  # whatever a cloud's own address for credentials has answered
+    if _METADATA.search(text):  # any response from a cloud's own address for credentials
         return _NO_CREDENTIALS
     found = _CODE.search(text)
     code = found[1] if found else ""

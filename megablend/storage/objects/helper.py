@@ -158,7 +158,7 @@ def serve(descriptor: int) -> None:
             storage.add_known_files(known)
             found = getattr(storage, method)(*arguments), storage.known_files()
             result = pickle.dumps((number, False, found), protocol=5)
-        except Exception as error:  # whatever it is, it is raised in the process that called
+        except Exception as error:  # any error is raised in the calling process
             result = pickle.dumps((number, True, error))
         with lock:
             connection.send_bytes(result)

@@ -216,7 +216,7 @@ class ObjectPrefix:
                 return (result,)  # a tuple, since the result itself may be of any type
             except asyncio.TimeoutError:
                 return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
-            except Exception as error:  # raised by the client: whatever it is
+            except Exception as error:  # the client may raise anything
                 return read_failure(error, is_write=is_write)
 
         try:

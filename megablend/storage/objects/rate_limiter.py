@@ -169,7 +169,7 @@ class RateLimiter:
         if now - self._slowed_at >= 1:
             self._slowed_at = now
             min_requests = min(_MIN_REQUESTS, self.max_requests)
-            # An idle process, which another one may tell, has no requests to reduce: its limit is
+            # An idle process, which another one may notify, has no requests to reduce: its limit is
             # reduced instead
             in_use = min(self.limit, self.requests or self.limit)
             self.limit = max(min_requests, 0.7 * in_use)

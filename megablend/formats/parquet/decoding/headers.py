@@ -220,7 +220,7 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
 def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> int:
     """Return the number of bytes to read from a page of a chunk on."""
     stop = limit
-    # Only whole chunks were announced, so that reading beyond this one would be a request
+    # Only whole chunks were announced, so reading beyond this one would need a request
     chunk_stop = int(chunk["start"] + chunk["stored_bytes"])
     if source.is_prefetched and offset < chunk_stop:
         stop = min(chunk_stop, limit)

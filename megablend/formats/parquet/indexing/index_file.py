@@ -44,7 +44,7 @@ def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
     # max_value and min_value, unless they are marked as not exact
     is_exact = chunks["ranges"] & (1 << 7 | 1 << 8) == 0
     has_new = _has_fields(chunks, (5, 6), dtype.itemsize) & is_exact
-    # The deprecated max and min, which are of signed values
+    # The deprecated max and min, which compare signed values
     has_old = _has_fields(chunks, (1, 2), dtype.itemsize) & (not is_unsigned) & ~has_new
     lows, highs = (
         np.concatenate([chunks[new][has_new], chunks[old][has_old]])

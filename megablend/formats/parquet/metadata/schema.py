@@ -177,7 +177,7 @@ def find_column(
     Raises: ConfigError (no such column, several, or one of another type), MalformedError.
     """
     columns = _columns_of(schema)
-    # The full path is accepted as a name, too
+    # The full path is also accepted as a name
     name_of_path = {".".join(column.path): column.name for column in columns}
     if name:
         name = name_of_path.get(name, name)
