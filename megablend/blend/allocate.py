@@ -72,8 +72,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
     """Divide the `total` samples of a drain among sources by weight, so that each gets at least the
     samples that it has `left`.
 
-    What a source has left beyond its share is taken from the others, in proportion to their
-    weights.
+    Samples that a source has left beyond its share are taken from the others, in proportion to
+    their weights.
 
     Raises: PlanError if `total` is less than the sum of `left`, or is greater and all weights are
     0.

@@ -47,7 +47,7 @@ class PlannedStage:
     length: int
     """Samples of the stage: fewer than the request's if the stage was cut."""
     plan: Plan | None = None
-    """The plan, if it was made already."""
+    """The plan, if it has been made."""
     cut_edges: Int64s | None = None
     """`Tails.first`, `read` and `stop` of a stage that was cut, int64 [3, num_sources]; None for
     other stages."""

@@ -36,7 +36,7 @@ class Schedule:
     cycle: int
     """Samples of a cycle; a step consists of whole cycles."""
     done: tuple[Fraction, ...]
-    """The part of the way that the shares have come in each step, [steps], from 0 to 1."""
+    """The fraction of their change that the shares have made in each step, [steps], from 0 to 1."""
 
     def __str__(self) -> str:
         shares = ", ".join(map(str, self.start))
@@ -117,7 +117,7 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 def parse_schedule(record: object) -> Schedule:
     """Parse the result of `schedule_record`. Raises: KeyError, TypeError, ValueError,
-    ZeroDivisionError if the record is not that of a schedule."""
+    ZeroDivisionError if the record is not of a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(

@@ -127,8 +127,8 @@ class CacheStore(Protocol):
             is_written: whether another rank has just written the file: if the file system does not
                 show it yet, wait until it does.
 
-        Raises: CacheError if the file `is_written` and does not appear. Without `is_written`, a
-            file that does not exist is no error: nothing is at the path then.
+        Raises: CacheError if the file `is_written` and does not appear. Without `is_written`, it is
+        not an error if the file does not exist: nothing is at the path then.
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:

@@ -121,7 +121,7 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
 
 
 def _check_url(location: str, base: Path, place: str) -> str:
-    """Check that a storage handles the scheme of a URL; what is no URL is made an absolute path."""
+    """Check that a storage handles the scheme of a URL; other locations are made absolute paths."""
     location = lower_scheme(location)
     scheme = find_scheme(location)
     if not scheme or scheme == "file" or "\0" in location:

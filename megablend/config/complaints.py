@@ -22,7 +22,7 @@ class Places:
     """Line numbers of a config's keys.
 
     Args:
-        name: the name of the file in messages, or of what takes its place.
+        name: the name in messages of the file, or of its substitute.
         lines: the lines of the file's keys; None for a config that was not read from a file.
     """
 

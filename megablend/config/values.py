@@ -62,8 +62,8 @@ def _spell_out(value: object) -> str:
 
 
 def _read_exact(text: str) -> Fraction:
-    """Parse a number exactly. Raises: InvalidOperation if the text is no number; OverflowError if
-    it has too many digits."""
+    """Parse a number exactly. Raises: InvalidOperation if the text is not a number; OverflowError
+    if it has too many digits."""
     written = Decimal(text.strip().replace("_", ""))
     if written and abs(written.adjusted()) > MAX_EXPONENT:
         raise OverflowError

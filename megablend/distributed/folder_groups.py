@@ -53,7 +53,7 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
             "auto" to detect it.
 
     Returns: sorted ranks; empty for a rank that builds nothing.
-    Raises: ConfigError for another `shared_fs`; CacheError if the path cannot be inspected, or is
+    Raises: ConfigError for any other `shared_fs`; CacheError if the path cannot be inspected, or is
         not a folder.
     """
     if shared_fs not in SHARED_FS:

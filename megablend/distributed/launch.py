@@ -2,7 +2,7 @@
 started.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
-makes fork unsafe. Under a launcher of another MPI library than the one that mpi4py is bound to,
+makes fork unsafe. Under the launcher of an MPI library other than the one that mpi4py is bound to,
 every process sees itself as rank 0 of 1, and N builds of the same cache would race silently. So the
 launcher's process count is compared with MPI's, and a difference is an error.
 """

@@ -232,7 +232,7 @@ class Format(Protocol):
         """Whether the content of a file has this format; called only if several formats share the
         suffix of its name.
 
-        Raises: MissingFileError; as Storage.read does.
+        Raises: MissingFileError; the errors of Storage.read.
         """
         ...
 
@@ -248,7 +248,7 @@ class Format(Protocol):
         A new file with a contradiction is refused; for a file that the cache has already, the
         contradiction is a warning.
 
-        Raises: as Storage.read does.
+        Raises: see Storage.read.
         """
         ...
 
@@ -390,7 +390,7 @@ def has_group_digests(kind: Format) -> TypeGuard[GroupDigestFormat]:
 
 def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
     """Return the size of a file in bytes. Raises: ChangedFileError if it had another size when it
-    was indexed; as Storage.stat does."""
+    was indexed; the errors of Storage.stat."""
     size = storage.stat(path).size
     if size != file.size:
         raise ChangedFileError(

@@ -64,7 +64,7 @@ def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
 def fetch_now(
     ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate
 ) -> FetchedRanges:
-    """Read ranges of a file before returning. Raises: as Storage.read does."""
+    """Read ranges of a file before returning. Raises: see Storage.read."""
     merged = _merge(ranges, storage.limits(ranges.path))
     requests = _requests(ranges, merged)
     parts = [storage.read_ranges(ranges.path, *request, allocate) for request in requests]
@@ -122,7 +122,7 @@ class FileRead:
     """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
-        """Return the ranges to fetch next; empty when nothing more is needed. Raises: as
+        """Return the ranges to fetch next; empty when nothing more is needed. Raises: see
         BlockReader.byte_ranges does."""
 
         def find(read: FileRead) -> Sequence[FileRanges]:
@@ -133,8 +133,8 @@ class FileRead:
         return self._use(find)
 
     def add(self, fetched: FetchedRanges) -> None:
-        """Check the fetched ranges that `next_ranges` requested, and add them. Raises: as `check`
-        does."""
+        """Check the fetched ranges that `next_ranges` requested, and add them. Raises: see
+        `check`."""
         if self.check is not None:
             self.check(fetched)
         self.fetched.append(fetched)
@@ -159,7 +159,7 @@ class FileRead:
         """Call `work` with this read; if it finds that the bytes are damaged, fetch them once more,
         and call it again.
 
-        Bytes that a network or a proxy has damaged are usually whole the next time. Headers, and
+        Bytes that a network or a proxy has damaged are usually intact the next time. Headers, and
         pages with a CRC, show the damage.
         """
         if self.retry_storage is None:
@@ -193,7 +193,7 @@ class JointReader(BlockReader, Protocol):
         Args:
             reads: reads whose readers are alike, with all bytes that they need.
 
-        Raises: as `decode` does. The error may name any file: each read is then decoded by itself,
+        Raises: see `decode`. The error may name any file: each read is then decoded by itself,
             and only that error is reported.
         """
         ...
@@ -204,7 +204,7 @@ def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks
     alike.
 
     Returns: the blocks of all reads, in order; an item has the blocks of one read or of several.
-    Raises: as FileRead.decode does.
+    Raises: see FileRead.decode.
     """
 
     def key(read: FileRead) -> tuple[type, Hashable]:
@@ -228,7 +228,7 @@ def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlo
 
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
-    """Fetch all bytes that reads need, and wait for them. Raises: as Storage.read does."""
+    """Fetch all bytes that reads need, and wait for them. Raises: see Storage.read."""
 
     def begin(ranges: FileRanges) -> FetchedRanges | Future[FetchedRanges]:
         if storage.limits(ranges.path).is_synchronous:
@@ -254,7 +254,7 @@ def read_blocks(
     batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
     """Fetch and decode blocks of one file; see BlockReader.decode.
-    Raises: as BlockReader.decode and Storage.read do."""
+    Raises: see BlockReader.decode and Storage.read."""
     parts = list[DecodedBlocks]()
     order = np.argsort(blocks["offset"], kind="stable")
     for batch in _batches(blocks, order, batch_bytes):

@@ -70,7 +70,7 @@ def list_names() -> list[str]:
 
 def list_suffixes() -> list[str]:
     """List the file name suffixes by which formats are recognized, each once.
-    Raises: as `find_format` does."""
+    Raises: see `find_format`."""
     return list(
         dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes)
     )

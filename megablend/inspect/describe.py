@@ -55,12 +55,12 @@ def describe(
             mirror, such as 2TB (by default the size in the config).
         document_lengths: count documents by length, if the index has a table of a source's
             documents.
-        storage: where files are found and read, instead of the one that the config asks for.
+        storage: finds and reads files, instead of the config's storage.
 
     Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
         CacheDescription for a cache.
-    Raises: as `build` if the config cannot be planned; CacheError if a cache has no index;
-        ConfigError if a number is out of range, or `memory` is too small for the loaders.
+    Raises: the errors of `build` if the config cannot be planned; CacheError if a cache has no
+        index; ConfigError if a number is out of range, or `memory` is too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
     mirrors = _check_mirrors(num_nodes, mirror_size, loaders)

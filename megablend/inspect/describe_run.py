@@ -93,7 +93,7 @@ def describe_planned(
     Args:
         planning_seconds: time that planning has taken, without loading kernels.
 
-    Raises: as `describe`.
+    Raises: see `describe`.
     """
     compiled = planned.compiled
     run = compiled.run

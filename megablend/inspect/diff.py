@@ -58,8 +58,8 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
         a, b: the path of a config (which is planned as `build` would), or of a run's ledger or a
             checkpoint's state as JSON.
 
-    Raises: as `open` does; ConfigError if a file is none of these, or the files of a config are not
-        indexed.
+    Raises: the errors of `open`; ConfigError if a file is none of these, or the files of a config
+        are not indexed.
     """
     first = _read(a)
     second = _read(b)

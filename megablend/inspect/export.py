@@ -99,8 +99,8 @@ def export(
         stop: by default the run's end.
         progress: called with the number of samples that are written, and of all.
 
-    Raises: as `open_dataset`; ConfigError if samples are outside the run, or the target is not a
-        file, or the run needs it; ResourceError if the file cannot be written.
+    Raises: the errors of `open_dataset`; ConfigError if samples are outside the run, or the target
+        is not a file, or the run needs it; ResourceError if the file cannot be written.
     """
     session = Session(what, cache=cache, run=run)
     opened = session.open(split)

@@ -109,8 +109,8 @@ def find(
         line, byte, key: place of a document if `file` is a file of text; at most one of them. See
             `megablend.text.places.find_document`.
 
-    Raises: as BlockStore.read does; CacheError; ConfigError if no file or several files match, or
-        there is no such row or document.
+    Raises: the errors of BlockStore.read; CacheError; ConfigError if no file or several files
+        match, or there is no such row or document.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)

@@ -60,5 +60,5 @@ def _list_changes(
 
 
 def _quote(name: str) -> str:
-    """Return a name as YAML has it."""
+    """Return a name as YAML writes it."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)

@@ -21,8 +21,8 @@ def check_output(target: str | Path, session: Session) -> Path:
     """Check the file that a result about a session's run is written to.
 
     Returns: the file's absolute path.
-    Raises: as `check_target`; ConfigError if the file is the config, a data file of the run or of
-        the newest index, or inside the cache.
+    Raises: the errors of `check_target`; ConfigError if the file is the config, a data file of the
+        run or of the newest index, or inside the cache.
     """
     path = Path(target).absolute()
     check_target(path)

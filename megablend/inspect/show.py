@@ -93,9 +93,9 @@ def show(
             edited since the build, the run's ledger decides.
         run: name of a run of the cache, instead of the config's.
         cache: cache folder, instead of the config's `cache`.
-        storage: where files are read, instead of the one that the config asks for.
+        storage: reads files, instead of the config's storage.
 
-    Raises: as `open_dataset`; ConfigError if the sample is not one of the run's.
+    Raises: the same errors as `open_dataset`; ConfigError if the sample is not one of the run's.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     sample = whole_number("sample", sample)
@@ -129,8 +129,8 @@ def show_step(
     Args:
         config, run, cache, storage: as for `show`.
 
-    Raises: as `show`; ConfigError if the rank or the step does not exist, or a step is not a
-        multiple of a micro step.
+    Raises: the errors of `show`; ConfigError if the rank or the step does not exist, or a step is
+        not a multiple of a micro step.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     skips = skips_of(dataset.run)

@@ -36,7 +36,7 @@ def list_stored_ranges(
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
 
-    Raises: as `find_stored_range`.
+    Raises: see `find_stored_range`.
     """
     located = [locate_file(run, file) for file in files]
     by_snapshot = {store.snapshot.digest: (store, number) for store, number in located}
@@ -66,7 +66,7 @@ def find_stored_range(
         store, blocks, entry: all of one snapshot of the index.
         read: decodes a block; as for `find_document`.
 
-    Raises: as BlockStore.read does; ConfigError if there is no such row, or the index has not
+    Raises: the errors of BlockStore.read; ConfigError if there is no such row, or the index has not
         counted rows.
     """
     if row is None:

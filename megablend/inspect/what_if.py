@@ -114,7 +114,7 @@ def _open_requested(
     """Open the blocks that a config's stages read: the blocks of the newest index, or, if a stage
     has new data, those of the run's indexes, followed by the newest index.
 
-    Raises: as `open_stores`.
+    Raises: see `open_stores`.
     """
     num_snapshots = config.num_snapshots
     if ledger is None or num_snapshots == 1:

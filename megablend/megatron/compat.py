@@ -6,7 +6,7 @@ that a version has; no other module depends on a version.
     0.16    fast_cache_load, defer_npy_index_mmap
     0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
 
-Whether the plugin fits the installed version, probe.py finds out. A setting that is not known here
+probe.py finds out whether the plugin fits the installed version. A setting that is not known here
 may change the content of a cache: if it is not at its default, the builder leaves the work to
 Megatron. Nothing is imported from megatron-core, so that caches can be prepared where it is not
 installed.

@@ -107,7 +107,7 @@ def amend(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> Amendment:
-    """Let a run go on, from a sample, with the next stage that its edited config lists.
+    """Let a run continue, from a sample on, with the next stage that its edited config lists.
 
     States saved before that sample stay valid, and are resumed on the amended plan. A state that
     is past the sample on the earlier plan is refused, unless the run is amended again with that
@@ -171,7 +171,7 @@ def _compile_amended(
         keep: store in the cache what opening the run will need.
 
     Returns: the compiled run, and `Amendment.note`.
-    Raises: as `amend` does.
+    Raises: see `amend`.
     """
     config = session.config
     storage = session.run_storage

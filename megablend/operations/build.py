@@ -90,8 +90,7 @@ def build(
         cache: cache folder, instead of the config's `cache`.
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
-        storage: where files are found and read, instead of the one that the config asks for; the
-            same on all ranks.
+        storage: finds and reads files, instead of the config's storage; the same on all ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. Reads
             from elsewhere than a local disk are then compared with them.
         processes: processes of each rank that tokenise text; by default as many as it has cores.

@@ -38,7 +38,7 @@ class BuildResult(BuiltIndex):
 
     @property
     def pinned(self) -> bool:
-        """Whether the run goes on reading an older snapshot of the index, on which its committed
+        """Whether the run keeps reading an older snapshot of the index, on which its committed
         order depends."""
         return self.ledger.index != self.index.digest
 

@@ -97,7 +97,7 @@ def check(
             position (or the first sample) on, fit the changes of length and masks, and the skipped
             samples.
         progress: called as files are checked.
-        storage: where files are looked up and read, instead of the one that the config asks for.
+        storage: finds and reads files, instead of the config's storage.
 
     Raises: ConfigError, PlanError if config and index disagree; CacheError if no index is of
         its files, or the cache is damaged; StateError if `state` is not a state.

@@ -35,8 +35,8 @@ def fill_mirror(
         is_dry: fetch nothing, only count.
         progress: called with the number of files that are done.
 
-    Raises: as `open` and reads do; ConfigError if nothing of the run is mirrored; ResourceError if
-        no node process answers.
+    Raises: the errors of `open` and of reads; ConfigError if nothing of the run is mirrored;
+    ResourceError if no node process responds.
     """
     run = open_dataset(config, cache=cache).run
     storage = run.store.storage

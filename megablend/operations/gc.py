@@ -1,4 +1,4 @@
-"""gc: remove from a cache what is no longer needed."""
+"""gc: remove unneeded files from a cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Load compiled kernels while `open` goes on, so that the first batch need not wait for them.
+"""Load compiled kernels while `open` continues, so that the first batch need not wait for them.
 
-A thread loads what the run will need, in the order in which it will need it; what is not compiled
-yet is left to its first call. A process that forks waits for the thread first: a child would find
-numba's locks held by a thread that it does not have.
+A thread loads what the run will need, in the order in which it will need it; kernels that are not
+compiled yet are left to their first call. A process that forks waits for the thread first: a child
+would find numba's locks held by a thread that it does not have.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ def open_dataset(
         transform: applied to each sample's dict as the final step; its return value replaces the
             sample, and is collated as torch does. It must be picklable if a loader's workers are
             spawned.
-        storage: where files are read, instead of the one that the config asks for, such as a
-            WrapperStorage around it.
+        storage: reads files, instead of the config's storage; such as a WrapperStorage around it.
 
     Raises: ConfigError, PlanError if config and run disagree; CacheError if the run was not
         built; StateError if the state is not of this run.
@@ -143,7 +142,7 @@ def open_index(
     Args:
         cache: a cache that `build` filled: its folder, or its URL in an object store.
         digest: digest of the index snapshot; by default the newest one.
-        storage: where files are read, instead of the default one.
+        storage: reads files, instead of the default storage.
 
     Raises: CacheError if there is no such index, or it is damaged.
     """

@@ -70,7 +70,7 @@ class Record:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value of an attribute as JSON has it."""
+    """Return the JSON form of an attribute's value."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Record):

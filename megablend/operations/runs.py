@@ -46,7 +46,7 @@ def open_run(
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
-        storage: where files are read, instead of the one that the config asks for.
+        storage: reads files, instead of the config's storage.
         ledger: the run's ledger, if it was read already: another process may replace it meanwhile.
     """
     check_split(split)
@@ -127,7 +127,7 @@ def _compile_for_state(
 
 
 def check_split(split: str) -> None:
-    """Check the name of a split. Raises: ConfigError if `split` is none."""
+    """Check the name of a split. Raises: ConfigError if there is no such split."""
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
 

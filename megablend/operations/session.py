@@ -51,7 +51,7 @@ class Session:
             what: a config (its path, or the same as a dict), or a cache (its folder or URL).
             cache: cache folder, instead of the config's.
             run: name of a run, instead of the config's.
-            storage: where files are read, instead of the one that the config asks for.
+            storage: reads files, instead of the config's storage.
         """
         path = Path(what) if isinstance(what, str | Path) else None
         self.what = what

@@ -61,7 +61,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
         config: the user's config, if one was given. Its paths apply to the snapshots that its run
             reads, and to the newest one unless only other runs use it.
 
-    Raises: as list_references.
+    Raises: see list_references.
     """
     entries = {entry.name: entry for entry in cache.list_entries(SNAPSHOTS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))

@@ -12,10 +12,10 @@ def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpe
     are not withdrawn.
 
     Args:
-        storage: where the token files of text sources are looked for. Without it, text sources have
-            the paths of their text.
+        storage: looks up the token files of text sources. Without it, text sources have the paths
+            of their text.
 
-    Raises: as `find_tokenised`; CacheError if some text is not tokenised.
+    Raises: the same errors as `find_tokenised`; CacheError if some text is not tokenised.
     """
     specs = [
         SourceSpec(

@@ -24,7 +24,8 @@ def find_row(
     Args:
         num_tokens: the number of tokens that the file had when it was indexed.
 
-    Raises: as `Format.index` does; ChangedFileError if the file is not the one that was indexed.
+    Raises: the errors of `Format.index`; ChangedFileError if the file is not the one that was
+    indexed.
     """
     index = _index_again(path, entry, num_tokens, storage)
     first_tokens = index.blocks["first_token"]
@@ -43,14 +44,14 @@ def read_rows(
     token of the block at which each row with tokens in it begins, followed by the number of tokens:
     int64 [n + 1].
 
-    Raises: as `find_row`.
+    Raises: see `find_row`.
     """
     index = _index_again(path, entry, num_tokens, storage)
     return _read_rows(path, entry, index, block, storage)
 
 
 def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storage) -> FileIndex:
-    """Index a file with its documents. Raises: as `find_row`."""
+    """Index a file with its documents. Raises: see `find_row`."""
     read = dataclasses.replace(entry.read, column=entry.column_taken, count_documents=True)
     index = entry.kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:

@@ -38,7 +38,7 @@ class VerifyResult(Record):
         """Refuse to be a condition. Up to release 0.1 the result was a list of problems, false if
         there were none.
 
-        Raises: TypeError, since `if verify(cache):` would now mean something else, in silence.
+        Raises: TypeError, since `if verify(cache):` would now silently mean something else.
         """
         raise TypeError("a result of verify cannot be used as a condition; check its `problems`")
 
@@ -59,7 +59,7 @@ def verify(
             of its run are.
         data: also read every block of every data file, and compare counts and checksums.
         progress: called as files are read, with `data`.
-        storage: where data files are read, instead of the one that the config asks for.
+        storage: reads data files, instead of the config's storage.
         text: number of documents of each text source that are tokenised again, by Hugging Face's
             tokenizers library.
 

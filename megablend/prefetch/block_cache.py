@@ -38,7 +38,7 @@ class BlockCache:
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
         """Return the requested blocks; those that are not cached are read.
-        Raises: as `BlockStore.read` does."""
+        Raises: see `BlockStore.read`."""
         with self._lock:
             blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
             for i in blocks:

@@ -30,8 +30,8 @@ def plan_due(
     """Plan what `num_steps` steps from number `step` on read, if a step begins every
     `step_seconds`.
 
-    A block is due once in each epoch: if only its first use were known, a storage would give it up
-    as soon as that was over.
+    A block is due once in each epoch: if only its first use were known, a storage would evict it
+    right after that.
     """
     blocks = list[Int64s]()
     steps = list[Int64s]()
@@ -54,7 +54,7 @@ def plan_due(
 
 def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, Int64s]:
     """Find the blocks that steps use in each epoch, and the first step of the epoch that uses each:
-    int64 [n] each, by epoch, then by ascending block.
+    arrays of int64 [n], by epoch, then by ascending block.
 
     Args:
         samples: int64 [m], the samples of all steps.
@@ -68,7 +68,7 @@ def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, I
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """List the ranges that reading blocks asks for, file by file, with the ranges of their
+    """List the ranges that reading blocks requires, file by file, with the ranges of their
     dictionaries and of their blocks of extra columns.
 
     Args:
@@ -92,8 +92,8 @@ def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
 
 
 def _add_extra_blocks(store: BlockStore, blocks: Int64s, due: Float64s) -> tuple[Int64s, Float64s]:
-    """Add the blocks of extra columns that are read with `blocks`, each due when the first block
-    that needs it is.
+    """Add the blocks of extra columns that are read with `blocks`, each due together with the first
+    block that needs it.
 
     Returns: the numbers of all blocks, int64 [n], ascending; when each is due, float64 [n].
     """

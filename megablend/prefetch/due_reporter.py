@@ -58,7 +58,7 @@ def report_due(run: Run, future: StepSequence, progress: LoaderProgress) -> DueR
 
     Args:
         future: the loader's steps from now on.
-        progress: the loader's, in `future`.
+        progress: the loader's progress in `future`.
     """
     storage = run.store.storage
     first_files = [column.files.start for column in run.store.snapshot.columns]
@@ -75,7 +75,7 @@ class DueReporter:
         run: the run that is read.
         future: the loader's steps from now on.
         storage: the storage that announcements go to.
-        progress: the loader's, in `future`.
+        progress: the loader's progress in `future`.
     """
 
     def __init__(

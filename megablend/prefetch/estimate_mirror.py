@@ -1,8 +1,8 @@
 """What mirrors take from the source, from one another and from their disks, found by planning the
 reads of a run's loaders and simulating what the mirrors keep.
 
-Not included is what opening files reads, what is fetched again after a failure or a restart, and
-what was evicted for being fetched ahead.
+Reads that open files, repeated fetches after a failure or a restart, and evictions due to fetching
+ahead are not included.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _list_pages(
     options: MirrorOptions,
     files: dict[str, int],
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the pages and times, as in PageReads, of what a process reads of files that mirrors
-    keep.
+    """Yield the pages that a process reads of files that mirrors keep, and the times, as in
+    PageReads.
 
     Args:
         begin: the process's first sample.
@@ -175,7 +175,7 @@ def _list_pages(
 
 def _pages_of_ranges(ranges: DueRanges) -> tuple[Int64s, Int64s]:
     """List the pages of ranges by their numbers in the file, and the range that each belongs to:
-    int64 [n] each."""
+    arrays of int64 [n]."""
     first_pages = ranges.offsets // PAGE_BYTES
     counts = -(-(ranges.offsets + ranges.sizes) // PAGE_BYTES) - first_pages
     counts *= ranges.sizes > 0

@@ -71,7 +71,7 @@ def _count_transfer(
     Args:
         is_whole: whether each stretch is all steps of a process.
 
-    Raises: as BlockStore.begin_read.
+    Raises: see BlockStore.begin_read.
     """
     snapshot = run.store.snapshot
     storage = run.store.storage
@@ -138,7 +138,7 @@ def _spread(numbers: Int64s, count: int) -> Int64s:
 def _bound_opened_files(
     column: ColumnEntry, reads: Sequence[Sequence[PlannedRead]], scale: float, num_processes: int
 ) -> tuple[float, float]:
-    """Estimate how many files of a source all processes open: at least, and at most.
+    """Estimate the least and the greatest number of a source's files that all processes open.
 
     A process opens a file if it reads one of the file's blocks, each of which it reads with the
     same chance.

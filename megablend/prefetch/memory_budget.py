@@ -1,5 +1,5 @@
 """The memory budget of a process that reads a split, and the least `memory` that has room for
-blocks. In which proportion `memory` is divided is said in `index.blocks.block_sizes`.
+blocks. The proportions in which `memory` is divided are given in `index.blocks.block_sizes`.
 
 The budget does not cover what is independent of data and config: Python, its libraries,
 compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory
@@ -58,8 +58,8 @@ class BlockNeed(NamedTuple):
     blocks: int
     """Bytes of decoded blocks that are in memory at once."""
     with_reading: int = 0
-    """Bytes of these blocks, and of what reading the largest of them takes besides; the latter may
-    use a budget's part for reads."""
+    """Bytes of these blocks, and those that reading the largest of them takes in addition, which
+    may use a budget's part for reads."""
 
     def fits(self, budget: Budget) -> bool:
         """Return whether a budget has room for the blocks."""
@@ -98,7 +98,7 @@ def split_budget(run: Run, batches: int) -> Budget:
 
 
 def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
-    """Find the least `memory` that has room for blocks beside the batches and orders of a
+    """Find the least `memory` that has room for blocks in addition to the batches and orders of a
     budget."""
 
     def is_enough(memory: int) -> bool:
@@ -108,7 +108,7 @@ def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
 
 
 def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
-    """Divide what `memory` leaves beside batches and block orders."""
+    """Divide the part of `memory` that batches and block orders leave."""
     extra = memory // EXTRA_PART if run.extra_columns else 0
     return Budget(batches=batches, orders=orders, **divide_rest(memory - batches - orders - extra))
 

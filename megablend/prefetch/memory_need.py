@@ -2,9 +2,9 @@
 suffice for.
 
 A process needs room for the blocks that its lanes are in, so that none is read twice; and for the
-blocks of each of its steps, since `windows` refuses a step that does not fit. Where steps are many,
-some are looked at: the first ones, and if `memory` is not plentiful for them, others all over the
-run.
+blocks of each of its steps, since `windows` refuses a step that does not fit. If there are many
+steps, some are examined: the first ones, and if `memory` is not plentiful for them, others all over
+the run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _PartNeed:
     """The run, viewed in the section of the part."""
     budget: Budget
     num_lanes: int
-    """Lanes of the process whose next cycle continues in their blocks; 0 if no lane's does."""
+    """Lanes of the process whose next cycle continues in their blocks; 0 if there are none."""
     lane_bytes: Int64s
     """int64 [num_sources], bytes of the blocks of these lanes."""
     for_lanes: int
@@ -117,8 +117,7 @@ def check_memory(
 def find_memory_need(
     run: Run, skips: Skips, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> MemoryNeed:
-    """Find the memory that a rank needs whose loaders have these sizes.
-    Raises: ConfigError, as `check_memory`."""
+    """Find the memory that a rank with loaders of these sizes needs. Raises: see `check_memory`."""
     processes = max(1, num_workers)
     stride = micro_batch_size * data_parallel_size * processes
     num_batches = batches_of(num_workers)

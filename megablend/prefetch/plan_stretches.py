@@ -108,7 +108,7 @@ def _plan_stretch(
 ) -> Stretch:
     """Plan all reads of the process that begins with sample `first`; or those of the second window
     from `first` on, and of further ones if windows are short. In the first window nothing is in
-    memory, which is not so in the middle of a run."""
+    memory, unlike in the middle of a run."""
     stride = future.stride
     batch_size = future.micro_batch_size
     first_of_process = first % stride
@@ -141,7 +141,7 @@ def _plan_stretch(
 def _plan_reads(
     run: Run, window: Window, budget: Budget, dictionaries: Dictionaries
 ) -> Iterator[PlannedRead]:
-    """Yield the reads of a window, with what they read of dictionaries."""
+    """Yield the reads of a window, with their reads of dictionaries."""
     numbers, sizes = run.store.dictionaries(window.schedule.ids)
     for read in split_reads(run, window, budget):
         num_before = dictionaries.num_read

@@ -27,7 +27,7 @@ class RequestedRanges:
     """For each of `files`, the ranges that were requested for it."""
 
     def add_to_files(self) -> None:
-        """Pass the complete ranges to the files. Raises: as Storage.read does."""
+        """Pass the complete ranges to the files. Raises: see Storage.read."""
         for file, fetched in zip(self.files, self.fetched.result(), strict=True):
             file.add(fetched)
 
@@ -130,7 +130,7 @@ class RangeRequests:
         return fetching
 
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
-        """Request ranges from the storage, and count them when they are there."""
+        """Request ranges from the storage, and count them when they have arrived."""
         started = perf_counter()
         size = int(ranges.sizes.sum())
         fetched = start_fetch(ranges, self._storage)

@@ -2,8 +2,8 @@
 by the stored bytes of the blocks used.
 
 In document order, which reads single documents out of blocks, a block counts as used in proportion
-to those of its tokens that are used. A dictionary counts as read whenever it is not cached any
-more, and as used once. Reads that open files are not counted.
+to those of its tokens that are used. A dictionary counts as read whenever it is no longer cached,
+and as used once. Reads that open files are not counted.
 """
 
 from __future__ import annotations

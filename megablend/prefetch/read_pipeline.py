@@ -3,10 +3,10 @@ time as memory allows.
 
 There is one fetching thread (`megablend-fetch_N`) per request that a storage with synchronous reads
 may have in flight; with a storage that has an event loop, requests return at once, so that these
-threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for a loader; it plans
-windows, too. If no more threads fetch than decode, as for local files, all threads
-(`megablend-read_N`) do both, and decode what they have fetched: it is still in the CPU's caches,
-and no thread has to be woken.
+threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for
+a loader; it also plans windows. If no more threads fetch than decode, as for local files, all
+threads (`megablend-read_N`) do both, and decode what they have fetched: it is still in the CPU's
+caches, and no thread has to be woken.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class ReadPipeline:
         self._request(read)
 
     def _request(self, read: Read) -> None:
-        """Request all ranges that are known to be needed, again and again, since what was fetched
-        may tell of further ones; then decode the read."""
+        """Request all ranges that are known to be needed, again and again, since the fetched bytes
+        may show that more are needed; then decode the read."""
         while True:
             requested = self._requests.request(read.file_reads, read.shared)
             if requested is None:

@@ -124,7 +124,7 @@ def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedStep
 
 def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
     """Count what each step needs if it is read alone: the bytes of its blocks; and these together
-    with what reading the largest of them takes, as in ReadSchedule: int64 [num_steps] each."""
+    with what reading the largest of them takes, as in ReadSchedule: arrays of int64 [num_steps]."""
     spans = located.spans
     num_steps = len(located.step_offsets) - 1
     ids, span_blocks = np.unique(spans.blocks, return_inverse=True)

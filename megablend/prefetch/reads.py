@@ -45,10 +45,10 @@ class Read:
     first_use: int
     """The first step of the window that uses one of the blocks."""
     file: int
-    """Number of the first block's file; where storages do not answer at once, all blocks are of
-    this file."""
+    """Number of the first block's file; if storages do not respond at once, all blocks are of this
+    file."""
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
-    """The decoded blocks, for which a submitted read is awaited; None where the interpreter is
+    """The decoded blocks, for which a submitted read is awaited; None if the interpreter is
     shutting down."""
     file_reads: list[FileRead] = field(default_factory=list)
     """While the read is in flight, what is fetched of each file."""
@@ -68,7 +68,7 @@ class _Portion(NamedTuple):
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
-    If storages answer at once, as local disks do, portions of several files are read together,
+    If storages respond at once, as local disks do, portions of several files are read together,
     since a read costs more than another file in it; elsewhere each read has one portion, since a
     read waits for its slowest request.
     """

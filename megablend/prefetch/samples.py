@@ -69,7 +69,7 @@ def read_sample(run: Run, block_cache: BlockCache, k: int) -> Sample:
 
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
     """Locate samples `ks`, at least one, and read the blocks of all together.
-    Raises: as `read_sample`."""
+    Raises: see `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, block_cache, sources, spans, with_begins=True)
@@ -96,7 +96,7 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
 
 def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples `ks`, at least one, and read their blocks; `begins` is set only if the config
-    needs it. Raises: as `read_sample`."""
+    needs it. Raises: see `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     with_begins = run.settings.masks.inter_document_masking

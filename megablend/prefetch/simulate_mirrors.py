@@ -1,7 +1,8 @@
-"""A simulation of what the mirrors of a job's nodes keep, and of who sends the pages that they lack.
+"""A simulation of what the mirrors of a job's nodes keep, and of which nodes send the pages that
+they lack.
 
 A page leaves the source if no node holds it. The node that reads a page and the first home of the
-page's piece keep it, and give up first the pages that they will need last.
+page's piece keep it, and evict first the pages that they will need last.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from megablend.arrays import Int64s
 
 
 class PageReads(NamedTuple):
-    """Reads of pages, by time; a page that a node reads twice for one step is read once: int64 [n]
-    each."""
+    """Reads of pages, by time; a page that a node reads twice for one step is read once: arrays of
+    int64 [n]."""
 
     pages: Int64s
     """Number of the page, unique over all files."""
@@ -27,7 +28,7 @@ class PageReads(NamedTuple):
 
 
 class SentPages(NamedTuple):
-    """How often a page is sent for each read: int64 [n] each."""
+    """How often a page is sent for each read: arrays of int64 [n]."""
 
     source: Int64s
     """By the source: once or not at all."""

@@ -67,7 +67,7 @@ class SourceRequests:
         return total
 
     def _open_files(self, reads: Sequence[PlannedRead]) -> Float64s:
-        """Open the files by one read of each, and return the mean figures of that."""
+        """Open the files by one read of each, and return the mean figures of these reads."""
         read_of_file = {each.read.file: each.read for each in reads}
 
         def open_file(read: Read) -> None:

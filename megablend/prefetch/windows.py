@@ -33,8 +33,8 @@ from megablend.prefetch.read_schedule import (
 from megablend.run.run import Run
 
 FIRST_SAMPLES = 1 << 8
-"""Samples of the first window, which delay the first step; each window is twice as long as the one
-before."""
+"""Samples of the first window, which delay the first step; each window is twice as long as the
+previous one."""
 WINDOW_SAMPLES = 1 << 14
 """The most samples of a window."""
 _SPAN_BYTES = 640
@@ -170,7 +170,7 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
 
 
 class _KeptBlocks(NamedTuple):
-    """Blocks that are kept between windows; int64 [n] each."""
+    """Blocks that are kept between windows; arrays of int64 [n]."""
 
     ids: Int64s
     """Numbers of the blocks in the index, ascending."""
@@ -188,8 +188,8 @@ class _KeptBlocks(NamedTuple):
         return _KeptBlocks(*(column[mask] for column in self))
 
     def drop_oldest(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _KeptBlocks]:
-        """Drop the blocks that do not fit into memory beside those of a window, first the ones that
-        have been unused the longest.
+        """Drop the blocks that do not fit into memory together with those of a window, first the
+        ones that have been unused the longest.
 
         Returns: the numbers of the dropped blocks, int64 [...]; the remaining blocks.
         """

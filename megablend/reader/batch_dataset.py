@@ -31,7 +31,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
     it.
 
-    Reading ahead begins anew where a request does not follow the one before, and where the length
+    Reading ahead begins anew where a request does not follow the previous one, and where the length
     of samples changes.
 
     Args:
@@ -58,7 +58,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
         """Return the batch of consecutive samples `ks`; for an empty list, a padding sample.
-        Raises: as ReadAhead.next."""
+        Raises: see ReadAhead.next."""
         if not ks:
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
                 [self._dataset.untransformed(None)]

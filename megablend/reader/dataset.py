@@ -95,7 +95,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample if self.transform is None else apply(self.transform, sample, k)
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
-        """Return sample k before the transform. Raises: as indexing does."""
+        """Return sample k before the transform. Raises: the errors of indexing."""
         ks = [self.run.sections[-1].start if k is None else operator.index(k)]
         run = self.run.view_at(ks[0])
         try:
@@ -114,14 +114,14 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def sample(self, k: int) -> Sample:
         """Return the provenance of sample k: source, ordinal, blocks, tokens, document starts.
-        Raises: as indexing does."""
+        Raises: the errors of indexing."""
         with translating(f"sample {k}"):
             number = operator.index(k)
             return read_sample(self.run.view_at(number), self.block_cache, number)
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
         """Return the provenance of samples `ks`; blocks of neighbouring ones of the same length are
-        read together. Raises: as indexing does."""
+        read together. Raises: the errors of indexing."""
         provenances = list[Sample]()
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
@@ -175,8 +175,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Return the number of the next sample after `trained_samples` samples, which also counts
         the samples skipped before it.
 
-        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises: as
-        `check_position`.
+        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises:
+            see `check_position`.
         """
         trained_samples = whole_number("trained_samples", trained_samples, least=0)
         return self.check_position(self.skips.position(trained_samples))

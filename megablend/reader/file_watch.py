@@ -22,7 +22,8 @@ from megablend.storage.waits import Waits
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
 _JOIN_SECONDS = 1.0
-"""How long a thread is waited for that was ended: its check may hang as long as a file system does."""
+"""The time to wait for a thread that was ended: its check may hang as long as a file system
+does."""
 _running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
 """Threads that check files, and what ends them."""
 
@@ -39,13 +40,13 @@ class _End:
         self._queue.put(None)
 
     def request_by_collector(self) -> None:
-        """End the thread, and cancel what its check waits for; may be called by the garbage
+        """End the thread, and cancel the waits of its check; may be called by the garbage
         collector, since another thread waits for the locks that this takes."""
         self._queue.put(None)
         self.waits.cancel_soon()
 
     def request(self) -> None:
-        """End the thread, and cancel what its check waits for, in the calling thread."""
+        """End the thread, and cancel the waits of its check, in the calling thread."""
         self._queue.put(None)
         self.waits.cancel()
 
@@ -65,8 +66,8 @@ class _End:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a FileWatch is; its threads, of which each continues where the one before ended, and
-    the owner of the FileWatch share it."""
+    """How far a FileWatch is; its threads, each of which continues where the previous one ended,
+    and the owner of the FileWatch share it."""
 
     next_index: int = 0
     """Index into the files of the next one to check."""

@@ -303,7 +303,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was saved, with any number of ranks and any micro batch.
 
-        Raises: StateError; ConfigError if steps or `memory` do not fit what is left.
+        Raises: StateError; ConfigError if steps or `memory` do not fit the rest of the run.
         """
         self.sampler.load_state_dict(state)
         if self._check_memory is not None:

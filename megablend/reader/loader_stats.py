@@ -43,7 +43,7 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
         self._steps = steps
 
     def __getitem__(self, ks: list[int]) -> CountedBatch:
-        """Return the batch of samples `ks`. Raises: as `batches` does."""
+        """Return the batch of samples `ks`. Raises: see `batches`."""
         batch = self._batches[ks]
         return CountedBatch(batch, self._steps.meter.take())
 

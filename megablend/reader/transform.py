@@ -78,13 +78,13 @@ class TransformedSteps(torch.utils.data.Dataset[Any]):
         self._transform = transform
 
     def __getitem__(self, ks: list[int]) -> Any:
-        """Return the batch of samples `ks`. Raises: as the steps do; TransformError."""
+        """Return the batch of samples `ks`. Raises: the errors of the steps; TransformError."""
         return apply_to_batch(self._transform, self._steps[ks], ks)
 
 
 class Generation(NamedTuple):
-    """What distinguishes the work that is submitted to the same Threads: work of an earlier
-    generation is not done any more."""
+    """A mark of the work that is submitted to the same Threads: work of an earlier generation is no
+    longer done."""
 
     process: int
     """Process id."""
@@ -141,7 +141,7 @@ def transformed(
         steps: batches before the transform, by the numbers of their samples.
         batches: the numbers of each batch's samples.
 
-    Raises: as the steps do, and TransformError, when the failing batch is due.
+    Raises: the errors of the steps, and TransformError, when the failing batch is due.
     """
     coming = iter(batches)
     # Batches in progress: their samples and futures

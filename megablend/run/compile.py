@@ -301,7 +301,7 @@ class _Compiler:
         )
 
     def _count_sources(self, stage: RequestedStage) -> int:
-        """Count the sources that a stage's snapshot and those before it have; in the list of all
+        """Count the sources that a stage's snapshot and earlier ones have; in the list of all
         sources, these come first."""
         number = stage.config.snapshot if self.split == "train" else 0
         has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)

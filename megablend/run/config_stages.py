@@ -179,8 +179,8 @@ def _naming(place: str) -> Iterator[None]:
 def _depends_on_read(
     stages: Sequence[RequestedStage], stage_config: Config, *, is_new: bool
 ) -> bool:
-    """Whether what the stages before a stage have read decides on it: on its shares, its first
-    sample or, if it is not committed, its `whole_epochs`."""
+    """Whether a stage depends on what earlier stages have read: its shares, its first sample or, if
+    it is not committed, its `whole_epochs`."""
     if not stages or stage_config.on_exhausted == "redistribute":
         return bool(stages)
     last = stages[-1].config
@@ -245,11 +245,11 @@ def _request_stage(
     first: int,
     read: ReadBefore | None = None,
 ) -> RequestedStage:
-    """The stage that a config requests, as long as it says.
+    """The stage that a config requests, with the length that it gives.
 
     Args:
         start, first: see RequestedStage.
-        read: what the stages before have read; None if nothing depends on it.
+        read: what earlier stages have read; None if nothing depends on it.
     """
     shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
     return RequestedStage(

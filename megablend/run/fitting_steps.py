@@ -20,7 +20,7 @@ def fitting_unit(run: Run) -> int | None:
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
-    """Say why steps from sample `first` on do not fit, and which steps would; None if they do.
+    """Return why steps from sample `first` on do not fit, and which steps would; None if they do.
 
     Args:
         step_samples: micro batch x data-parallel size.
@@ -44,7 +44,7 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
 
 
 def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_samples: int) -> str:
-    """Say that steps from sample `start` on reach into a skipped range, and what to do."""
+    """Return the message that steps from sample `start` on reach into a skipped range."""
     # `skip` rounds to steps that are counted from sample 0
     skip_again = ""
     if start % step_samples == 0:
@@ -56,8 +56,8 @@ def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_sampl
 
 
 def _describe_unfit_change(run: Run, start: int, end: int, step_samples: int) -> str:
-    """Say that no step from sample `start` on ends at `end`, where the length or the masks of
-    samples change, and what to do."""
+    """Return the message that no step from sample `start` on ends at `end`, where the length or the
+    masks of samples change."""
     rest = (end - start) % step_samples
     nearest = end - rest
     if 2 * rest > step_samples or nearest <= start:

@@ -146,8 +146,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """A copy with the stages that a chain names, in place of those up to the chain's end.
-        Blends and later stages are kept."""
+        """A copy with the stages that a chain names, instead of those up to the chain's end. Blends
+        and later stages are kept."""
         stages = list[Stage]()
         start = 0
         for link in links:
@@ -224,7 +224,7 @@ class Ledger:
 
 
 def _follow(stage: Stage, link: Link) -> Stage:
-    """A stage with the blend of `stage`, and all else as a link says."""
+    """A stage with the blend of `stage`, and everything else from a link."""
     return dataclasses.replace(
         stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs
     )

@@ -78,7 +78,7 @@ _STAGE = SETTINGS | {
     "of": is_count,
     "shares": [[is_count]],
 }
-"""Keys of a stage that lists what it changes, together with what it keeps of the one before."""
+"""Keys of a stage that lists what it changes, together with what it keeps of the previous one."""
 _DEFAULTS: dict[str, Any] = {
     "cut": None,
     "drain": None,
@@ -86,7 +86,7 @@ _DEFAULTS: dict[str, Any] = {
     "of": 1,
     "shares": [],
 }
-"""Values of the keys that a stage does not take over from the one before."""
+"""Values of the keys that a stage does not take over from the previous one."""
 _UNREADABLE = "cannot read the run's ledger: {}; " + REMEDY
 
 
@@ -146,7 +146,7 @@ def list_runs(cache: CacheLike) -> list[Ledger]:
 
 
 def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
-    """A run's record, and the ledger that it holds. Raises: as `load_ledger`."""
+    """A run's record, and the ledger that it holds. Raises: see `load_ledger`."""
     place = store.describe_record(RUNS, run)
     try:
         record = store.read_record(RUNS, run)
@@ -249,7 +249,7 @@ def _check(record: object, shape: object) -> None:
 
 def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
     """The stages of a ledger of VERSION, which has its index and blend once.
-    Raises: as `_parse_changes`."""
+    Raises: see `_parse_changes`."""
     _check(record, _SAME_BLEND)
     blend = parse_blend(record["blend"])
     return [Stage(end=end, index=record["index"], blend=blend) for end in record["ends"]]
@@ -306,7 +306,7 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     Args:
         may_be_unblended: whether the split is one other than train, which is always blended.
 
-    Raises: ValueError, TypeError if the record is not that of a blend.
+    Raises: ValueError, TypeError if the record is not of a blend.
     """
     is_blended = not may_be_unblended or "seed" in record
     record = {"plan": 1, "interleaving": LANES, **record}

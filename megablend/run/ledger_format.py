@@ -5,9 +5,9 @@ The digest of a run is a hash chain with one link per stage, so the digests of e
 change when stages are appended.
 
 A ledger whose stages all have the same index and blend has these once, as in release
-0.1.0. Others have the sources' names once, then what each stage changes from the one
-before: at most 200 bytes, and 40 bytes for each source whose share changes. Shares are
-then numerators of a common denominator.
+0.1.0. Others have the sources' names once, then what each stage changes from the previous one: at
+most 200 bytes, and 40 bytes for each source whose share changes. Shares are then numerators of a
+common denominator.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
 
 
 def _list_fixed(source: SourceShare) -> list[object]:
-    """What is fixed of a source, as ledgers list it once whose stages differ."""
+    """The fixed settings of a source, listed once in ledgers whose stages differ."""
     return [source.name, source.append_eod]
 
 
@@ -148,7 +148,7 @@ def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None)
 
 def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
     """A ledger whose stages list what they change, as a JSON-serializable dict.
-    Raises: ValueError if a stage lacks sources of the one before."""
+    Raises: ValueError if a stage lacks sources of the previous one."""
     sources = list(map(_list_fixed, stages[-1].blend.sources))
     records = list[dict[str, Any]]()
     before = None
@@ -172,7 +172,7 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
 
 
 def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
-    """What a stage changes from the one before; all of it if there is none."""
+    """The changes of a stage from the previous one; all of it if there is none."""
     record: dict[str, Any] = {"end": stage.end}
     if stage.cut is not None:
         record["cut"] = stage.cut
@@ -207,7 +207,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
-    """The text of a ledger's file; if stages differ, each has a line. Raises: as
+    """The text of a ledger's file; if stages differ, each has a line. Raises: see
     `ledger_record`."""
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:

@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     first_block: int
     """See SplitData."""
     extra: int = 0
-    """Tokens after `stop` that are read here, too: the extra one of the sample that ends there, if
+    """Tokens after `stop` that are also read here: the extra one of the sample that ends there, if
     that sample comes before the stage with which the files changed."""
     extra_before: int = 0
     """`extra` of the previous reading, which reads this many tokens from `position` on."""

@@ -1,5 +1,5 @@
 """Open a run from its ledger. That needs no config: a config says where files are and what samples
-have besides tokens, but does not decide their order."""
+have in addition to tokens, but does not decide their order."""
 
 from __future__ import annotations
 

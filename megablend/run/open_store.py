@@ -44,9 +44,9 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     Args:
         digests: the digests of the snapshots.
 
-    Raises: as `open_block_store`; PlanError if no snapshot has a source of the config, or one
-        lacks a source that an earlier one had and that the config does not withdraw; CacheError
-        if a snapshot cannot be opened.
+    Raises: the errors of `open_block_store`; PlanError if no snapshot has a source of the config,
+        or one lacks a source that an earlier one had and that the config does not withdraw;
+        CacheError if a snapshot cannot be opened.
     """
     snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
     if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
@@ -140,7 +140,7 @@ def list_eods(config: Config) -> dict[str, int | None]:
 
 
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
-    """Check that a snapshot is what the config requests. Raises: as `open_block_store`."""
+    """Check that a snapshot is what the config requests. Raises: see `open_block_store`."""
     numbers = snapshot.sources.numbers
     named = {
         name: source

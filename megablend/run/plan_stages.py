@@ -69,7 +69,7 @@ def count_before(
         unit: choose the length of the drain so that it ends at a multiple of this many samples.
         is_new: the following stage is not committed: find out whether it has `whole_epochs`.
 
-    Raises: as plan_stages.
+    Raises: see plan_stages.
     """
     starts = [0, *(stage.stop for stage in stages)]
     before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
@@ -134,7 +134,7 @@ class _Planner:
             self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
 
     def plan(self) -> StagesPlan:
-        """Plan all stages. Raises: as plan_stages."""
+        """Plan all stages. Raises: see plan_stages."""
         number = 0
         for group in _list_groups(self.stages):
             self._check_end(group[0], number)

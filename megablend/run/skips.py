@@ -198,7 +198,7 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
 
 
 def _write(store: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
-    """Write the ranges of a run in place of the record `replaced`, or of none. Raises: as
+    """Write the ranges of a run instead of the record `replaced`, if any. Raises: see
     CacheStore.write_record."""
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
     store.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)

@@ -29,14 +29,14 @@ stored, and their types."""
 class SourceShare:
     """A source in a blend: its share, and what is fixed of it in all stages.
 
-    What is fixed is compared and stored as a whole (`fixed`), but for the forms of the ledger: a
+    What is fixed is compared and stored as a whole (`fixed`), except for the forms of the ledger: a
     field that is added also has its place in `ledger_format`, which writes it, and in
     `ledger_file`, which reads it.
     """
 
     name: str
     append_eod: int | None
-    """The end-of-document token added after each document; None for none."""
+    """The end-of-document token added after each document; None to add none."""
     share: Fraction | None = None
     """Fraction of the stage's samples; the shares of a blend sum to 1. None if the split is not
     blended."""
@@ -122,8 +122,9 @@ class Stage:
     """The sample at which an amendment stops the stage, at the end of a cycle; None if it continues
     to its end."""
     drain: int | None = None
-    """How many of the stage's first samples continue the stage before, in its settings and shares.
-    None if only what that stage has left, if anything, is read in this way; see `plan_stages`."""
+    """How many of the stage's first samples continue the previous stage, in its settings and
+    shares. None if only what that stage has left, if anything, is read in this way; see
+    `plan_stages`."""
     whole_epochs: bool = False
     """Whether epochs are read whole when files are gone: from this stage on, withdrawn files are
     read only by a drain, as far as earlier stages have begun their epochs; and an epoch that they

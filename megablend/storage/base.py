@@ -83,7 +83,7 @@ class Storage(Protocol):
         resolved, and the folders that could not be read.
 
         Readers of this object stay with the version of a file that they read first; `find` accepts
-        the version that is there now.
+        the version that exists now.
         """
         ...
 
@@ -118,8 +118,8 @@ class Storage(Protocol):
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Take over the facts that another process of the same job found out, so that files are not
-        requested for them again."""
+        """Take over the facts that another process of the same job found out, so that files need
+        not be requested again to find them."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:

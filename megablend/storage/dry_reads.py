@@ -26,8 +26,9 @@ _PROBE_BYTES = 64 << 10
 class LongReadError(Exception):
     """Ends a dry run at the point at which it would read data.
 
-    All reads that are known to follow have been counted by then. The code that indexes cannot go on
-    without the data; its caller suppresses this error, and takes the counts so far as the result.
+    All reads that are known to follow have been counted by then. The code that indexes cannot
+    continue without the data; its caller suppresses this error, and takes the counts so far as the
+    result.
     """
 
 

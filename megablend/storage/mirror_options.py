@@ -77,7 +77,7 @@ class MirrorOptions:
     """The port at which HTTP programs that have the token read datasets: on loopback, unless `tls`
     or `insecure` is set. None for no such port."""
     token_file: str | None = None
-    """A file with the token that HTTP programs have."""
+    """A file with the token that HTTP programs send."""
     nodes: tuple[str, ...] | str | None = None
     """The nodes that share the bytes they hold, with this one among them: each as host:port; the
     path of a file with a node on each line; or one of LAUNCHERS. None for this node alone."""

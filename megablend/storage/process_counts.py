@@ -24,8 +24,8 @@ def count(name: CounterName, number: int = 1) -> None:
 
 
 def get_counts() -> Counter[str]:
-    """Return all counters: the same object until something is counted. A forked child goes on from
-    its parent's numbers."""
+    """Return all counters: the same object until something is counted. A forked child continues
+    from its parent's numbers."""
     return _counts
 
 

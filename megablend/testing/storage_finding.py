@@ -106,7 +106,7 @@ class StorageFinding(StorageFiles):
                 assert listed.stat(path) == storage.stat(path)
 
     def test_another_process_takes_over_what_is_known(self, tmp_path: Path) -> None:
-        """What a storage knows of files can be pickled, and gives another one the same."""
+        """Facts that a storage knows about files can be pickled, and given to another storage."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         other = self.make_storage()

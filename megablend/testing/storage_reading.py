@@ -155,7 +155,7 @@ def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
 
 
 def as_arrays(ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
-    """Offsets and sizes, int64 [n] each."""
+    """Offsets and sizes, arrays of int64 [n]."""
     offsets, sizes = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
     return offsets, sizes
 

@@ -17,9 +17,9 @@ class Place(NamedTuple):
     """The position of a document."""
 
     offset: int
-    """The first byte of its line in the uncompressed file; of a table, its row in the file."""
+    """The first byte of its line in the uncompressed file; for a table, its row in the file."""
     line: int
-    """Its line within the part, from 0; of a table, its row within the part."""
+    """Its line within the part, from 0; for a table, its row within the part."""
 
 
 class Document(NamedTuple):

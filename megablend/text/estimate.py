@@ -28,11 +28,11 @@ from megablend.text.work import Setup
 _NUM_SAMPLED = 16
 """The number of tasks whose beginning is tokenised."""
 _DOCUMENTS = 200
-"""The number of documents that are tokenised of each, at most."""
+"""The most documents of each task that are tokenised."""
 _SPARE = 1.05
 """The free space that is required, as a multiple of the estimate."""
 _PART_BYTES = 1 << 20
-"""The bytes of text that are read of each."""
+"""The bytes of text that are read for each task."""
 _MAX_TOKEN_BYTES = 4
 """The bytes of an int32 token, which stands for at least one byte of text."""
 

@@ -57,9 +57,9 @@ class Part:
     name: str = ""
     """The name of its token file."""
     start: int
-    """The first byte of its first line; of a table, its first row."""
+    """The first byte of its first line; for a table, its first row."""
     stop: int = 0
-    """The byte after its last line; of a table, the row after its last."""
+    """The byte after its last line; for a table, the row after its last."""
     lines: int = 0
     documents: int = 0
     tokens: int = 0
@@ -155,7 +155,7 @@ class OpenPart:
 
     @property
     def digest(self) -> str:
-        """The hash of its lines; of a table, of its texts and keys."""
+        """The hash of its lines; for a table, of its texts and keys."""
         return self.hash.hexdigest()
 
     def pass_over(self) -> None:
@@ -168,7 +168,7 @@ def open_parts(
     task: Task, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> Iterator[OpenPart]:
     """Open the parts of a task, in order: the portions of a part must all be taken before the next
-    part is."""
+    part is opened."""
     file = task.file
     if is_table(file.path):
         assert task.part is not None

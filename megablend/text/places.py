@@ -27,9 +27,9 @@ class TextPlace:
     text: str
     """The path of the file."""
     line: int
-    """The line, from 1; of a table, the row, from 0."""
+    """The line, from 1; for a table, the row, from 0."""
     offset: int
-    """The first byte of the line in the uncompressed file; of a table, the row."""
+    """The first byte of the line in the uncompressed file; for a table, the row."""
     key: str | None
 
 
@@ -113,8 +113,8 @@ def find_document(
     Args:
         text: the path of the text file, or its end.
         paths: the paths of the files of an index.
-        line: the line of the document, from 1; of a table, the row, from 0.
-        byte: a byte of its line, in the uncompressed file; of a table, the row.
+        line: the line of the document, from 1; for a table, the row, from 0.
+        byte: a byte of its line, in the uncompressed file; for a table, the row.
         key: its value of the source's `key`.
 
     Returns: the path of the token file, and the row.
@@ -156,7 +156,7 @@ def find_document(
 
 
 def _find_text(text: str, paths: Sequence[str], storage: Storage) -> tuple[str, Sequence[TextPart]]:
-    """Find the one text file that a user names, and its parts. Raises: as `find_document`."""
+    """Find the one text file that a user names, and its parts. Raises: see `find_document`."""
     wanted = text.removeprefix("./")
     absolute = os.path.abspath(text)  # noqa: PTH100  (no name of a text file ends like a URL's)
     texts = [

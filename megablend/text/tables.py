@@ -91,7 +91,7 @@ class TableFile:
         return sum(self._group_bytes[i] for i in groups)
 
     def row_of(self, groups: range) -> int:
-        """Return the first row of the groups of a part; of Arrow, whose only part begins with the
+        """Return the first row of the groups of a part; for Arrow, whose only part begins with the
         file, 0."""
         return sum(self._group_rows[: groups.start])
 
@@ -151,7 +151,7 @@ class TableFile:
                 yield texts, keys
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
-        """Return the record batches of groups; of Parquet, only the columns of these names."""
+        """Return the record batches of groups; for Parquet, only the columns of these names."""
         if self.path.lower().endswith(PARQUET):
             return iter(self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names))
         if self._num_batches is None:

@@ -97,7 +97,7 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
 
 def read_footer(storage: Storage, path: str) -> dict[str, Any]:
-    """Return a token file's own footer (`work._make_footer`). Raises: as `open_token_file`."""
+    """Return a token file's own footer (`work._make_footer`). Raises: see `open_token_file`."""
     metadata = open_token_file(storage, path).metadata.metadata or {}
     try:
         footer = json.loads(metadata.get(FOOTER, b""))
@@ -124,7 +124,7 @@ def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[st
 
 
 def _read_group(file: Any, group: int, path: str) -> Any:
-    """Read a row group. Raises: as `open_token_file`."""
+    """Read a row group. Raises: see `open_token_file`."""
     try:
         return file.read_row_group(group)
     except DataError:  # of the storage

@@ -4,7 +4,7 @@
     each rank   does its share of the tasks in its worker processes
     rank 0      gathers results, writes the record of each source     -> all ranks
 
-A token file that has its final name is complete: a killed build goes on from those that exist.
+A token file that has its final name is complete: a killed build continues from those that exist.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
 
 
 def _check_same_options(source: TextSource, name: str) -> None:
-    """Raises: ConfigError if a token file that the run has read was made with other settings."""
+    """Check that token files that the run has read were made with these settings. Raises:
+    ConfigError."""
     setup = source.setup
     made_with = setup.options
     with contextlib.suppress(DataError):  # nothing is known of a file that is gone or damaged

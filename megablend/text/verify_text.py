@@ -26,7 +26,7 @@ def verify_text(
 
     Args:
         specs: all sources of the config.
-        number: the number of documents of each source, at most.
+        number: the most documents of each source.
 
     Yields: a line for each problem.
     Raises: ConfigError, DataError.

@@ -1,10 +1,11 @@
-"""The answers of a cache's store, remembered on this node for times when the store does not answer.
+"""The responses of a cache's store, remembered on this node for times when the store does not
+respond.
 
 This is only for nodes with a mirror, which continue while their source is off. Only listings and
-versions are remembered; the node has copies of the rest. Remembered answers are not used if they
+versions are remembered; the node has copies of the rest. Remembered responses are not used if they
 could do harm: while the cache is held for writing, and in a job of several machines, each of which
-might remember another state of the run. Writing needs the store anyway, which refuses a version that
-is not the next one.
+might remember another state of the run. Writing needs the store anyway, which refuses a version
+that is not the next one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ machine."""
 
 
 class RememberedPrefix(ObjectPrefix):
-    """An ObjectPrefix that remembers the store's answers.
+    """An ObjectPrefix that remembers the store's responses.
 
     Args:
         location, options: see ObjectPrefix.
@@ -53,13 +54,13 @@ class RememberedPrefix(ObjectPrefix):
     ) -> None:
         super().__init__(location, options)
         self._impatient = ObjectPrefix(location, options, seconds=_WAIT_SECONDS)
-        """The same prefix, for requests whose last answer is remembered."""
+        """The same prefix, for requests whose last response is remembered."""
         self._find_folder = find_folder
         self._away_until = 0.0
-        """The time at which the store is asked again, by the monotonic clock."""
+        """The time at which a request is sent to the store again, by the monotonic clock."""
         self.is_mirrored = options.mirror is not None and options.mirror.covers(self.location)
         self.is_held = False
-        """Whether the cache is held for writing: answers are then neither used nor remembered."""
+        """Whether the cache is held for writing: responses are then neither used nor remembered."""
 
     def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
         """See ObjectPrefix; versions are remembered."""
@@ -98,7 +99,7 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """Return the store's answers; its remembered answers if it does not answer now.
+        """Return the store's responses; its remembered ones if it does not respond now.
 
         Args:
             names: names of the answers, under which they are remembered.
@@ -131,7 +132,7 @@ class RememberedPrefix(ObjectPrefix):
         return answers
 
     def _note_absence(self) -> None:
-        """Note that the store does not answer, and warn once."""
+        """Note that the store does not respond, and warn once."""
         if time.monotonic() >= self._away_until:
             self._away_until = time.monotonic() + _AWAY_SECONDS
             LOG.warning(

@@ -1,6 +1,6 @@
 """Record batches of an Arrow file as blocks.
 
-A batch that has little else than the token column's buffers is fetched whole. For others, the
+A batch that has little other than the token column's buffers is fetched whole. For others, the
 message is fetched first: it contains the positions of the column's buffers.
 """
 

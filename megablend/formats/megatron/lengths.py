@@ -134,7 +134,7 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
 
     Returns: the hex digest (blake2b, 16 bytes) of the whole file; and the digests of the groups of
         header and lengths, uint64 [num_groups].
-    Raises: as `parse_header` and Storage.read do.
+    Raises: see `parse_header` and Storage.read.
     """
     whole = hashlib.blake2b(digest_size=16)
     digests = list[int]()

@@ -4,8 +4,8 @@ config.
 Known headers (all integers little-endian):
 
     .npy           93 NUMPY, version, length, a Python dict as text: descr, fortran_order, shape
-    llm.c          256 int32: magic, version, number of tokens; modded-nanogpt writes it, too
-    lit-gpt        LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
+    llm.c          256 int32: magic, version, number of tokens; also by modded-nanogpt lit-gpt
+    LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
 
 Nothing in a header is evaluated: an `.npy` header is matched as text, and every count is checked
 against the file's size.
@@ -136,7 +136,7 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         header_bytes: the option with this name, or None: if tokens begin after an `.npy` header,
             there is no contradiction.
 
-    Raises: as Storage.read does.
+    Raises: see Storage.read.
     """
     head = storage.read(path, 0, min(size, HEAD_BYTES))
     for name, magic in _MAGIC_AT_BOTH_ENDS.items():
@@ -183,7 +183,7 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
 def _find_header(
     path: str, head: bytes, size: int, options: RawOptions, storage: Storage
 ) -> _Header | None:
-    """Parse the header of a file; None if it has no known one. Raises: as `read_layout` does."""
+    """Parse the header of a file; None if it has no known one. Raises: see `read_layout`."""
     # A file that is shorter than the magic number may be a truncated .npy file, or, if the config
     # gives a dtype, a few tokens
     if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):

@@ -161,7 +161,7 @@ class BlockStore(BlockSizes):
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
 
         Returns: one read per file, in the order of the blocks.
-        Raises: as `read` does.
+        Raises: see `read`.
         """
         reads = list[FileRead]()
         for file, in_file in self.cut_by_file(numbers):
@@ -188,7 +188,7 @@ class BlockStore(BlockSizes):
             reads: the result of `begin_read` for these blocks.
             pieces: as in `read`.
 
-        Raises: as `read` does.
+        Raises: see `read`.
         """
         if not self._changes_blocks:
             blocks = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
@@ -290,7 +290,7 @@ class BlockStore(BlockSizes):
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Find the document offsets of blocks, without end-of-document tokens; see
         BlockReader.find_pieces. Returns them in the order of `ids`, and the number of data bytes
-        that were read. Raises: as `read` does."""
+        that were read. Raises: see `read`."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
@@ -312,7 +312,7 @@ class BlockStore(BlockSizes):
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
         """Read tokens and document pieces of any blocks, in the requested order.
-        Raises: as `read` does."""
+        Raises: see `read`."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -381,9 +381,9 @@ class JoinedStore(BlockStore):
     ) -> None:
         """
         Args:
-            extra: by the name that a source has in the JoinedSnapshot, its extra columns as the
-                store of its snapshot has them.
-            roots: by the same names, the folders of the sources' files.
+            extra: each source's extra columns, as the store of its snapshot has them, by its name
+                in the JoinedSnapshot.
+            roots: the folders of the sources' files, by the same names.
         """
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])

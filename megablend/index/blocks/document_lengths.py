@@ -4,7 +4,7 @@ lengths of each range.
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
 The pieces of a document in several blocks are added up. Lengths are kept, so that a killed build
-goes on from them, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx`
+continues from them, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx`
 and Arrow files are not read; Parquet pages are, since rows are encoded in their levels. When reads
 wait for a network, several ranges are counted at a time.
 """
@@ -55,7 +55,7 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
     Yields: the number of the batch's first document; the number of tokens of each document,
         int64 [n], without end-of-document tokens; the number of data bytes read.
-    Raises: as BlockStore.read does.
+    Raises: see BlockStore.read.
     """
     while first < end:
         stop = next_cut(store.snapshot, min(first + _BATCH_BLOCKS, end), end)

@@ -75,7 +75,7 @@ def _check_counts(
 
 def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry) -> str:
     """Describe the first row of a file in which two columns have different numbers of values.
-    Raises: as BlockStore.read does."""
+    Raises: see BlockStore.read."""
 
     def count_lengths(entry: FileEntry) -> npt.NDArray[np.int64]:
         batches = count_documents(store, entry.first_block, entry.first_block + entry.num_blocks)

@@ -80,12 +80,12 @@ def read_extra_columns(
         read: reads and decodes blocks of the index.
         ids: int64 [n], the blocks' numbers in the index.
         blocks: [n], the decoded blocks, without end-of-document tokens.
-        has_eod: whether to insert a number for each end-of-document token: that of the document's
-            last token.
+        has_eod: whether to insert a number for each end-of-document token: the number of the
+            document's last token.
 
     Returns: for each block, one array per column, read-only.
-    Raises: CorruptFileError if rows of the two columns have different numbers of values; as `read`
-        does.
+    Raises: CorruptFileError if rows of the two columns have different numbers of values; the errors
+    of `read`.
     """
     flags = snapshot.blocks(ids)["flags"]
     first_rows = _first_rows(snapshot, tokens, ids, flags)

@@ -93,7 +93,7 @@ def find_split_ranges(
         stores: the stores of the snapshots, in the run's order.
         keep: whether to store computed splits in the cache.
 
-    Raises: as `parts_of` does.
+    Raises: see `parts_of`.
     """
     splits = list[SplitRanges]()
     for number, store in enumerate(stores):

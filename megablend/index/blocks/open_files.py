@@ -90,7 +90,7 @@ class FetchedCheck:
 
     def __call__(self, fetched: FetchedRanges) -> None:
         """Check `fetched`, in which ranges that differ are replaced. Raises: CorruptFileError if a
-        range differs each time it is read; as Storage.read does."""
+        range differs each time it is read; the errors of Storage.read."""
         path = fetched.ranges.path
         position = self._paths.index(path)
         wrong = list[tuple[int, Bytes]]()

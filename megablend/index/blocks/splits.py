@@ -54,7 +54,7 @@ def parts_of(
         keep: whether to store computed splits in the cache.
 
     Returns: PART_DTYPE [num_columns, len(shares)]; rows of extra columns are zeros.
-    Raises: as `compute_split_ranges` does; CacheError if they cannot be written.
+    Raises: the same errors as `compute_split_ranges`; CacheError if they cannot be written.
     """
     snapshot = store.snapshot
     request = [VERSION, snapshot.digest, list(map(str, shares)), store.append_eod]
@@ -82,7 +82,7 @@ def compute_split_ranges(
         shares: share of each split; they sum to 1.
 
     Returns: PART_DTYPE [len(shares)].
-    Raises: as BlockStore.read does, for the boundary blocks.
+    Raises: the same errors as BlockStore.read, for the boundary blocks.
     """
     entry = store.snapshot.sources[source]
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]

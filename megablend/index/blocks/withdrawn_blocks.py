@@ -59,7 +59,8 @@ class RemainingUnits(Generic[B]):
         return count_groups(self.before, self.num_blocks, num_groups, run)
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing: the rest of an epoch is read once, so storing its totals would not pay."""
+        """Do nothing: the rest of an epoch is read once, so storing its totals would not pay
+        off."""
 
 
 class RemainingBlocks(RemainingUnits[DocumentBlocks]):

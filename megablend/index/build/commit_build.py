@@ -93,7 +93,7 @@ def write_snapshot(
             Stored in roots.json.
 
     Returns: the snapshot's digest, and whether it is new.
-    Raises: CacheError if the cache cannot be written; as `fragments` does.
+    Raises: CacheError if the cache cannot be written; the errors of `fragments`.
     """
     folder = temp_sibling(snapshots(store.folder) / "generation")
     with translate_os_errors(folder):

@@ -30,7 +30,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
     """Estimate the requests and bytes that indexing the files of a source takes: a lower and an
     upper bound, which are 0 for files on a local disk.
 
-    Raises: as a build of the files that are tried does.
+    Raises: the errors of a build of the files that are tried.
     """
     columns = list_columns([source])
     none = RequestCount(0, 0)

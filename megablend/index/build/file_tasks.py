@@ -193,7 +193,7 @@ def ensure_fragment(
 
 def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
     """Index a file, or a part of it; the content of a new file is first checked to agree with the
-    way in which it is read. Raises: as `ensure_fragment` does."""
+    way in which it is read. Raises: see `ensure_fragment`."""
     if part == 0 and not _is_known(work, column):
         problem = _describe_contradiction(work, column, storage)
         if problem:
@@ -223,7 +223,7 @@ def describe_contradictions(
     columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
 ) -> list[str]:
     """Return warnings about files that runs may read already, and whose content does not agree with
-    the way in which they are read. Raises: as Storage.read does."""
+    the way in which they are read. Raises: see Storage.read."""
     known = [task for task in work if _is_known(task, columns[task.column])]
     threads = storage.limits(known[0].file.path).max_files if known else 1
     problems = parallel_map(
@@ -270,7 +270,7 @@ def await_fragment(store: CacheStore, name: str) -> Fragment:
 
 
 def await_pack(store: CacheStore, name: str) -> Pack:
-    """Open a pack that another rank has written. Raises: as `await_fragment` does."""
+    """Open a pack that another rank has written. Raises: see `await_fragment`."""
     return Pack(store.fetch_file("packs", name, is_written=True))
 
 

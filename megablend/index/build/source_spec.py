@@ -79,7 +79,7 @@ class SourceSpec:
 
     @property
     def kind(self) -> Format:
-        """The format of its files. Raises: as `get_format` does."""
+        """The format of its files. Raises: see `get_format`."""
         assert self.read.format is not None
         return get_format(self.read.format)
 
@@ -94,8 +94,8 @@ class SourceSpec:
             raise
 
     def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
-        """Stat some of the files, many at a time if they are read over a network. Raises: as `stat`
-        does."""
+        """Stat some of the files, many at a time if they are read over a network. Raises: see
+        `stat`."""
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 

@@ -45,14 +45,15 @@ _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
-    """Find and stat the files of a source. Raises: as `find_source` does; MissingFileError."""
+    """Find and stat the files of a source. Raises: the errors of `find_source`;
+    MissingFileError."""
     found = spec if spec.paths else find_source(spec, storage)
     return found.with_files(found.stat_files(found.paths, storage))
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
     """Find and stat the files of sources, in order; over a network, of several sources at a time.
-    Raises: as `list_source` does."""
+    Raises: see `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
         yield from parallel_map(

@@ -63,7 +63,7 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
     """Read all blocks of a file, given by its number, as readers do, and return the checksums of
-    the ranges that are read. Raises: as BlockReader.byte_ranges and Storage.read do."""
+    the ranges that are read. Raises: see BlockReader.byte_ranges and Storage.read."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -139,7 +139,7 @@ def find_differences(
     snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage
 ) -> Iterator[str]:
     """Compare the blocks of a file at `path` with its `expected` checksums, and yield one line if
-    they differ. Raises: as compute_sums does."""
+    they differ. Raises: see compute_sums."""
     same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
         first_place = int(expected["offset"][np.argmin(same)])

@@ -201,7 +201,7 @@ class JoinedSnapshot(Snapshot):
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
     """Open one snapshot, or several as one, by their digests.
-    Raises: CacheError as `open_snapshot`."""
+    Raises: see `open_snapshot`."""
     snapshots = [open_snapshot(cache, digest) for digest in digests]
     return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
 

@@ -87,7 +87,7 @@ def read_seen(folder: Path, num_files: int) -> Numbers | None:
 def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     """Compare sampled ranges of a file of `size` bytes with the digest that was indexed.
 
-    Raises: ChangedFileError; as Storage.read does.
+    Raises: ChangedFileError; the errors of Storage.read.
     """
     found = sampled_content_digest(path, size, storage)
     if found != body:

@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
-    """Read and validate the manifest of a snapshot of the index. Raises: as read_manifest."""
+    """Read and validate the manifest of a snapshot of the index. Raises: see read_manifest."""
     manifest = read_manifest(folder)
     _check_fields(folder, manifest, _SNAPSHOT_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
@@ -226,8 +226,8 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare all tables of a folder with its manifest, and return one line for each table that is
-    not the one that was committed."""
+    """Compare all tables of a folder with its manifest, and return one line for each table that
+    differs from the committed one."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:

@@ -1,4 +1,4 @@
-"""Garbage collection: removes from a cache what is no longer needed.
+"""Garbage collection: removes unneeded files from a cache.
 
     snapshots     except the newest and those that runs use
     fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
@@ -66,7 +66,7 @@ def collect(
         dry_run: whether to remove nothing, and only report.
 
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
-        kept snapshot is damaged; as `needed` does.
+        kept snapshot is damaged; the errors of `needed`.
     """
     store = find_existing(cache)
     # A dry run writes nothing, not even a lock: its user may only be allowed to read

@@ -142,14 +142,13 @@ def locate(
 
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
-    """The number of turns by which a cycle of `turns` slots is rotated; `start` as `locate` has
-    it."""
+    """The number of turns by which a cycle of `turns` slots is rotated; `start`: see `locate`."""
     return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 
 @device
 def cycle_key(seed: int, start: int, cycle: int) -> int:
-    """The key of a cycle; `start` as `locate` has it."""
+    """The key of a cycle; `start`: see `locate`."""
     return hash_combine(hash_combine(seed, start), cycle)
 
 

@@ -92,7 +92,7 @@ def build_divided(
             index, which has its size and no content yet.
         await_rows: waits until the sample index is complete.
 
-    Other args, and Raises: as of build_dataset.
+    For other args and the errors raised, see build_dataset.
     """
     documents, generator = _documents(job, request)
     with ArtefactWriter(job.artefact, commits) as out:

@@ -12,7 +12,7 @@ run does not have to open `.idx` files and arrays.
 
 A line with the digest of this JSON follows it. A marker that is no longer valid is kept, with
 `.past` after its name. A build that has begun writes one with `.begun` after its name, which has
-the first three keys. Both still tell what the artefacts were made of.
+the first three keys. Both still record what the artefacts were made from.
 
 A marker is written when a build ends. A run that finds it compares the names and sizes of all
 files, and then knows the number of samples of every dataset; other damage shows when the arrays are

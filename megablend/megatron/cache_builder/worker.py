@@ -46,7 +46,7 @@ and bytes that it has built, and messages."""
 _TICK_SECONDS = 0.2
 """The time between two heartbeats, at most."""
 _WIND_DOWN_SECONDS = 1.0
-"""The time by which an error is delayed at most, so that other threads of its rank can remove the
+"""The longest time by which an error is delayed, so that other threads of its rank can remove the
 files that they have begun."""
 
 

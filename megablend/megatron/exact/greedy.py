@@ -72,9 +72,9 @@ class Greedy(ExactBlend):
     """
 
     min_part = 1 << 17
-    """Steps of a thread's part, at least: many more than its guess costs."""
+    """The fewest steps of a thread's part: many more than its guess costs."""
     max_part = 1 << 21
-    """Steps of a thread's part, at most: few enough to compute again if the guess was wrong."""
+    """The most steps of a thread's part: few enough to compute again if the guess was wrong."""
 
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MAX_DATASETS:

@@ -1,5 +1,5 @@
 """Orders other than Megatron's: samples of megablend's own plan, as GPTDataset's dicts. No arrays
-are built: which tokens a sample has is computed."""
+are built: the tokens of a sample are computed."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
 
 
 def _check_files(blends: Sequence[Blend | None]) -> None:
-    """Check that the local pairs of blends exist: a wrong path is to be reported before a missing
+    """Check that the local pairs of blends exist: a wrong path must be reported before a missing
     flag. Raises: MissingFileError; ConfigError for an address of another kind."""
     prefixes = [prefix for blend in blends if blend is not None for prefix in blend.prefixes]
     for prefix in prefixes:

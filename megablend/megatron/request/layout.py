@@ -1,10 +1,11 @@
 """Which datasets each split consists of, and how many samples of each Megatron's builder requests.
 Reads no file.
 
-    one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one prefix: with weights, too)
-    prefixes with weights      ceil(size * w) of each, built with the surplus on top; the blend is their sum
-    prefixes without weights   one epoch of each; the blend takes the split's size, or all
-    multiple validation sets   each prefix of valid by itself, no blend
+    one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one
+    prefix: also with weights) prefixes with weights      ceil(size * w) of each, built with the
+    surplus on top; the blend is their sum prefixes without weights   one epoch of each; the blend
+    takes the split's size, or all multiple validation sets   each prefix of valid by itself, no
+    blend
 
 Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits,
     _get_size_per_split_per_dataset.
@@ -30,7 +31,7 @@ _WHOLE = (0.0, 1.0)
 
 def split_matrix(split: str) -> Matrix:
     """Return the matrix that Megatron makes from a split string such as "969,30,1". Descriptions
-    contain it, so that the type of its zeros counts, too: the first is an int.
+    contain it, so the type of its zeros also counts: the first is an int.
 
     Raises: ConfigError if it has more than three parts, no part above 0, or a part that Megatron
         would misread.

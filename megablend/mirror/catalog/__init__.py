@@ -1,2 +1,2 @@
-"""Datasets that are wanted on a machine whatever job runs: revisions, wants, and what follows from
+"""Datasets that are wanted on a machine whichever jobs run: revisions, wants, and what follows from
 them. Imported only if they are used."""

@@ -237,11 +237,11 @@ class Catalog:
         return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
 
     def list_lacking(self) -> list[Revision]:
-        """List the revisions whose manifests are not here."""
+        """List the revisions whose manifests this node lacks."""
         return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
 
     def read_manifest(self, digest: str) -> bytes:
-        """Return the stored manifest of a revision; empty if it is not here."""
+        """Return the stored manifest of a revision; empty if this node lacks it."""
         path = self._path(digest)
         try:
             return path.read_bytes()

@@ -297,7 +297,7 @@ class Datasets:
         return status
 
     async def _wait_here(self, want: Want) -> dict[str, Any]:
-        """Wait until this node holds its part of a want. Raises: as `wait`."""
+        """Wait until this node holds its part of a want. Raises: see `wait`."""
         # A want of another node may be in the catalog, and not be planned yet
         self.holding.change()
 

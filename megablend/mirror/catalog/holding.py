@@ -221,8 +221,8 @@ class Holding:
         )
 
     async def _plan(self) -> None:
-        """Find out which pages must be held, and have the store keep them. Raises: as `find_own`;
-        DataError."""
+        """Find out which pages must be held, and have the store keep them. Raises: the errors of
+        `find_own`; DataError."""
         call = self._engine.call
         for want in self._catalog.wants.values():
             if want.is_past:
@@ -264,7 +264,7 @@ class Holding:
         return find_short(goals, [state.share.find_sizes() for state in states], capacity, needed)
 
     async def _inspect(self, want: Want, revision: Revision) -> State:
-        """Return the state of a revision that may have to be held. Raises: as `find_own`."""
+        """Return the state of a revision that may have to be held. Raises: see `find_own`."""
         goal = Goal(want, revision, want.is_pinned)
         try:
             share = await self.find_share(want, revision)
@@ -286,8 +286,8 @@ class Holding:
         return state
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
-        """Return the pages of a revision that this node must hold. Raises: as `find_own`;
-        DataError."""
+        """Return the pages of a revision that this node must hold. Raises: the errors of
+        `find_own`; DataError."""
         key = self._share_key(want, revision)
         if key in self._shares:
             return self._shares[key]
@@ -382,7 +382,7 @@ class Holding:
         return num_done > 0 or any(state.missing and not state.short for state in untroubled)
 
     async def _get(self, part: _Part) -> None:
-        """Copy pages from the twin of their file if it has them all, or fetch them. Raises: as
+        """Copy pages from the twin of their file if it has them all, or fetch them. Raises: see
         `Engine.obtain`."""
         key = part.key
         pages = part.pages

@@ -102,7 +102,7 @@ class Listings:
     async def add(
         self, dataset: str, sources: Sequence[str], said: Sequence[str], every: float | None
     ) -> Revision:
-        """List sources as the latest revision of a dataset. Raises: as `list_files` does.
+        """List sources as the latest revision of a dataset. Raises: see `list_files`.
 
         Args:
             said: how the user named the sources, which the revision records: the name of a text
@@ -234,10 +234,10 @@ class Listings:
 
     async def _check_source(self, latest: Revision) -> str:
         """List the source of a dataset again, and put a new revision if it has changed. Returns: the
-        trouble with the source; empty if there is none. Raises: as `add`."""
+        trouble with the source; empty if there is none. Raises: see `add`."""
 
         def compare(storage: Storage) -> tuple[_Contents, list[DataFile]]:
-            """Return the files of the source, and those of the revision that it has no longer."""
+            """Return the files of the source, and those of the revision that it no longer has."""
             if latest.is_plain:
                 contents = self._list(storage, latest.sources)
             else:

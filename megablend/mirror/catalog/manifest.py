@@ -52,7 +52,7 @@ class Manifest(Sequence[DataFile]):
 
     @classmethod
     def of_lines(cls, lines: Iterable[bytes]) -> Manifest:
-        """Make a manifest of what `pack_line` packed, sorted by path."""
+        """Make a manifest of lines from `pack_line`, sorted by path."""
         text = bytearray(_FIRST_LINE)
         for line in lines:
             text += b"\n"

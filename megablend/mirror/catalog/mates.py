@@ -32,7 +32,8 @@ class Nodes(Protocol):
         ...
 
     async def meet(self) -> None:
-        """Wait until the nodes work together. Raises: ResourceError if too few are there; ConfigError."""
+        """Wait until the nodes work together. Raises: ResourceError if too few are connected;
+        ConfigError."""
         ...
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:

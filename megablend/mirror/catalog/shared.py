@@ -181,7 +181,7 @@ class SharedCatalog:
         return await self._keys.etcd.change({self._marker_key: last.revision}, puts, deletes)
 
     async def _wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until the copy meets a condition. Raises: as `change`; ConfigError."""
+        """Wait until the copy meets a condition. Raises: the errors of `change`; ConfigError."""
         if is_met():
             return
         if self._keys.etcd.away_since is not None:
@@ -315,7 +315,8 @@ class SharedCatalog:
         return await handlers[path](body)
 
     async def _send_manifest(self, body: bytes) -> bytes:
-        """Return a part of a stored manifest; empty if it is not here, or ends before `begin`."""
+        """Return a part of a stored manifest; empty if this node lacks it, or it ends before
+        `begin`."""
         request = parse_json(body)
         digest = str(request["digest"])
         if all(each.digest != digest for each in self._catalog.revisions.values()):

@@ -9,9 +9,9 @@ large:
     -(due time in microseconds) pages that will be read; those that are due last come first
     PINNED + n                  pages of pinned datasets, which are never evicted
 
-A block's entry in the queue has a lower bound of the keys of its pages. Only when the entry is
-taken out of the queue, the true keys are computed: the pages may have been used again, become due
-or been removed. So nothing is sorted again when pages are used, written or evicted.
+A block's entry in the queue has a lower bound of the keys of its pages. The true keys are computed
+only when the entry is taken out of the queue: the pages may have been used again, become due or
+been removed. So nothing is sorted again when pages are used, written or evicted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
 NEVER = 1 << 62
 """Greater than all due times in microseconds, and than all counts of uses."""
 PAST_SECONDS = 2.0
-"""The default of `grace`: seconds after its due time from which a page has none."""
+"""The default of `grace`: seconds after its due time from which a page counts as having none."""
 WANTED = -(NEVER >> 1)
 """Less than the keys of pages with a due time, greater than those of pages that nobody wants."""
 PINNED = NEVER

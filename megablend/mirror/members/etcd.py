@@ -169,8 +169,8 @@ class Etcd:
                         yield changes
 
     async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the results of one request to the first endpoint, until it is silent. Raises: as all
-        requests; StartOverError if the token is no longer valid."""
+        """Yield the results of one request to the first endpoint, until it is silent. Raises: the
+        errors of all requests; StartOverError if the token is no longer valid."""
         endpoint = self._endpoints[0]
         try:
             async with self._post(endpoint, path, request, total=None) as answer:

@@ -6,8 +6,8 @@
 A node has its name as long as its lease is renewed. The first nodes of a view, and nodes that are
 not in it, compare the view with the nodes that have leases, and replace it in a transaction if they
 differ: so there is one view of each number, and a node that does not reach etcd's majority makes
-none. Without etcd the last view stays in force. A node stores it in its folder, goes on with it after
-a restart, and puts it back if etcd has lost it.
+none. Without etcd the last view stays in force. A node stores it in its folder, continues with it
+after a restart, and puts it back if etcd has lost it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class EtcdMembers(Views):
         except EtcdAwayError as error:
             if self._latest is None:
                 raise
-            LOG.warning("mirror: going on with view %d: %s", self._latest.number, error)
+            LOG.warning("mirror: continuing with view %d: %s", self._latest.number, error)
 
     async def _check_protocols(self) -> None:
         """Check that all nodes speak this one's protocol. Raises: ConfigError."""
@@ -119,7 +119,7 @@ class EtcdMembers(Views):
                 )
 
     async def stop(self) -> None:
-        """Leave etcd. The lease goes on: a node that starts again soon is the same node."""
+        """Leave etcd. The lease stays: a node that starts again soon is the same node."""
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
@@ -335,7 +335,7 @@ def _as_json(view: View) -> dict[str, Any]:
 
 
 def _make_view(fields: dict[str, Any]) -> View | None:
-    """Make a view from what `_as_json` returned; None from other fields."""
+    """Make a view from the result of `_as_json`; None if it has other fields."""
     if not fits(fields, _VIEW):
         return None
     return View(fields["number"], tuple(fields["nodes"]), tuple(map(tuple, fields["earlier"])))

@@ -130,7 +130,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)
 
     async def serve(self, want: Want) -> Origins:
-        """As `obtain`, for a reader of this machine: a few portions at a time."""
+        """Like `obtain`, for a reader of this machine: a few portions at a time."""
 
         async def get(portion: Pages) -> Origins:
             # Only readers of this machine take turns: if other nodes also did, nodes could wait

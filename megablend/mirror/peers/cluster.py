@@ -1,7 +1,7 @@
 """The nodes of a cluster, as one of them sees it: they meet, and then read through one another.
 
 Nothing is read before each node has announced its pages to all others: a node that has not started
-yet would look dead, and be passed over. After two minutes a majority goes on without the others.
+yet would look dead, and be passed over. After two minutes a majority continues without the others.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Cluster:
             await self._members.views.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;
+        """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
         ConfigError if the nodes do not agree."""
         missing = want.pages
 
@@ -222,7 +222,8 @@ class Cluster:
         return await self._peers[node].post(path, body)
 
     async def meet(self) -> None:
-        """Wait until the nodes work together. Raises: ResourceError if too few are there; ConfigError."""
+        """Wait until the nodes work together. Raises: ResourceError if too few are connected;
+        ConfigError."""
         await self._agreement.wait()
 
     @property
@@ -237,14 +238,14 @@ class Cluster:
         return self._agreement.failure is not None
 
     async def select(self, need: Need) -> Need:
-        """Return the part of a need that this node is a home of. Raises: as `meet`."""
+        """Return the part of a need that this node is a home of. Raises: see `meet`."""
         await self.meet()
         assert self._holders is not None
         return self._holders.select_own(need)
 
     async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
         """Return whether this node is a home of each row's block, for blocks of many files: bool
-        [rows]; see `Homes.order_rows`. Raises: as `meet`."""
+        [rows]; see `Homes.order_rows`. Raises: see `meet`."""
         await self._agreement.wait()
         assert self._holders is not None
         return await asyncio.to_thread(self._holders.find_own, ids, blocks)

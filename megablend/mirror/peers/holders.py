@@ -61,9 +61,9 @@ class Holders:
         self._unannounced: dict[str, dict[FileKey, Pages]] = {
             name: {} for name in names if name != own
         }
-        """The pages that each other node has yet to be told of."""
+        """The pages that each other node has yet to be notified of."""
         self.news = {name: asyncio.Event() for name in self._unannounced}
-        """For each other node: set while it has yet to be told of pages."""
+        """For each other node: set while it has yet to be notified of pages."""
         self._held_at_start: dict[str, list[Need]] | None = None
         """For each other node that has not got its first announcement: the pages for it, which were
         held when the nodes met. None before the store was searched."""
@@ -84,7 +84,8 @@ class Holders:
 
     def count_debts(self) -> dict[str, int]:
         """Return numbers for people and metrics: the copies of each page, the bytes that this node
-        has yet to copy, the copies under way, and the nodes that have yet to be told of pages."""
+        has yet to copy, the copies under way, and the nodes that have yet to be notified of
+        pages."""
         to_copy = [*self._to_copy.items(), *self._to_copy_later.items()]
         return {
             "copies": self.copies,

@@ -14,7 +14,7 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""The time for which a node that ends goes on responding: later, clients turn to other nodes."""
+"""The time for which an ending node keeps responding: later, clients turn to other nodes."""
 
 
 class _Faults(logging.Logger):

@@ -24,8 +24,8 @@ _JOINING = {"rank": int, "name": str}
 
 @dataclass(eq=False)
 class Agreement:
-    """Whether the nodes work together, as far as this node knows: not yet, yes, too few are there,
-    or they cannot."""
+    """Whether the nodes work together, as far as this node knows: not yet, yes, too few are
+    connected, or they cannot."""
 
     options: MirrorOptions
     size: int
@@ -35,18 +35,18 @@ class Agreement:
     """Why the nodes cannot work together with their present settings; None if no reason is
     known."""
     too_few: str = ""
-    """The message about missing nodes, if too few are there; empty otherwise."""
+    """The message about missing nodes, if too few are connected; empty otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_reached(self) -> bool:
-        """Whether the nodes work together. If not, this node goes on waiting for the others, even
-        for those at fault, which may be mended."""
+        """Whether the nodes work together. If not, this node keeps waiting for the others, even for
+        those at fault, which may be repaired."""
         return self._decided.is_set() and not self.too_few and self.failure is None
 
     async def wait(self) -> None:
-        """Wait until the nodes work together. Raises: ResourceError while too few are there;
+        """Wait until the nodes work together. Raises: ResourceError while too few are connected;
         ConfigError if they cannot work together."""
         await self._decided.wait()
         if self.failure is not None:
@@ -70,20 +70,20 @@ class Agreement:
             self._decided.set()
 
     def is_enough(self, missing: list[str]) -> bool:
-        """Whether a majority is there, and goes on without the nodes `missing`. Raises: ConfigError
-        if nodes are missing with `strict`."""
+        """Whether a majority is connected, and continues without the nodes `missing`. Raises:
+        ConfigError if nodes are missing with `strict`."""
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
             self.fall_short(f"{text}: the others are not a majority")
             return False
         if self.options.strict:
             self.fall_short(text)
-        LOG.warning("mirror: %s: going on without them", text)
+        LOG.warning("mirror: %s: continuing without them", text)
         return True
 
     def fall_short(self, text: str) -> None:
         """Let reads fail with the message `text` until more nodes have come, so that ranks read the
-        source themselves. Nodes that already work together go on. Raises: ConfigError with
+        source themselves. Nodes that already work together continue. Raises: ConfigError with
         `strict`."""
         if self.is_reached:
             return
@@ -180,8 +180,8 @@ class Joining:
 
     async def join(self, peer: Peer) -> list[str]:
         """Send this node's name to the job's first machine, which needs it again after each of its
-        restarts. Returns: the list of nodes; empty if the peer is not the first machine. Raises: as
-        `Peer.post`; AwayError while other nodes are missing."""
+        restarts. Returns: the list of nodes; empty if the peer is not the first machine. Raises:
+        the errors of `Peer.post`; AwayError while other nodes are missing."""
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
             return []

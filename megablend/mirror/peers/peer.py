@@ -1,4 +1,5 @@
-"""Requests to another node, and whether it is there: it responds, however slowly, or it is away."""
+"""Requests to another node, and whether it is reachable: it responds, however slowly, or it is
+away."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ class Peer:
             if task is not None:
                 task.cancel()
         if self.away_since is None:
-            self.trouble = "it is not one of the nodes any more"
+            self.trouble = "it is no longer one of the nodes"
             self.away_since = time.monotonic()
             self._away_signal.set_result(None)
 
@@ -162,8 +163,8 @@ class Peer:
             self._num_pending -= 1
 
     async def ping(self) -> bool:
-        """Send a ping. Returns: whether the node is there; without a response it is away from now
-        on."""
+        """Send a ping. Returns: whether the node is reachable; without a response it is away from
+        now on."""
         suspicion = None
         if self.away_since is None:
             suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.on_suspect)
@@ -291,5 +292,5 @@ class Peer:
             self.on_met(self)
 
     async def call(self, path: str, value: Any) -> Any:
-        """Send a value as JSON, and return the response, parsed from JSON. Raises: as `post`."""
+        """Send a value as JSON, and return the response, parsed from JSON. Raises: see `post`."""
         return parse_json(await self.post(path, pack_json(value)) or b"null")

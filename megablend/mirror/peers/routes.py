@@ -5,9 +5,9 @@ Each piece has an order of all nodes. A node requests pages from the nodes befor
 beginning with the home, which gets the pages and keeps them. Only the first of them that answers
 reads the source. Since a node asks only nodes before it, nodes never wait in a circle. That holds
 within one view. So a node that is in another view is waited for, and requests to other nodes end
-with the view. Reads of the source go on, and whoever is to read the same pages next waits until
-they have finished. A node that may have been left out by a view that it has not heard of reads only
-what is due soon from the source, since other nodes may be the homes of its pieces now.
+with the view. Reads of the source continue, and whoever reads the same pages next waits until they
+have finished. A node that may have been left out by a view that it has not heard of reads only
+pages that are due soon from the source, since other nodes may be the homes of its pieces now.
 """
 
 from __future__ import annotations

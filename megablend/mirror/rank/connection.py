@@ -105,11 +105,11 @@ class Connection:
 
     def want(self, need: Need) -> Future[bytes]:
         """Request pages. The result of the future is their packed ORIGINS, once all of them are
-        held; its error is that of the read of the source, or NodeLostError."""
+        held; its error is the source's, or NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Have pages replaced that differ from a checksum. Raises: as `fill`."""
+        """Have pages replaced that differ from a checksum. Raises: see `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
     def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
@@ -147,15 +147,15 @@ class Connection:
                 self._drop(self._socket)
 
     def command(self, kind: Kind, about: Any = None) -> Any:
-        """Send a command, and return its answer, parsed from JSON. Raises: NodeLostError."""
+        """Send a command, and return its response, parsed from JSON. Raises: NodeLostError."""
         return parse_json(self._get_answer(kind, b"" if about is None else pack_json(about)))
 
     def _get_answer(self, kind: Kind, payload: bytes) -> bytes:
-        """Send a request that may be repeated, and return its answer. Raises: NodeLostError."""
+        """Send a request that may be repeated, and return its response. Raises: NodeLostError."""
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Send a request. Returns: a future of the answer's payload. Raises: NodeLostError;
+        """Send a request. Returns: a future of the response's payload. Raises: NodeLostError;
         ConfigError if the mirror cannot be used."""
         return _repeat(lambda: self._request_once(kind, payload))
 
@@ -300,11 +300,11 @@ class Connection:
         return self._connect()
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
-        """Pass answers to their futures in `pending`, until the connection ends."""
+        """Pass responses to their futures in `pending`, until the connection ends."""
 
         def probe() -> None:
-            """After `patience` seconds of silence with pending answers, send a request that is
-            answered at once. Raises: EOFError if such a request is still pending."""
+            """After `patience` seconds of silence with pending requests, send one that gets a
+            response at once. Raises: EOFError if such a request is still pending."""
             if _PROBE_NUMBER in pending:
                 raise EOFError
             if pending:

@@ -56,7 +56,7 @@ class _Opened:
     def read(
         self, offsets: Int64s, sizes: Int64s, allocate: Allocate, num_fetched: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """As Storage.read_ranges, from the copy. Returns: None if not all of the ranges are held.
+        """Like Storage.read_ranges, from the copy. Returns: None if not all of the ranges are held.
 
         Args:
             num_fetched: bytes that the node process fetched for this read, which are not counted
@@ -252,7 +252,7 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """Return the needs of ranges whose files are mirrored. Raises: as `_open_all`."""
+        """Return the needs of ranges whose files are mirrored. Raises: see `_open_all`."""
         mirrored = [of_file for of_file in ranges if self._covers(of_file.path)]
         self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()

@@ -97,7 +97,7 @@ class Place(NamedTuple):
 
 
 class Files:
-    """Answers requests for files of datasets.
+    """Responds to requests for files of datasets.
 
     Args:
         engine: reads pages.

@@ -1,4 +1,4 @@
-"""A node's answers to HTTP programs, at `data_port`:
+"""A node's HTTP server, at `data_port`:
 
     GET  /v1/data/...      files of datasets: see `files`
     GET  /                 a page about the state of the node, the other nodes and datasets
@@ -39,7 +39,8 @@ _HEADERS = {
 
 
 class WebServer:
-    """Answers HTTP programs. Raises: ConfigError if the token or the certificate cannot be used.
+    """Responds to HTTP programs. Raises: ConfigError if the token or the certificate cannot be
+    used.
 
     Args:
         options: the mirror's settings, with `data_port`.

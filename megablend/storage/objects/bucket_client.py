@@ -102,7 +102,7 @@ class BucketClient:
         `version` is None.
 
         Args:
-            into: memory for these bytes; the response has only the parts that are not there yet.
+            into: memory for these bytes; the response has only the parts that are not in it yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError if the object ends before
             `stop`; DataError.
@@ -228,7 +228,7 @@ class BucketClient:
         return RangeResponse([], version)
 
     def _note(self, request: Request, size: int) -> None:
-        """Note that a request was answered with `size` bytes."""
+        """Note that a request got a response of `size` bytes."""
         assert request.first_byte_at is not None
         self.timing.note(request.sent_at, asyncio.get_running_loop().time() - request.sent_at, size)
         self.limiter.note_latency(request.first_byte_at - request.sent_at, request.first_byte_at)
@@ -307,7 +307,7 @@ def _explain_length(result: Any) -> Failure:
 
 def _is_cancelled() -> bool:
     """Return whether this task itself was cancelled, not just the future that it waited for; False
-    before Python 3.11, which does not tell."""
+    before Python 3.11, which does not record it."""
     count_requests = getattr(asyncio.current_task(), "cancelling", None)
     return count_requests is not None and count_requests() > 0
 

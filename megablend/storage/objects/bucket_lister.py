@@ -77,7 +77,7 @@ class BucketLister:
 
         Args:
             is_there: whether another listing contains the folder. It is then listed a few times
-                more if its listing is empty: a proxy may have answered with a web page, which the
+                more if its listing is empty: a proxy may have responded with a web page, which the
                 client takes for an empty listing.
         """
         listed = await self._list_once(pattern, address, folder)

@@ -74,7 +74,7 @@ def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
 
 
 def _report_busy(root: str, seconds: float) -> None:
-    """Note that a root is busy, and tell the listeners."""
+    """Note that a root is busy, and notify the listeners."""
     _note_busy(root, seconds)
     for listen in busy_listeners:
         listen(root, seconds)

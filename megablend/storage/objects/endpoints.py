@@ -29,7 +29,7 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
-    """Return whether a server answers with a page for people, as the consoles of stores do on a
+    """Return whether a server responds with a page for people, as the consoles of stores do on a
     port of their own.
 
     Args:

@@ -21,7 +21,7 @@ class Kind(Enum):
     """The source is busy: the request is tried again, and fewer requests are sent."""
     CONNECT = "connect"
     """There is no connection: the request is tried again, but not for long if the source has never
-    answered."""
+    responded."""
     EXPIRED = "expired"
     """Credentials have expired: new ones may come."""
     CHANGED = "changed"
@@ -31,7 +31,7 @@ class Kind(Enum):
     EMPTY = "empty"
     """The object has none of the requested bytes."""
     NO_RANGES = "no ranges"
-    """The server answers with the whole object, which may be empty, instead of a range."""
+    """The server responds with the whole object, which may be empty, instead of a range."""
     UNUSABLE = "unusable"
     """The response cannot be used: the request is tried a few times, since a proxy may have sent the
     response."""

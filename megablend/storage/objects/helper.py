@@ -56,8 +56,8 @@ class Helper:
         """Call a method of a storage, whose first argument is a location.
 
         Args:
-            known: versions of files that the call is to read, if they are known. The helper keeps
-                none from call to call.
+            known: versions of files that the call reads, if they are known. The helper keeps none
+                from call to call.
 
         Returns: a future of its result and the versions known afterwards, or of its error;
             DataError if the process has ended.

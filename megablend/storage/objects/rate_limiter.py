@@ -161,7 +161,7 @@ class RateLimiter:
 
         Args:
             pause: the seconds for which no request is admitted.
-            is_told: whether another process has told this one, so that `on_busy` is not called.
+            is_told: whether another process has notified this one, so that `on_busy` is not called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
         is_new = now - self._slowed_at >= 1 or until >= self.paused_until + 1

@@ -21,7 +21,7 @@ _LOG_SECONDS = 60.0
 _QUIET_ATTEMPTS = 3
 """The number of attempts at a request before its failures are logged: a few are ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
-"""The time after which a source that has never answered is given up: its name, port or certificate
+"""The time after which a source that has never responded is given up: its name, port or certificate
 is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
 """The most attempts at a request whose kind of failure trying again rarely mends."""
@@ -61,7 +61,7 @@ class RetryPolicy:
     Args:
         root: the location of the source for messages, such as s3://bucket.
         give_up_after: the seconds after which a request that keeps failing is given up.
-        limiter: is told when the source is busy, to admit fewer requests.
+        limiter: is notified when the source is busy, to admit fewer requests.
     """
 
     def __init__(self, root: str, give_up_after: float, limiter: RateLimiter) -> None:
@@ -75,7 +75,7 @@ class RetryPolicy:
         """The number of requests that are being tried again."""
 
     def note_success(self) -> None:
-        """Note that a request was answered."""
+        """Note that a request got a response."""
         self._has_answered = True
         self._limiter.speed_up()
 
@@ -138,7 +138,7 @@ class RetryPolicy:
         await asyncio.sleep(pause)
 
     def _note_failure(self, failure: Failure) -> None:
-        """Count a failure, which shows that the source answers unless it is of the connection."""
+        """Count a failure, which shows that the source responds unless it is of the connection."""
         self.counts.failures += 1
         self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
 

@@ -83,7 +83,7 @@ def test_who_waits_for_a_node_that_leaves_is_told(tmp_path: Path) -> None:
             waiting = asyncio.ensure_future(peer.post("/v1/check", b"{}"))
             await asyncio.sleep(0.1)
             peer.close()
-            with pytest.raises(AwayError, match="it is not one of the nodes any more"):
+            with pytest.raises(AwayError, match="it is no longer one of the nodes"):
                 await asyncio.wait_for(waiting, 1.0)
 
     with FaultySource(make_files(1, 1 << 20)) as source:

@@ -89,7 +89,7 @@ def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
 
 def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
     """Return the position of the first occurrence of each distinct offset, by ascending offset; and
-    for each of `offsets` int64 [n] its position among these. As np.unique, but faster."""
+    for each of `offsets` int64 [n] its position among these. Like np.unique, but faster."""
     order = np.argsort(offsets, kind="stable")
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)

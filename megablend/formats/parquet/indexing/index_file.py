@@ -32,7 +32,7 @@ column is an unsigned INT64."""
 
 def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
     """Return the smallest and the largest value of the chunks that have statistics; None if no
-    chunk has.
+    chunk has any.
 
     Args:
         chunks: CHUNK_DTYPE [n].
