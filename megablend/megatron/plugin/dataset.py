@@ -124,6 +124,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             type(self).__getitem__ is MegablendGPTDataset.__getitem__
             and isinstance(self.dataset, PairDocuments)
             and bool(self.masks_and_position_ids_are_cacheable)
+            and bool(self.config.add_extra_token_to_sequence)
             and not getattr(self.config, "inter_document_masking", False)
             and is_tried(installed_version())
             and not find_unknown_settings(self.config, GPTDatasetConfig)

@@ -202,6 +202,24 @@ def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
     assert_same_samples(ours, theirs)
 
 
+def test_samples_without_an_extra_token_have_no_last_label(tmp_path: Path) -> None:
+    """Also where the first one that is read is followed by token 0, the label that is put there."""
+    length = 16
+    tokens = list(range(1, 10 * length))
+    tokens[3 * length] = 0
+    prefix = write_word(tmp_path / "pair", "megatron", [tokens])
+    options: dict[str, Any] = {
+        "blend": ([prefix], None),
+        "split": "1",
+        "add_extra_token_to_sequence": False,
+    }
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options), [9, 0, 0])[0]
+    ours = build(MegablendGPTDataset, plugin_config(tmp_path / "ours", **options), [9, 0, 0])[0]
+    followed_by_0 = next(k for k in range(9) if theirs[k]["tokens"][-1] == 3 * length)
+    assert ours[followed_by_0]["labels"][-1] == 0
+    assert_same_samples(ours, theirs)
+
+
 @pytest.mark.parametrize("second", ["uint16", "int16", "int32", "parquet"])
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None:
