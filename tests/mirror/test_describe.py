@@ -142,17 +142,20 @@ def test_what_fits_leaves_the_source_once(num_nodes: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_nodes", "most"), [(1, 0.03), (2, 0.06)])
-def test_what_does_not_fit_leaves_it_again(num_nodes: int, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_nodes", "megabytes"), [(1, 24.0), (2, 96.0)])
+def test_what_does_not_fit_leaves_it_again(
+    num_nodes: int, megabytes: float, tmp_path: Path
+) -> None:
     """Within 3 % if the run is long: what counts as read only some time after it was due, or is
-    fetched ahead, is then a small part of the mirror. With two nodes 0.5 to 4.8 % were measured."""
+    fetched ahead, is then a small part of the mirror. With two nodes homes of 8 MiB pieces are
+    chance, too: of 24 MB 0.5 to 4.8 % were measured, of 96 MB 1.4 and 2.4 %."""
     found, source_bytes, _ = compare(
-        tmp_path, num_nodes=num_nodes, share=0.5, seconds=150.0, megabytes=24.0
+        tmp_path, num_nodes=num_nodes, share=0.5, seconds=200.0, megabytes=megabytes
     )
     assert not found.fits
     described = sum(epoch.source_bytes for epoch in found.epochs)
     assert 1.3 * found.needed_bytes < described < 1.7 * found.needed_bytes
-    assert abs(source_bytes / described - 1) < most
+    assert abs(source_bytes / described - 1) < 0.03
 
 
 def test_of_long_runs_a_part_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
