@@ -180,7 +180,7 @@ def ask_node(
 
 @contextmanager
 def _warning_if_slow(folder: str) -> Iterator[None]:
-    """Warn once that a node process is waited for, if the context lasts long."""
+    """Warn once that a node process is waited for, if the context takes a long time."""
     text = "%s: waiting for its node process, whose log says why: node.log there, or that of the service"
     timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
     timer.daemon = True

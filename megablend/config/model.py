@@ -34,7 +34,7 @@ OUTSIDE_REQUEST = frozenset(
         "local_cache",
         "run",
         "path",
-        # What a sample has besides its tokens, and what these are compared with
+        # What a sample has in addition to its tokens, and what these are compared with
         "extra_columns",
         "vocab_size",
         "eod_token",

@@ -87,7 +87,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         )
 
     def taken(self, indices: Int64s) -> DecodedBlocks:
-        """Select blocks by their indices, int64 [m]; repeats allowed."""
+        """Select blocks by their indices, int64 [m], which may repeat."""
         index_list = indices.tolist()
         return DecodedBlocks(
             [self.owners[i] for i in index_list],

@@ -59,8 +59,8 @@ class ColumnFormat(BaseFormat):
         """Convert the index of a file whose documents are rows to the documents that the config
         requests; `found` itself if it requests none.
 
-        Raises: ConfigError if the column contains lists, or its type cannot hold the separator; as
-            reading does.
+        Raises: ConfigError if the column contains lists, or its type cannot hold the separator; the
+        errors of reading.
         """
         documents = read.option(DOCUMENTS)
         if documents is None:

@@ -53,7 +53,7 @@ def find_format(name: str) -> Format | None:
 
 def get_format(name: str) -> Format:
     """Return the format with a name. Raises: ConfigError if there is none, listing the known names;
-    as `find_format` does."""
+    the errors of `find_format`."""
     found = find_format(name)
     if found is not None:
         return found
@@ -80,8 +80,8 @@ def format_of(path: str, storage: Storage) -> Format:
     """Detect the format of a path or glob pattern: by its suffix and, if several formats share
     that, by its content; or as the prefix of a Megatron pair.
 
-    Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and
-        `Format.recognizes` do.
+    Raises: ConfigError if no format matches, listing the known suffixes; the errors of
+    `find_format` and `Format.recognizes`.
     """
     candidates = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(candidates) > 1:

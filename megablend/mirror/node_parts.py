@@ -55,7 +55,7 @@ _STOP_SECONDS = 0.05
 
 
 class Node:
-    """The parts of a node process, and its answers to clients.
+    """The parts of a node process, and its responses to clients.
 
     Args:
         options: the mirror's settings: a service's own, or those of the rank that started it.
@@ -140,7 +140,7 @@ class Node:
         )
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until stopped; `ready` is called as soon as clients are answered."""
+        """Serve until stopped; `ready` is called as soon as clients are served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
@@ -195,8 +195,8 @@ class Node:
                 self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Answer a client's greeting. Raises: LeavingError if this process ends, so that the client
-        starts another one; ConfigError if the client cannot use it."""
+        """Respond to a client's greeting. Raises: LeavingError if this process ends, so that the
+        client starts another one; ConfigError if the client cannot use this process."""
         differing = list[str]()
         # Commands may be of any version, so that `megablend node stop` always works
         if "options" in hello:

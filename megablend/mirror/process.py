@@ -1,4 +1,4 @@
-"""How the node process of a mirror starts: as a service, or in the background for a rank."""
+"""The start of a mirror's node process: as a service, or in the background for a rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _MAX_LOG_BYTES = 1 << 20
 _ETCD_PREFIX = "MEGABLEND_ETCD_"
 """Prefix of the variables with etcd's user and password: USER and PASSWORD follow."""
 _READY = "ready"
-"""Begins the child's message to its parent if clients are answered; else it is an error's text."""
+"""The begin of the child's message to its parent if clients are served; else it is an error's
+text."""
 
 
 def run_node(
@@ -44,7 +45,7 @@ def run_node(
     """Run a node process until it is stopped.
 
     Args:
-        ready: called as soon as clients are answered.
+        ready: called as soon as clients are served.
 
     Raises: ConfigError if the folder cannot be used; FolderInUseError if another process owns it.
     """

@@ -39,7 +39,7 @@ def open_run(
     storage: Storage | None = None,
     ledger: Ledger | None = None,
 ) -> Run:
-    """Open the run behind a dataset. Raises as `megablend.open` does.
+    """Open the run behind a dataset. Raises: see `megablend.open`.
 
     The config is compiled only if the run's ledger has no companion for what the config requests,
     or the ledger does not have the state's plan.
@@ -97,7 +97,7 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
-    """Compile train as a config requests it, which has to be what was committed, and keep the
+    """Compile train as a config requests it, which must match the commitment, and keep the
     companion for the next time if that is possible."""
     compiled = compile_committed(config, "train", ledger, storage).follow_ledger(ledger)
     check_limits(compiled)

@@ -1,5 +1,5 @@
-"""Which bytes coming steps read, and when they are due, for storages that keep copies of files on
-this node.
+"""The bytes that coming steps read, and when they are due, for storages that keep copies of files
+on this node.
 
 A storage with copies fetches ranges in the order in which they are due, and evicts the last first.
 """

@@ -44,7 +44,7 @@ _reader_numbers = itertools.count()
 
 @dataclass(slots=True)
 class LoaderProgress:
-    """How far a loader is; the loader changes it, and the thread of a DueReporter reads it."""
+    """The progress of a loader, which changes it; the thread of a DueReporter reads it."""
 
     num_taken: int = 0
     """Steps that were taken."""
@@ -96,7 +96,7 @@ class DueReporter:
 
 
 class _Announcer:
-    """What the thread of a DueReporter does; arguments as there."""
+    """The work of the thread of a DueReporter, with its arguments."""
 
     def __init__(
         self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
@@ -158,7 +158,7 @@ class _Announcer:
             self._storage.set_due(self._reader, ranges)
         except MegablendError as error:
             if not self._has_failed:
-                LOG.warning("cannot tell the mirror what will be read: %s", error)
+                LOG.warning("cannot announce to the mirror what will be read: %s", error)
             self._has_failed = True
 
 

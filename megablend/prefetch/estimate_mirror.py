@@ -1,5 +1,5 @@
-"""What mirrors take from the source, from one another and from their disks, found by planning the
-reads of a run's loaders and simulating what the mirrors keep.
+"""The data that mirrors take from the source, from one another and from their disks, found by
+planning the reads of a run's loaders and simulating what the mirrors keep.
 
 Reads that open files, repeated fetches after a failure or a restart, and evictions due to fetching
 ahead are not included.
@@ -58,7 +58,7 @@ class MirrorEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorEstimate:
-    """What the mirrors of a job take to read train."""
+    """The data that the mirrors of a job take to read train."""
 
     nodes: int
     size: int | None

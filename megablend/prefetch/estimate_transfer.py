@@ -1,5 +1,5 @@
-"""What reading a run takes from object stores: requests, bytes and their price, found by planning
-the reads of its loaders.
+"""The transfer that reading a run takes: requests, bytes and their price, found by planning the
+reads of its loaders.
 
 What is read while blocks are decoded (extra columns), and again after a failure or a restart, is
 not included.

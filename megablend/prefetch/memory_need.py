@@ -1,5 +1,5 @@
-"""How much `memory` the loaders of a run need, and how many lanes the config's `memory` would
-suffice for.
+"""The `memory` that the loaders of a run need, and the lanes for which the config's `memory` would
+suffice.
 
 A process needs room for the blocks that its lanes are in, so that none is read twice; and for the
 blocks of each of its steps, since `windows` refuses a step that does not fit. If there are many
@@ -56,7 +56,7 @@ class MemoryNeed:
     """The least that the rank's processes need together, for their lanes, steps, batches and the
     orders of blocks."""
     limit_per_rank: int
-    """What `memory` allows these processes together."""
+    """The bytes that `memory` allows these processes together."""
     most_lanes: int | None
     """The most lanes that suit the loaders and the run's length and for which `memory` is enough;
     None if memory does not depend on lanes."""
@@ -64,8 +64,8 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PartNeed:
-    """What a process needs for a *part* of a run: consecutive samples of one length, none of them
-    skipped."""
+    """The memory that a process needs for a *part* of a run: consecutive samples of one length,
+    none of them skipped."""
 
     run: Run
     """The run, viewed in the section of the part."""

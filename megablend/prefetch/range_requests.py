@@ -143,7 +143,7 @@ class RangeRequests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Claim:
-    """What a read has of shared ranges."""
+    """The shared ranges that a read has."""
 
     future: Future[FetchedRanges]
     is_owner: bool

@@ -45,7 +45,7 @@ class InFlightWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableUse:
-    """How the steps of a window use the block table."""
+    """The use of the block table by the steps of a window."""
 
     slots: Int64s
     """int64 [num_blocks], slots of the blocks of the window's schedule."""

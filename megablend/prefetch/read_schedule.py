@@ -1,4 +1,4 @@
-"""What a loader's coming steps need: samples, where the samples' tokens are stored, the blocks
+"""The needs of a loader's coming steps: samples, where the samples' tokens are stored, the blocks
 there, and when each block is used. Nothing is read here.
 
 A sample number determines the blocks that the sample needs, so future reads are known.
@@ -60,7 +60,7 @@ class ReadSchedule:
     sources: npt.NDArray[np.int32]
     """int32 [n], the samples' sources."""
     spans: Spans
-    """Where the samples' tokens are stored, [m]."""
+    """The places where the samples' tokens are stored, [m]."""
     span_offsets: Int64s
     """int64 [num_steps + 1], into `spans`."""
     ids: Int64s

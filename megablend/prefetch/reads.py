@@ -1,4 +1,4 @@
-"""What is read and decoded together: some blocks of a window, of a file or of several."""
+"""Reads: blocks of a window, of one file or of several, that are read and decoded together."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Sample:
     ordinal: int
     """The sample's number within the source, counted over all epochs."""
     spans: Spans
-    """Where the tokens are stored, in order; `blocks` are block numbers of the index."""
+    """The places where the tokens are stored, in order; `blocks` are block numbers of the index."""
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]

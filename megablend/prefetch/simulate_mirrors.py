@@ -28,7 +28,7 @@ class PageReads(NamedTuple):
 
 
 class SentPages(NamedTuple):
-    """How often a page is sent for each read: arrays of int64 [n]."""
+    """The number of times that a page is sent for each read: arrays of int64 [n]."""
 
     source: Int64s
     """By the source: once or not at all."""

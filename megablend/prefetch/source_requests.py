@@ -1,8 +1,8 @@
-"""What planned reads of one source's files request. That depends on the format, so that some files
-are opened to find out.
+"""The requests that planned reads of one source's files make. These depend on the format, so that
+some files are opened to find out.
 
 *Figures* are three numbers, float64 [3]: requests, and the least and the most bytes that they
-return. The bytes differ where what is requested depends on what was read before.
+return. The bytes differ if requests depend on what was read before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ show what else a read requests."""
 
 
 class SourceRequests:
-    """What reads of a source's files request.
+    """The requests that reads of a source's files make.
 
     Args:
         store: a BlockStore that has opened none of them.

@@ -1,4 +1,4 @@
-"""What a loader will read, divided into windows whose blocks fit into memory.
+"""The coming reads of a loader, divided into windows whose blocks fit into memory.
 
 A *window* is a range of steps (of one loader, or of one of its workers) whose distinct blocks are
 all in memory at once, each read once. A block is kept after its window if the next window uses it,

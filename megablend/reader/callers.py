@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from megablend.errors import ConfigError
 
 _DEPTH = 4
-"""How many frames above a sampler's iteration are searched for an enclosing sampler."""
+"""The number of frames above a sampler's iteration that are searched for an enclosing sampler."""
 
 
 def warn_if_shuffled() -> bool:

@@ -30,7 +30,7 @@ from megablend.run.state import State
 from megablend.system.failures import translating
 
 _NAMED = 8
-"""How many sources `repr` names."""
+"""The number of sources that `repr` names."""
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):

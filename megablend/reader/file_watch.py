@@ -66,8 +66,8 @@ class _End:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a FileWatch is; its threads, each of which continues where the previous one ended,
-    and the owner of the FileWatch share it."""
+    """The progress of a FileWatch; its threads, each of which continues where the previous one
+    ended, and the owner of the FileWatch share it."""
 
     next_index: int = 0
     """Index into the files of the next one to check."""
@@ -76,7 +76,7 @@ class _Progress:
 
 
 class _Finding(NamedTuple):
-    """What a check found."""
+    """The result of a check."""
 
     file: RunFile
     error: Exception

@@ -265,7 +265,7 @@ class Loader:
             self._steps.close()
 
     def stats(self) -> dict[str, Any]:
-        """Return how far the run is, by source, and what reading has taken on this rank since the
+        """Return the progress of the run, by source, and the cost of reading on this rank since the
         Loader was made; JSON-able.
 
         Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the

@@ -1,4 +1,4 @@
-"""Which options may be passed on to torch's DataLoader: not those that a Loader sets itself, nor
+"""The options that may be passed on to torch's DataLoader: not those that a Loader sets itself, nor
 those that cannot work."""
 
 from __future__ import annotations

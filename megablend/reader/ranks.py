@@ -118,13 +118,13 @@ def _not_a_member() -> ConfigError:
 
 
 class _Processes(NamedTuple):
-    """How many processes the job of this process has."""
+    """The number of processes of this process's job."""
 
     number: int
     is_exact: bool
     """Whether there cannot be more."""
     origin: str
-    """What says so: a library or a variable."""
+    """The origin of that number: a library or a variable."""
 
     def __str__(self) -> str:
         return f"{self.number}{'' if self.is_exact else ' or more'} ({self.origin})"

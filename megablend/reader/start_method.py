@@ -1,4 +1,4 @@
-"""How a DataLoader's workers start and end.
+"""The start and the end of a DataLoader's workers.
 
 Workers are not forked if files or the cache are in an object store, since the store's client does
 not survive a fork. They end with the trainer, however the trainer ends.
@@ -23,7 +23,8 @@ from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 
 _POLL_SECONDS = 5.0
-"""How often a worker looks whether its parent is alive, if the parent's end does not wake it."""
+"""The interval at which a worker checks whether its parent is alive, if its end does not wake
+it."""
 
 
 class WorkerStart:

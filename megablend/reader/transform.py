@@ -89,7 +89,7 @@ class Generation(NamedTuple):
     process: int
     """Process id."""
     num_closes: int
-    """How often the threads were closed in this process."""
+    """The number of times that the threads were closed in this process."""
 
 
 class Threads:

@@ -36,7 +36,7 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
     planned = _find_planned(plan, number, stage, sample)
     start = plan.stages[planned].start
     round_up = find_interleaving(stage.blend.interleaving).round_up
-    # After a sample of the drain before `start`, the stage goes on for one cycle
+    # After a sample of the drain before `start`, the stage continues for one cycle
     length = round_up(plan.plan_of(planned), max(1, sample - start))
     stop = min(stage.stop, start + length)
     last = dataclasses.replace(stage, cut=None if stop == stage.end else stop)

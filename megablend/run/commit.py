@@ -1,5 +1,5 @@
-"""Compute what is committed with a run's ledger: what its config requests of valid and test, and
-what opening the run would compute otherwise."""
+"""Compute the data that are committed with a run's ledger: what its config requests of valid and
+test, and what opening the run would compute otherwise."""
 
 from __future__ import annotations
 

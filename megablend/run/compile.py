@@ -232,7 +232,8 @@ class _Compiler:
         `following`."""
         ledger = self.make_ledger(stages).with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
-            # What a cut leaves, and so a drain, depends on the version and cycles of the run
+            # The rest that a cut leaves, and so a drain, depends on the version and cycles of the
+            # run
             ledger = ledger.in_version(self.promised.plan_version).with_cycles_of(self.promised)
         last = ledger.stages[-1]
         index = self.data.snapshots[following.snapshot].snapshot.digest
@@ -243,7 +244,7 @@ class _Compiler:
         )
         # A stage that is not committed: whether it reads epochs whole is yet to be found out
         is_new = drain.whole_epochs is None
-        # The stage that follows, as far as what is read before it depends on it
+        # The next stage, with the settings on which the reads before it depend
         next_stage = replace(
             last,
             index=index,

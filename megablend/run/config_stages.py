@@ -19,7 +19,7 @@ from megablend.run.links import Link
 
 
 class RequestedSchedule(NamedTuple):
-    """How the shares of a stage change."""
+    """The change of a stage's shares."""
 
     kind: str
     steps: int
@@ -33,7 +33,7 @@ CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
 
 
 class Drain(NamedTuple):
-    """What is fixed of the drain before a stage: its length, or the multiple at which it ends."""
+    """The fixed part of the drain before a stage: its length, or the multiple at which it ends."""
 
     samples: int | None
     """See `Stage.drain`."""
@@ -67,7 +67,7 @@ class RequestedStage:
     cut: int | None = None
     """The sample at which the next stage begins, if that is before `end`."""
     schedule: RequestedSchedule | None = None
-    """How the shares change to `weights`; None if they are constant."""
+    """The way in which the shares change to `weights`; None if they are constant."""
 
     @property
     def mean_weights(self) -> tuple[Fraction, ...]:
@@ -335,8 +335,8 @@ def _round_to_lanes(
 def _find_cut(
     next_settings: StageSettings, first: int, end: int, links: Sequence[Link]
 ) -> int | None:
-    """Where the next stage cuts a stage of samples [first, end): where the config says, or where
-    the run was amended."""
+    """The sample at which the next stage cuts a stage of samples [first, end): where the config
+    says, or where the run was amended."""
     committed = sorted(
         link.cut for link in links if link.cut is not None and first < link.cut <= end
     )

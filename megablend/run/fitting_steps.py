@@ -1,4 +1,4 @@
-"""Which steps and lanes fit a run: steps fit if no batch has samples of two lengths or masks, or
+"""The steps and lanes that fit a run: steps fit if no batch has samples of two lengths or masks, or
 samples that are skipped; lanes fit if no two processes read the same one.
 
 A step is what all data-parallel ranks read at once. Steps are counted from the position at which

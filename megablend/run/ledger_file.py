@@ -141,7 +141,7 @@ def run_names(cache: CacheLike) -> list[str]:
 
 
 def list_runs(cache: CacheLike) -> list[Ledger]:
-    """The ledgers of all runs, sorted by name. Raises CacheError as `load_ledger` does."""
+    """The ledgers of all runs, sorted by name. Raises: see `load_ledger`."""
     return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
 
 

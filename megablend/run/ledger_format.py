@@ -1,5 +1,4 @@
-"""How ledgers are written as JSON, and the digests of runs. Names and values here are persisted:
-they never change.
+"""Ledgers as JSON, and the digests of runs. Names and values here are persisted: they never change.
 
 The digest of a run is a hash chain with one link per stage, so the digests of earlier stages do not
 change when stages are appended.

@@ -17,7 +17,8 @@ class Link(NamedTuple):
     cut: int | None = None
     """The sample at which an amendment stops the stage before its end; None if none does."""
     drain: int | None = None
-    """How many of the stage's first samples continue the stage before; see `Stage.drain`."""
+    """The number of the stage's first samples that continue the previous stage; see
+    `Stage.drain`."""
     whole_epochs: bool = False
     """See `Stage.whole_epochs`."""
 

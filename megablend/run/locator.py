@@ -32,8 +32,8 @@ class Reading(NamedTuple):
     stop: int
     """Position at which the reading ends."""
     shift: int
-    """What has to be added to a position of the source so that `order` understands it: `order`
-    counts as if all earlier epochs had had the length of these."""
+    """The number to add to a position of the source so that `order` understands it: `order` counts
+    as if all earlier epochs had had the length of these."""
     blocks: SplitBlocks
     """The blocks of the source in the snapshot."""
     view: SplitBlocks | RemainingBlocks
@@ -233,7 +233,7 @@ def _locate_in_readings(
 
 
 def _locate(reading: Reading, rows: Int64s, starts: Int64s, lengths: int | Int64s) -> Spans:
-    """Locate tokens that one reading reads; arguments as of `_locate_in_readings`."""
+    """Locate tokens that one reading reads; see `_locate_in_readings` for the arguments."""
     spans = reading.order.spans(starts + reading.shift, lengths)
     clips = reading.blocks.clips(spans.blocks)
     return Spans(

@@ -34,7 +34,7 @@ class Misfit(NamedTuple):
     problem: str
     """A relative clause about the snapshot."""
     remedy: str = ""
-    """What a run that keeps the snapshot can do instead; begins with a semicolon."""
+    """The remedy for a run that keeps the snapshot; begins with a semicolon."""
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:

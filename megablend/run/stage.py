@@ -41,12 +41,12 @@ class SourceShare:
     """Fraction of the stage's samples; the shares of a blend sum to 1. None if the split is not
     blended."""
     cycles: int | None = None
-    """How many cycles share each run of the source's ordinals; chosen once, from the block sizes.
-    None if the split is not blended."""
+    """The number of cycles that share each run of the source's ordinals; chosen once, from the
+    block sizes. None if the split is not blended."""
 
     @classmethod
     def of(cls, source: Source) -> SourceShare:
-        """What a config fixes of a source; without its share."""
+        """The settings of a source that a config fixes, without its share."""
         return cls(name=source.name, append_eod=source.append_eod)
 
     @property
@@ -80,7 +80,7 @@ class Blend:
     shuffle_window: int = 1
     """Samples per lane in a cycle."""
     schedule: Schedule | None = None
-    """How the shares change to those of `sources`; None if they are constant."""
+    """The way in which the shares change to those of `sources`; None if they are constant."""
 
     @property
     def fractions(self) -> tuple[Fraction, ...]:
@@ -122,7 +122,7 @@ class Stage:
     """The sample at which an amendment stops the stage, at the end of a cycle; None if it continues
     to its end."""
     drain: int | None = None
-    """How many of the stage's first samples continue the previous stage, in its settings and
+    """The number of the stage's first samples that continue the previous stage, in its settings and
     shares. None if only what that stage has left, if anything, is read in this way; see
     `plan_stages`."""
     whole_epochs: bool = False

@@ -15,7 +15,7 @@ from megablend.testing.documents import MIXED, Documents
 
 
 class FormatFiles:
-    """What a subclass of the contract provides, and how the tests use it."""
+    """The part that a subclass of the contract provides, and how the tests use it."""
 
     format: Format
     """The format."""

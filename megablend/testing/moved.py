@@ -10,7 +10,7 @@ from megablend.storage.find import Found, Match
 from megablend.storage.wrapper import WrapperStorage
 
 SCHEME = "moved:/"
-"""What is put before a file's absolute path."""
+"""The text before a file's absolute path."""
 
 
 class MovedStorage(WrapperStorage):

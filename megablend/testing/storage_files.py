@@ -38,7 +38,7 @@ def make_content(name: str) -> bytes:
 
 
 class StorageFiles:
-    """What a subclass of the contract provides."""
+    """The part that a subclass of the contract provides."""
 
     lists_files = True
     """Whether the storage finds files by patterns; a web server only knows complete names."""

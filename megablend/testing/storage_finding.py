@@ -22,7 +22,7 @@ IN_T = (
     "t/q?.bin",
     "t/+&#=;.bin",
 )
-"""Names that `t/*.bin` matches, besides two."""
+"""Further names that `t/*.bin` matches, in addition to two."""
 PATTERNS: Mapping[str, Iterable[str]] = {
     "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
     "t/a.bin": ["t/a.bin"],
@@ -76,7 +76,7 @@ class StorageFinding(StorageFiles):
         assert storage.find(self.locate(root, "t/none.bin")).files == []
 
     def test_folders_contain_files(self, tmp_path: Path) -> None:
-        """What contains files is a folder; a file is not."""
+        """A path that contains files is a folder; a file is not."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         assert not storage.is_folder(self.locate(root, A_FILE))

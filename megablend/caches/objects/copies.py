@@ -173,7 +173,7 @@ class Copies:
             temporary.unlink(missing_ok=True)
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
-        """Download one file of a commit in place of the copy's."""
+        """Replace one file of the copy by the one of a commit, which is downloaded."""
         path = self._node / folder / name
         temporary = temp_sibling(path)
         self._download(folder, commit, name, temporary)

@@ -186,7 +186,7 @@ def _dtype(element: Any) -> str:
 
 
 def _problem(kind: Any, *, numbers: bool) -> str | None:
-    """Return why a column of this type cannot hold tokens, or with `numbers` numbers; None if it
+    """Return why a column of this type cannot hold tokens (or numbers, with `numbers`); None if it
     can."""
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored

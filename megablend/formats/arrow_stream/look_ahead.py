@@ -39,8 +39,8 @@ class LookAhead:
         self._num_small = 0
         """Number of small messages in a row before the next one."""
         self._portions: Iterator[int] | None = None
-        """Requests the file from `_begin` on, and yields the number of each portion that is there;
-        None while only metadata is read."""
+        """Requests the file from `_begin` on, and yields the number of each portion that has
+        arrived; None while only metadata is read."""
         self._begin = 0
         """Byte at which the first portion begins."""
         self._stop = 0

@@ -59,7 +59,7 @@ class _NeededRanges(NamedTuple):
 
     @property
     def read_counts(self) -> Int64s:
-        """How many numbers are read for each block: int64 [n]."""
+        """The number of numbers that are read for each block: int64 [n]."""
         return self.counts + self.has_previous
 
 

@@ -65,7 +65,7 @@ class Checksums:
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:
     """Open a file until its description is the one that was indexed: once on a local disk,
-    otherwise up to MAX_OPENS times. Raises: the error of the last call of `open_file`."""
+    otherwise up to MAX_OPENS times. Raises: the error of the last call to `open_file`."""
     num_retries = MAX_OPENS - 1 if find_scheme(path) else 0
     for _ in range(num_retries):
         with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
@@ -227,8 +227,8 @@ class OpenFiles:
         return Checksums(self._snapshot)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
-        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as
-        Storage.read does."""
+        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; the
+        errors of Storage.read."""
         paths = self._snapshot.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
         seen = int(self._snapshot.seen[number])

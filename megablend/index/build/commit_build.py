@@ -149,7 +149,7 @@ def _is_intact(committed: Path, written: Path) -> bool:
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
     """Add checksums of rows, and the versions of files, to snapshots of older versions of
-    megablend, any of which runs may use. Returns a note for each damaged snapshot.
+    megablend, since runs may use any of them. Returns a note for each damaged snapshot.
 
     Args:
         newest: digest of the snapshot that was just built.

@@ -246,8 +246,8 @@ def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage
 def join_parts(work: FileTask, store: CacheStore) -> None:
     """Make the fragment of a file from the fragments of its parts, and remove the latter.
 
-    Raises: ChangedFileError if the parts belong to different versions of the file; as
-        `await_fragment` does; CacheError.
+    Raises: ChangedFileError if the parts belong to different versions of the file; the errors of
+    `await_fragment`; CacheError.
     """
     names = [_fragment_name(work, part) for part in range(work.num_parts)]
     parts = [await_fragment(store, name) for name in names]

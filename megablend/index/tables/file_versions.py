@@ -50,7 +50,7 @@ def request_samples(path: str, size: int, storage: Storage) -> None:
 
 def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
     """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges.
-    Raises as Storage.read does."""
+    Raises: see Storage.read."""
     digest = hashlib.blake2b(digest_size=16)
     offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
     data, begins = storage.read_ranges(

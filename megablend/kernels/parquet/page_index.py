@@ -166,7 +166,7 @@ def _locations(
 def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
     """Parse a PageLocation. Returns the position after it, offset, size, and first row."""
     offset = size = row = np.int64(0)
-    # As all known writers write it
+    # The usual form, which all known writers write
     if position < end and data[position] == FIRST_I64:
         after, offset = integer(data, position + 1, end, I64)
         if 0 <= after < end and data[after] == NEXT_I32:
@@ -259,7 +259,7 @@ def _are_counts(counts: Int64s) -> bool:
 
 @device
 def _have_same_sums(rep_levels: Int64s, def_levels: Int64s) -> bool:
-    """Whether both histograms count equally many levels in each page."""
+    """Whether both histograms count the same number of levels in each page."""
     for page in range(rep_levels.shape[1]):
         difference = np.int64(0)
         for level in range(rep_levels.shape[0]):

@@ -96,7 +96,7 @@ def read_marker(request: CacheRequest) -> Marker | None:
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
     """Return the base names of the artefacts that, according to the newest marker that lists them,
-    were made of other data or with other settings."""
+    were made from other data or with other settings."""
     known: dict[str, object] = {}
     # From old to new: the newest marker that lists an artefact decides
     for _, content in _list_markers(cache):

@@ -172,8 +172,8 @@ def counted_lengths(
 
 
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError, as
-    StoredLengths.read does."""
+    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError; see
+    StoredLengths.read."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
     tokens = [0] * len(ranges)
     checksums = [0] * len(ranges)

@@ -41,8 +41,8 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int, list[Message]]
-"""What a rank sends to all ranks at regular intervals: whether it has finished, numbers of files
-and bytes that it has built, and messages."""
+"""The message that a rank sends to all ranks at regular intervals: whether it has finished, numbers
+of files and bytes that it has built, and messages."""
 _TICK_SECONDS = 0.2
 """The time between two heartbeats, at most."""
 _WIND_DOWN_SECONDS = 1.0

@@ -88,13 +88,13 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return len(self._arrays.samples) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return GPTDataset's dict of a sample. Raises: IndexError, and as Documents.get does."""
+        """Return GPTDataset's dict of a sample. Raises: IndexError; the errors of Documents.get."""
         fast = _read_fast([(self, [idx])]) if self._reads_fast else None
         return self._read_as_megatron(idx) if fast is None else fast[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """Return the dicts of the samples of a batch; torch's DataLoader calls it. Raises as
-        `__getitem__` does."""
+        """Return the dicts of the samples of a batch; torch's DataLoader calls it. Raises: see
+        `__getitem__`."""
         fast = _read_fast([(self, indices)]) if self._reads_fast else None
         return [self[idx] for idx in indices] if fast is None else fast
 
@@ -156,7 +156,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     @cached_property
     def _layout(self) -> Array:
-        """The layout of the files, as read_samples takes it."""
+        """The layout of the files, see read_samples."""
         documents = self.dataset
         _, samples, shuffle = self._arrays
         widths = samples.dtype.itemsize, shuffle.dtype.itemsize, documents.dtype.itemsize
@@ -193,7 +193,7 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
     same name, since the names of its cache files contain it."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the dicts of several samples, as `__getitem__` returns them. Raises as it does."""
+        """Return the dicts of several samples, as `__getitem__` returns them. Raises: see there."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
         numbers = np.asarray(self.dataset_index)[indices]  # faster than a map's entries one by one

@@ -192,7 +192,7 @@ class PairDocuments(Documents):
 
     @cached_property
     def files(self) -> tuple[str, str]:
-        """The paths of the `.idx` and the `.bin`, which are checked first. Raises as `get` does."""
+        """The paths of the `.idx` and the `.bin`, which are checked first. Raises: see `get`."""
         if not self._checked:
             self._check()
         return f"{self.path_prefix}.idx", f"{self.path_prefix}.bin"
@@ -209,8 +209,7 @@ class PairDocuments(Documents):
 
     @cached_property
     def _idx_arrays(self) -> tuple[Array, Array]:
-        """The positions of sequences and the boundaries of documents: int64. Raises as `get`
-        does."""
+        """The positions of sequences and the boundaries of documents: int64. Raises: see `get`."""
         self._check()
         path = f"{self.path_prefix}.idx"
         # The storage keeps the file open that was checked, even if it was replaced since
@@ -249,7 +248,7 @@ class PairDocuments(Documents):
 
 class TableDocuments(Documents):
     """The documents of Parquet or Arrow files. The index snapshot and the table of their lengths
-    tell the block of a document; the blocks read last are kept, up to `memory` bytes."""
+    determine the block of a document; the blocks read last are kept, up to `memory` bytes."""
 
     def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)

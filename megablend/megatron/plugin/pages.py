@@ -61,8 +61,8 @@ class PageOrderDataset(MegablendGPTDataset):
         return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **members}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """Return the dicts of several samples, whose blocks are read together. Raises as
-        `__getitem__` does."""
+        """Return the dicts of several samples, whose blocks are read together. Raises: see
+        `__getitem__`."""
         wanted = [int(idx) for idx in indices if idx is not None]
         with suppress(DataError, IndexError):  # raised below, where it names its sample
             self._batch = dict(
@@ -94,8 +94,8 @@ class PageOrderDataset(MegablendGPTDataset):
 def build_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator
 ) -> None:
-    """Index the data and commit the run's order; all ranks of the launch call it. Raises: as
-    megablend.build does."""
+    """Index the data and commit the run's order; all ranks of the launch call it. Raises: see
+    megablend.build."""
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 

@@ -203,7 +203,7 @@ def _list_names(cache: Path) -> set[str]:
 
 @contextmanager
 def _without_messages() -> Iterator[None]:
-    """Suppress Megatron's log messages, which are about tiny datasets and would confuse."""
+    """Suppress Megatron's log messages, which are about tiny datasets and would confuse users."""
     logger = logging.getLogger("megatron.core.datasets")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

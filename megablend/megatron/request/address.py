@@ -30,7 +30,7 @@ class Address:
     append_eod: int | None = None
     """Token appended to each document as it is read; None to append none."""
     documents: str | None = None
-    """What delimits the documents of a flat column: file, row_group, or the id of the token that
+    """The delimiter of the documents of a flat column: file, row_group, or the id of the token that
     ends each."""
     index: str | None = None
     """Digest of the index snapshot that lists the files; None if it is not known."""
@@ -73,8 +73,8 @@ def parse_address(text: str) -> Address:
 
 
 def check_pair(word: str) -> None:
-    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; as
-    parse_address does."""
+    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; the errors
+    of parse_address."""
     kind = parse_address(word).format
     if kind != PAIR:
         raise ConfigError(

@@ -44,7 +44,7 @@ class Revision:
     num_files: int
     num_bytes: int
     added: float
-    """When the revision was added, in seconds of the machine's clock."""
+    """The time at which the revision was added, in seconds of the machine's clock."""
     sources: tuple[str, ...]
     by: str = ""
     """In a cluster with etcd, the node that listed the source."""
@@ -82,9 +82,9 @@ class Want:
     is_pinned: bool = False
     """Whether the revision is never evicted."""
     until: float | None = None
-    """When the want ends, in seconds of the machine's clock; None if it does not end by itself."""
+    """The end of the want, in seconds of the machine's clock; None if it does not end by itself."""
     since: float
-    """When the want was first requested, in seconds of the machine's clock."""
+    """The time at which the want was first requested, in seconds of the machine's clock."""
     nodes: tuple[str, ...] = ()
     """In a cluster with etcd, the nodes that must hold the revision; empty for all nodes."""
     copies: int = 0

@@ -58,7 +58,7 @@ of the digest of each row's file, uint64 [rows]; the blocks, uint32 [rows]."""
 
 @dataclass(slots=True, eq=False)
 class State:
-    """How much of a goal is held, and why the rest is not."""
+    """The state of a goal: how much of it is held, and why the rest is not."""
 
     goal: Goal
     share: Share
@@ -130,7 +130,8 @@ class Holding:
         self._news = asyncio.Condition()
         self._num_changes = 0
         self._num_planned = -1
-        """How many of these changes the last plan takes into account; -1 before the first plan."""
+        """The number of these changes that the last plan takes into account; -1 before the first
+        plan."""
 
     def count(self) -> dict[str, int]:
         """Return how many bytes this node must hold, how many of them are missing, and for how many
@@ -493,5 +494,5 @@ def _explain(state: State) -> DataError:
     return kind(
         path,
         f"{happened} at the source after it was listed{more}\n"
-        f"`megablend datasets add {dataset} SOURCE...` makes a revision of what is there now",
+        f"`megablend datasets add {dataset} SOURCE...` makes a revision of the files that exist now",
     )

@@ -53,7 +53,7 @@ class FileSizes(NamedTuple):
 
     @classmethod
     def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
-        """Sort files. Of a file that is repeated, the largest size counts."""
+        """Sort files. If a file is repeated, its largest size counts."""
         order = np.lexsort((sizes, ids))
         ids = ids[order]
         is_last = np.ones(len(ids), np.bool_)

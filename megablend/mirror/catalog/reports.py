@@ -45,7 +45,7 @@ class Shortfall(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How much of a want the nodes of a cluster hold, according to their reports."""
+    """The part of a want that the nodes of a cluster hold, according to their reports."""
 
     want: Want
     num_nodes: int

@@ -46,7 +46,7 @@ _MAX_CHANGES = 100
 _PART_BYTES = 8 << 20
 """The most bytes of a manifest in a response."""
 _NUM_RANDOM = 3
-"""The number of nodes that are asked for a manifest before the node that has made it."""
+"""The number of nodes from which a manifest is requested before the node that has made it."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PERIOD_SECONDS = 10.0

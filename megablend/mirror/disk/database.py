@@ -139,7 +139,7 @@ class SourceState(NamedTuple):
     size: int
     etag: str
     checked_at: float
-    """When the source was last asked for it, in seconds since 1970; 0 if it is outdated."""
+    """The time at which it was last requested, in seconds since 1970; 0 if it is outdated."""
 
 
 class SourceStates:

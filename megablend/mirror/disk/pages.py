@@ -23,7 +23,7 @@ ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
 _ONE = np.uint64(1)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
-"""How many bits of each byte are set: uint8 [256]. `np.bitwise_count` needs NumPy 2."""
+"""The number of set bits of each byte: uint8 [256]. `np.bitwise_count` needs NumPy 2."""
 
 
 class Pages(NamedTuple):

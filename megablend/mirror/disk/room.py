@@ -55,7 +55,7 @@ class Need(NamedTuple):
     pages: Pages
     """Here blocks may be in any order and repeat. The earliest of a page's due times counts."""
     due: Float64s
-    """When each row is read, in seconds of the monotonic clock; infinite if never: float64 [rows]."""
+    """The monotonic time at which each row is read; infinite if never: float64 [rows]."""
 
     @classmethod
     def of(cls, key: FileKey, pages: Pages, due: float) -> Need:

@@ -78,9 +78,10 @@ class Etcd:
         self._token = ""
         self._http: aiohttp.ClientSession | None = None
         self.away_since: float | None = None
-        """When etcd was found to be away, in seconds since 1970; None while it responds."""
+        """The time at which etcd was found to be away, in seconds since 1970; None while it
+        responds."""
         self.away_at = -math.inf
-        """When etcd was last found to be away, or to be back, in monotonic seconds."""
+        """The monotonic time at which etcd was last found to be away, or to be back."""
         self.trouble = ""
         """Why etcd does not respond; empty while it does."""
         self._has_responded = False

@@ -34,8 +34,8 @@ _KINDS = ("nodes/", "shared/", "held/")
 _NUM_PROPOSERS = 3
 """The number of nodes of a view that propose the next one: several, since one may be hanging."""
 _DIFFERING_SECONDS = 2.0
-"""How long a view must differ from the nodes that have leases before the next view is made: nodes
-often come and go together."""
+"""The time for which a view must differ from the nodes that have leases before the next view is
+made: nodes often come and go together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _NUM_RENEWALS = 3
@@ -73,7 +73,7 @@ class EtcdMembers(Views):
         """The latest view that this node knows; None before the first one."""
         self._started_at = time.monotonic()
         self._renewed_at = -math.inf
-        """When this node last requested or renewed its lease, in monotonic seconds."""
+        """The monotonic time at which this node last requested or renewed its lease."""
         self._trouble = ""
         """Why the value of the view's key is not a view; empty if it is one."""
         self._least_number = 0

@@ -1,4 +1,4 @@
-"""Which nodes keep a piece of a file: rendezvous hashing.
+"""The nodes that keep a piece of a file: rendezvous hashing.
 
 Each pair of a piece and a node has a number that looks random. The nodes with the smallest numbers
 are the homes of a piece, beginning with the smallest. Nothing is requested or stored: every node

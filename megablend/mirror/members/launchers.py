@@ -29,7 +29,7 @@ _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 
 
 class Pace(NamedTuple):
-    """How long nodes wait for one another, in seconds."""
+    """The time for which nodes wait for one another, in seconds."""
 
     ping: float = 2.0
     """The time without a response after which a node is pinged."""

@@ -41,9 +41,9 @@ class Views:
         raise NotImplementedError
 
     def find_doubt(self, number: int) -> float | None:
-        """Return since when the other nodes may have agreed on a later view without this node's
-        knowledge, in monotonic seconds; infinity if they must be assumed to have,
-        None if they have not.
+        """Return the monotonic time since which the other nodes may have agreed on a later view
+        without this node's knowledge; infinity if they must be assumed to have done so, None if
+        they cannot have.
 
         Args:
             number: the number of the view that is in force here.

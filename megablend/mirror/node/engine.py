@@ -52,12 +52,12 @@ class Want(NamedTuple):
     key: FileKey
     pages: Pages
     due: float = math.inf
-    """When the pages will be read, in seconds of the monotonic clock; infinite if unknown."""
+    """The time at which the pages will be read, by the monotonic clock; infinite if unknown."""
     mode: Mode = Mode.NEEDED
 
 
 class Origins(NamedTuple):
-    """How many bytes came from the source, and how many from other nodes."""
+    """The number of bytes that came from the source, and from other nodes."""
 
     source: int = 0
     peers: int = 0

@@ -50,16 +50,16 @@ class LeavingError(Exception):
 
 @dataclass(eq=False)
 class LocalServer:
-    """Answers the clients of a mirror."""
+    """Responds to the clients of a mirror."""
 
     folder: MirrorFolder
     engine: Engine
     states: States
     needs: Needs
     describe: Callable[[dict[str, Any]], dict[str, Any]]
-    """Returns the node's answer to a client's HELLO; raises ConfigError to refuse the client."""
+    """Returns the node's response to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
-    """Functions that answer further requests, by kind."""
+    """Functions that respond to further requests, by kind."""
     answer_datasets: Callable[[dict[str, Any]], Awaitable[Any]]
     """Answers a request of kind DATASETS."""
     num_clients: int = 0
@@ -137,7 +137,7 @@ class LocalServer:
     async def _answer(
         self, writer: asyncio.StreamWriter, client: str, kind: int, number: int, payload: bytes
     ) -> None:
-        """Answer a request, by its result or its error."""
+        """Respond to a request, by its result or its error."""
         try:
             answer = pack(Kind.DONE, number, await self._do(client, kind, payload))
         except LeavingError:
@@ -155,7 +155,7 @@ class LocalServer:
                 await writer.drain()
 
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
-        """Fulfil a request. Returns: the payload of the answer."""
+        """Fulfil a request. Returns: the payload of the response."""
         if kind == Kind.HELLO:
             hello = parse_json(payload)
             answer = self.describe(hello)

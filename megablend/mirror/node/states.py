@@ -1,4 +1,4 @@
-"""The last known states of source files, for which the source is asked once for all ranks."""
+"""The last known states of source files, which are requested once for all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from megablend.storage.base import FileStat
 from megablend.system.log import LOG
 
 FRESH_SECONDS = 600.0
-"""How long a file's state is used before the source is asked for it again."""
+"""The time for which a file's state is used before it is requested again."""
 _WAIT_SECONDS = 5.0
-"""How long the source is awaited if an older state of the file is known."""
+"""The time to wait for the source if an older state of the file is known."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""How the nodes of one view meet: they announce the pages that they hold to one another."""
+"""The meeting of the nodes of one view: they announce the pages that they hold to one another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Assembly:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks that end with the view."""
     _told_sessions: dict[str, str] = field(default_factory=dict)
-    """For each node that knows this node's pages: the session of the node that was told."""
+    """For each node that knows this node's pages: the session of the node that was notified."""
     _heard_nodes: set[str] = field(default_factory=set)
     """The nodes that have announced their pages to this one."""
     _is_formed_elsewhere: bool = False
@@ -89,7 +89,7 @@ class Assembly:
                     await peer.post(path, pack_needs(batch))
                 # The greeting goes with the last batch: from then on the other node knows all pages
                 await peer.post(path + greeting, pack_needs(last))
-                # A node that was restarted in the meantime is told everything again
+                # A node that was restarted in the meantime is notified of everything again
                 if session in ("", peer.session):
                     self._told_sessions[peer.name] = peer.session
                 self.agreement.note_news()

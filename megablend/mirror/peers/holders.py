@@ -1,4 +1,4 @@
-"""Which nodes hold which pages: nodes announce their pages to one another.
+"""The holders of pages: nodes announce their pages to one another.
 
 A node announces its pages of a piece to the piece's homes, and to the next node in the piece's
 order: all held pages when the nodes meet, then each page that it gets. So a home knows which nodes
@@ -98,7 +98,7 @@ class Holders:
         """Record that this node got pages of one piece, from the node `giver` or from the source, to
         announce them."""
         order = self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1)
-        # The giver of a copy has to know of it, to read it if its own pages are damaged
+        # The giver of a copy must know about the copy, to read it if its own pages are damaged
         keeps_copy = self._own in order[1 : self.copies]
         for name in order:
             if name != self._own and (name != giver or keeps_copy):
@@ -238,7 +238,7 @@ class Holders:
             except ResourceError:
                 pass  # no room here; the node that announced the pages holds them
             except MegablendError as error:
-                LOG.warning("mirror: no copy is kept: %s", error)
+                LOG.warning("mirror: cannot keep a copy: %s", error)
             finally:
                 self._num_copying -= 1
 

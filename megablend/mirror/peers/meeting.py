@@ -1,4 +1,4 @@
-"""How the nodes of a cluster find one another, and whether they work together."""
+"""The meeting of a cluster's nodes: they find one another, and check whether they work together."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Peer:
     session: str = ""
     """The random id that the node chose when it started; requests are signed for it."""
     away_since: float | None = None
-    """When the node was found to be away, in monotonic seconds; None while it responds."""
+    """The monotonic time at which the node was found to be away; None while it responds."""
     trouble: str = "it was not asked yet"
     """Why the node did not respond when it was last found to be away."""
     refusal: MegablendError | None = None
@@ -76,7 +76,7 @@ class Peer:
     num_bad: int = 0
     """The number of responses whose bytes were changed on the way."""
     responded_at: float = 0.0
-    """When the node last responded, in monotonic seconds."""
+    """The monotonic time of the node's last response."""
     _met_session: str = ""
     """The session in which `on_met` was last called."""
     _away_signal: asyncio.Future[Any] = field(

@@ -1,5 +1,5 @@
-"""How nodes authenticate requests and answers: by a shared secret, which is never sent, or by
-certificates.
+"""Authentication of requests and answers between nodes: by a shared secret, which is never sent, or
+by certificates.
 
 A request is signed by the HMAC-SHA256 of its method, path, its body's digest, the names of client
 and server, the server's session and the client's count of requests. An answer is signed by the HMAC

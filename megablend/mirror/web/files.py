@@ -54,9 +54,9 @@ _MOST_SENDING = 64
 _MOST_OF_ONE = 48
 """The most portions in memory for one machine's clients, which may not take them."""
 _SLOW_SECONDS = 60.0
-"""How long a client may need for a portion, and how long an unreachable node is waited for."""
+"""The time that a client may need for a portion, and the time to wait for an unreachable node."""
 _BUSY_SECONDS = 5.0
-"""How long a client may need for a portion while other responses wait for memory."""
+"""The time that a client may need for a portion while other responses wait for memory."""
 _RETRY_SECONDS = 1.0
 _LINES_AT_A_TIME = 1000
 """Lines of a list of files that are made and sent at a time."""
@@ -318,7 +318,9 @@ def _refuse(error: Exception) -> web.HTTPException:
         return web.HTTPNotFound(text=text)
     if isinstance(error, MissingFileError | ChangedFileError):
         happened = "was deleted or replaced at the source after it was listed"
-        remedy = "`megablend datasets add NAME SOURCE...` makes a revision of what is there now"
+        remedy = (
+            "`megablend datasets add NAME SOURCE...` makes a revision of the files that exist now"
+        )
         return web.HTTPGone(text=f"{error.path}: {happened}\n{remedy}\n")
     if isinstance(error, AwayError | ResourceError | asyncio.TimeoutError):
         return web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"})

@@ -144,7 +144,7 @@ class Bucket:
             if error.offset is None:
                 raise
         version = await self._head(path, key)
-        # Web servers may refuse a HEAD, and those of signed URLs do
+        # Web servers may refuse a HEAD, as those of signed URLs do
         if isinstance(version, Failure) and version.kind is Kind.REFUSED:
             return ObjectVersion(size=0, etag="", modified=0), b""
         return unwrap(path, version), b""

@@ -107,7 +107,7 @@ class Helper:
 
     @staticmethod
     def _ended(path: str) -> DataError:
-        """Return the error for a call of a process that has ended."""
+        """Return the error for a call to a process that has ended."""
         problem = "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
         return DataError(path, problem)
 

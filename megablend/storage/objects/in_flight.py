@@ -160,7 +160,7 @@ class InFlightMonitor:
 
     def _allow(self, request: Request) -> float:
         """Return the seconds that may pass after the last sign of a response: few if a whole round
-        of later requests was answered."""
+        of later requests got responses."""
         size = 0 if request.first_byte_at is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.sent_at, self._limiter.requests):
             return self._timing.allow_stalled(size)

@@ -101,7 +101,7 @@ class SocketReader:
 
     async def _read(self, request: Request) -> Failure | None:
         """Read the requested range into its memory. Returns: a failure after which another attempt
-        may succeed; None if the bytes are there.
+        may succeed; None if the bytes have arrived.
 
         Raises: UnexpectedResponseError; OSError if there is no connection.
         """

@@ -56,7 +56,7 @@ class Timing:
         self._rate = 0.0
         """The average rate of one request, in bytes per second; 0 before one was measured."""
         self._sent_times: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
-        """The times at which the requests that were answered last had been sent."""
+        """The times at which the requests of the last responses had been sent."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
         """The seconds of the last responses that came at once."""
         self._until_ranked = _RANK_EVERY
@@ -64,7 +64,8 @@ class Timing:
         """The seconds that 99 of 100 responses take at most; 0 if too few are known."""
 
     def note(self, sent_at: float, seconds: float, size: int) -> None:
-        """Note that a request, sent at `sent_at`, was answered with `size` bytes after `seconds`."""
+        """Note that a request, sent at `sent_at`, got a response of `size` bytes after
+        `seconds`."""
         self._sent_times.append(sent_at)
         self.num_responses += 1
         self._slowest = max(seconds, _SLOWEST_DECAY * self._slowest)
@@ -81,7 +82,7 @@ class Timing:
             self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
-        """Return whether as many later requests were answered as are in flight: a request sent at
+        """Return whether as many later requests got responses as are in flight: a request sent at
         `sent_at` is then not just waiting for its turn. Requests that were sent at about the same
         time are answered in any order."""
         later = sent_at + self._read_timeout / _SAME_TIME_DIVISOR

@@ -428,7 +428,7 @@ def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:
         assert code == 3
         assert message == (
             "s3://b/d/1: was replaced at the source after it was listed\n"
-            "`megablend datasets add corpus SOURCE...` makes a revision of what is there now"
+            "`megablend datasets add corpus SOURCE...` makes a revision of the files that exist now"
         )
         del node.source.files["b/d/1"]
         code, message = node.fail("want", "corpus", "--wait")

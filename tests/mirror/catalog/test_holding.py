@@ -196,7 +196,7 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
         )
         assert [each.trouble for each in holding.states] == [
             "s3://b/x: was deleted at the source after it was listed\n"
-            f"`megablend datasets add {name} SOURCE...` makes a revision of what is there now"
+            f"`megablend datasets add {name} SOURCE...` makes a revision of the files that exist now"
             for name in ("d", "e")
         ]
         num_asked = reader.num_asked

@@ -153,7 +153,7 @@ def _decode_as_stored(
         addresses[decoded] = out_addresses
         pages["out"][decoded] = out_addresses
         decoded_pages = pages[decoded]
-        # The empty array tells the kernel the type of values
+        # The empty array gives the kernel the type of values
         decode_values(decoded_pages, np.empty(0, stored))
         is_damaged = decoded_pages["problem"] != SOUND
         if is_damaged.any():
