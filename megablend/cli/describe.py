@@ -342,7 +342,7 @@ def _print_estimates(found: RunDescription) -> None:
         order = find_order(found.order)
         if not order.consumes_whole_blocks:
             reads = f"order: {found.order} reads a whole block for each {order.unit}"
-            print_line(f"{reads}, which costs this much (order: block is near 1)")
+            print_line(f"{reads}, which costs this much (`order: block` is near 1)")
     if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
         needed = format_bytes(found.memory_per_rank, up=True)
         limit = format_bytes(found.memory_limit_per_rank)

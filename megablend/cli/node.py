@@ -181,7 +181,7 @@ def ask_node(
 @contextmanager
 def _warning_if_slow(folder: str) -> Iterator[None]:
     """Warn once that a node process is waited for, if the context takes a long time."""
-    text = "%s: waiting for its node process, whose log says why: node.log there, or that of the service"
+    text = "%s: waiting for its node process; the reason is in its log: node.log there, or the service's log"
     timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
     timer.daemon = True
     timer.start()
@@ -225,14 +225,18 @@ def _print_status(status: dict[str, Any]) -> None:
     )
     print_line(f"clients: {status['clients']:,}")
     print_line(f"held: {format_gb(status['held_bytes'])} of {status['files']:,} files")
-    print_line(f"read from the source since its start: {format_gb(status['source_bytes'])}")
+    print_line(
+        f"read from the source since the process started: {format_gb(status['source_bytes'])}"
+    )
     for source, seconds in status.get("source_pauses", {}).items():
         print_line(f"{source} is busy: no requests are sent to it for another {seconds:.0f} s")
 
     cluster = status["cluster"]
     if cluster is None:
         return
-    print_line(f"read from other nodes since its start: {format_gb(status['peer_bytes'])}")
+    print_line(
+        f"read from other nodes since the process started: {format_gb(status['peer_bytes'])}"
+    )
     away = f"; away: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
     print_line(f"{cluster['own']}, one of {cluster['nodes']:,} nodes{away}")
     if trouble := cluster.get("etcd", {}).get("trouble"):

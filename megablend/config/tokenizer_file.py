@@ -65,7 +65,7 @@ def find_named_token(tokenizer: Path, name: str) -> int:
                 return find_token(tokenizer, text)
     remedy = "set `append_eod` to its text" if name == "eos_token" else "use add_special_tokens"
     raise ConfigError(
-        f"{tokenizer}: no {name} is set in {' or '.join(_ROLE_FILES)} beside it; {remedy}"
+        f"{tokenizer}: no {name} is set in {' or '.join(_ROLE_FILES)} next to it; {remedy}"
     )
 
 

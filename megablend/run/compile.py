@@ -129,7 +129,7 @@ class Compiled:
         promised = committed.until(self.num_samples)
         if promised.extend(self.ledger) != promised:
             raise CacheError(
-                f"run {promised.run!r} was built for {promised.num_samples:,} samples, but the config now asks for "
+                f"run {promised.run!r} was built for {promised.num_samples:,} samples, but the config now requests "
                 f"{self.num_samples:,}; run `megablend build CONFIG` to extend it"
             )
         return replace(self, ledger=promised)

@@ -198,7 +198,7 @@ def test_a_default_that_is_written_is_compiled_once(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"stages": [STAGES[0], STAGES[1] | {"samples": 800}]}, "the config now asks for 800"),
+        ({"stages": [STAGES[0], STAGES[1] | {"samples": 800}]}, "the config now requests 800"),
         ({"stages": [STAGES[0], {"samples": 640}]}, "share of source 's0' was"),
         ({"seed": 3}, "seed was"),
     ],

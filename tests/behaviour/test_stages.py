@@ -174,7 +174,7 @@ def test_a_run_is_extended_by_listing_another_stage(config: dict[str, Any]) -> N
     first = megablend.build(config | {"stages": STAGES[:2]})
     state = megablend.open(config | {"stages": STAGES[:2]}).state_dict(200)
     with pytest.raises(
-        megablend.CacheError, match="was built for 320 samples, but the config now asks for 640"
+        megablend.CacheError, match="was built for 320 samples, but the config now requests 640"
     ):
         megablend.open(config)
     more = megablend.build(config)

@@ -56,7 +56,7 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     state = short.state_dict(40)
     with pytest.raises(
         megablend.CacheError,
-        match="built for 100 samples, but the config now asks for 170; run `megablend build CONFIG`",
+        match="built for 100 samples, but the config now requests 170; run `megablend build CONFIG`",
     ):
         megablend.open(config | {"samples": 170})
     for samples in (170, 171, 230):

@@ -193,7 +193,7 @@ class MegatronFormat(BaseFormat):
         """See Format.describe_missing_remedy."""
         if path.endswith(".idx"):
             return NO_IDX_REMEDY
-        return "restore the .bin beside the .idx of the pair"
+        return "restore the .bin next to the .idx of the pair"
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""

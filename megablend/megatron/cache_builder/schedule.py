@@ -169,7 +169,7 @@ def assign_jobs(
         if max_memory > free:
             raise ConfigError(
                 f"{names[largest]}: its arrays take {max_memory:,} bytes of memory, but {node.host} may use {free:,} "
-                "(--max-memory, or what is free there); raise --max-memory or free memory there, or request fewer "
+                "(--max-memory, or the free memory there); raise --max-memory or free memory there, or request fewer "
                 "samples"
             )
         cores[node.host] |= node.cores

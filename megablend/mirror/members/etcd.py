@@ -269,7 +269,7 @@ class Etcd:
         except (ValueError, AttributeError):
             if b"CommonName" in body:
                 raise ConfigError(
-                    f"etcd: {endpoint} accepts no certificate with a common name through its gateway when its users "
+                    f"etcd: {endpoint} does not accept a certificate with a common name through its gateway if its users "
                     "also have passwords\n"
                     "set `mirror.etcd.tls` to a certificate whose subject is empty"
                 ) from None

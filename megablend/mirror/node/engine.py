@@ -244,7 +244,7 @@ class Engine:
 
     def _no_room(self) -> ResourceError:
         return ResourceError(
-            f"{self.store.folder.path}: the mirror has no room for what is needed now\n"
+            f"{self.store.folder.path}: the mirror has no room for the pages that are needed now\n"
             "free space, lower `reserve`, or raise `mirror.size`"
         )
 

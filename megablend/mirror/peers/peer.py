@@ -171,7 +171,7 @@ class Peer:
         try:
             await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self.pace.silent)
         except asyncio.TimeoutError:
-            self._mark_away(f"it has not answered for {self.pace.silent:g} s")
+            self._mark_away(f"it has not responded for {self.pace.silent:g} s")
         except (aiohttp.ClientError, OSError) as error:
             self._mark_away(error)
         except MegablendError as error:

@@ -200,7 +200,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([flat_page()], {"data_offset": 10**6}, "has bytes 1000000 to"),
         ([flat_page()], {"data_offset": 0}, "has bytes 0 to .*, but the footer begins"),
         ([flat_page()], {"num_values": 1 << 50}, "expected 0 to"),
-        ([flat_page()], {"names": ("other",)}, "a different column in place of 'ids'"),
+        ([flat_page()], {"names": ("other",)}, "a different column instead of 'ids'"),
         (
             [data_page(prefixed(hybrid([1], 1)), 1)],
             {"num_values": 1, "num_rows": 1},

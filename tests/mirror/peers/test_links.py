@@ -158,7 +158,7 @@ def test_both_sides_of_a_partition_read_on(
                     away = nodes.cluster(i).as_json()["away_nodes"]
                     assert away
                     assert set(away) <= {nodes.names[j] for j in other}
-            assert "is unreachable: it has not answered for 3 s" in caplog.text
+            assert "is unreachable: it has not responded for 3 s" in caplog.text
             for link in nodes.links:
                 link.silent_for = set()
             await nodes.settle()

@@ -124,7 +124,7 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
     """Check the types, codecs and counts of chunks. Raises: MalformedError, UnsupportedError."""
     refuse(
         chunks["physical"] != column.physical,
-        lambda i: f"row group {i} has a different column in place of {column.name!r}",
+        lambda i: f"row group {i} has a different column instead of {column.name!r}",
     )
     codecs = chunks["codec"].tolist()
     for codec in set(codecs) - CODECS.keys():

@@ -118,7 +118,7 @@ def _parse_chunk(chunk: Struct, row_group: int, column: Column) -> dict[str, int
     }
     if tuple(meta.texts(3, "path_in_schema")) != column.path:
         raise MalformedError(
-            f"row group {row_group} has a different column in place of {column.name!r}"
+            f"row group {row_group} has a different column instead of {column.name!r}"
         )
     return fields
 

@@ -146,6 +146,6 @@ def test_a_path_of_any_length_is_compared(tmp_path: Path) -> None:
         other = replace(column, path=(*column.path[:-1], "other"))
         assert not taken(footer, other, 1)
         with pytest.raises(
-            MalformedError, match=f"row group 0 has a different column in place of '{column.name}'"
+            MalformedError, match=f"row group 0 has a different column instead of '{column.name}'"
         ):
             column_chunks(footer, other, 1)
