@@ -100,8 +100,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
     """Return the first sample whose ordinal is at least that in `ordinals`, int64 [num_sources],
     for its source; and that source. None if there is no such sample."""
-    # The samples of these ordinals themselves. The one to find is no later than the first of them,
-    # so that source comes first, and bounds the search in the others
+    # The samples of these ordinals themselves. The sample to find is no later than the first of
+    # them, so the source of the first is searched first, and bounds the search in the others
     samples = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
     samples[samples < 0] = plan.num_samples
     first = None

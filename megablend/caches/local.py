@@ -105,7 +105,7 @@ class LocalCacheStore:
                 remove_leftovers(folder)
 
     def now(self) -> float:
-        """See CacheStore: the time at which the lock was taken."""
+        """Return the time at which the lock was taken; see CacheStore."""
         return lock_time(self.folder)
 
     def list_files(self, kind: str) -> list[str]:
@@ -164,7 +164,7 @@ class LocalCacheStore:
         replaced: Mapping[str, bytes],
         is_same: Callable[[Path, Path], bool],
     ) -> bool:
-        """See CacheStore: the folder gets its final name after its content is on the disk."""
+        """See CacheStore. The folder gets its final name after its content is on the disk."""
         final = self._path(kind, name)
         if final.exists() and is_same(final, written):
             for member, data in replaced.items():

@@ -22,7 +22,7 @@ class Places:
     """Line numbers of a config's keys.
 
     Args:
-        name: the name in messages of the file, or of its substitute.
+        name: the name of the file, or of its substitute, in messages.
         lines: the lines of the file's keys; None for a config that was not read from a file.
     """
 

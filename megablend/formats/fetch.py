@@ -123,7 +123,7 @@ class FileRead:
 
     def next_ranges(self) -> Sequence[FileRanges]:
         """Return the ranges to fetch next; empty when nothing more is needed. Raises: see
-        BlockReader.byte_ranges does."""
+        BlockReader.byte_ranges."""
 
         def find(read: FileRead) -> Sequence[FileRanges]:
             return read.reader.byte_ranges(

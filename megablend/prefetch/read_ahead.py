@@ -127,7 +127,7 @@ class ReadAhead:
 
     def count_steps_ahead(self) -> int:
         """Count the coming steps all of whose reads have been submitted."""
-        first_step = -self._step  # of a window, counted from the next step
+        first_step = -self._step  # first step of a window, counted from the next step
         for in_flight in self._in_flight:
             if in_flight.unissued:
                 return max(0, first_step + in_flight.unissued[0].first_use)

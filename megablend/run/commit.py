@@ -17,8 +17,8 @@ from megablend.run.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """Compile valid and test, as far as they have sources. Yields the split's name, and what is
-    requested of it or the error for which it cannot be opened."""
+    """Compile valid and test, as far as they have sources. Yields the split's name, and the request
+    for it or the error for which it cannot be opened."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:

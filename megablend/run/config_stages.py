@@ -53,7 +53,7 @@ class RequestedStage:
     weights: tuple[Fraction, ...]
     """[num_sources], sum 1; empty if the split is not blended."""
     requested: tuple[Fraction, ...]
-    """As `weights`, before `on_exhausted: redistribute` changes them."""
+    """The `weights` before `on_exhausted: redistribute` changes them."""
     start: int
     end: int
     """Sample numbers of the run, [start, end)."""

@@ -77,7 +77,7 @@ class LocalStorage:
         return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find: files that have replaced others are accepted."""
+        """See Storage.find. Files that have replaced others are accepted."""
         found = find_files(pattern)
         if self.opened:
             for match in found.files:
@@ -118,7 +118,7 @@ class LocalStorage:
             raise data_error(path, error, self.opened) from error
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: there are none, since a stat costs little."""
+        """Return no files, since a stat costs little."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -164,11 +164,11 @@ class LocalStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch: the ranges are read before this returns."""
+        """See Storage.fetch. The ranges are read before this returns."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor: it is the pool's."""
+        """See Storage.descriptor. It is one of the pool's descriptors."""
         try:
             return self.pool.borrow(path, self.opened)
         except OSError as error:

@@ -104,7 +104,7 @@ class ObjectCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore: no other process is kept out. Raises: CacheError if the store or the
+        """See CacheStore. No other process is kept out. Raises: CacheError if the store or the
         node's folder cannot be written safely."""
         check_folders(self.folder)
         if not self._is_checked:
@@ -121,7 +121,7 @@ class ObjectCacheStore:
                 self.__dict__.pop("_folders", None)
 
     def verify_shared(self, nonce: str) -> None:
-        """See CacheStore: each node has a folder of its own."""
+        """See CacheStore. Each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
         """Remove leftovers of other processes of this node that must be dead by now."""
@@ -224,7 +224,7 @@ class ObjectCacheStore:
         return self._folders.commit(place_below(kind, name), written, replaced, is_same)
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """See CacheStore: no older version wrote to object stores."""
+        """See CacheStore. No older version wrote to object stores."""
         return []
 
     def remove(self, kind: str, name: str) -> None:

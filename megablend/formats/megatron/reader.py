@@ -180,7 +180,7 @@ class MegatronFormat(BaseFormat):
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-        """See Format.list_ranges: spans of the `.bin`, and their lengths in the `.idx`."""
+        """Return spans of the `.bin`, and their lengths in the `.idx`; see Format.list_ranges."""
         lengths = FileRanges(
             self.files(path)[1],
             HEADER_BYTES + 4 * blocks["first_row"],

@@ -129,8 +129,8 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
     """Return the kind of file that a file's content shows, if its bytes are not token ids; None
     otherwise.
 
-    Since a few tokens may look like a magic number, other bytes have to fit, too: the end of the
-    file, or a header's reserved bits.
+    Since a few tokens may look like a magic number, other bytes must also fit: the end of the file,
+    or a header's reserved bits.
 
     Args:
         header_bytes: the option with this name, or None: if tokens begin after an `.npy` header,

@@ -193,7 +193,8 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
     same name, since the names of its cache files contain it."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the dicts of several samples, as `__getitem__` returns them. Raises: see there."""
+        """Return the dicts of several samples, as `__getitem__` returns them, with the same
+        errors."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
         numbers = np.asarray(self.dataset_index)[indices]  # faster than a map's entries one by one

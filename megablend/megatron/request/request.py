@@ -25,8 +25,8 @@ class Blend:
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None = None
-    """As given, not normalised; None if the datasets' lengths are the weights. `layouts` checks
-    those that are used."""
+    """The given weights, not normalised; None if the datasets' lengths are the weights. `layouts`
+    checks those that are used."""
 
     def __post_init__(self) -> None:
         if not self.prefixes:

@@ -122,8 +122,8 @@ class MirroredFile:
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """As `read_into`, without a check that the ranges are held. Returns: False if a range goes
-        beyond the end of the copy. Raises: DataError."""
+        """Like `read_into`, without a check that the ranges are held. Returns: False if a range
+        goes beyond the end of the copy. Raises: DataError."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])

@@ -193,7 +193,7 @@ class PageStore:
         return self.missing_of(key.digest, key.size, pages)
 
     def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
-        """As `missing`, given the digest and the size of the file instead of its key."""
+        """Like `missing`, given the digest and the size of the file instead of its key."""
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
         if entry is None or not entry.num_held:
@@ -456,7 +456,7 @@ class PageStore:
         self.num_evicted += num_before - self._num_held
 
     def _make_room(self, needed: int, due: float | None) -> bool:
-        """As `make_room`, for `needed` bytes."""
+        """Like `make_room`, for `needed` bytes."""
         short = self._find_shortage(needed)
         chosen = self._room.choose(short, due) if short > 0 else {}
         if chosen is None:

@@ -193,7 +193,7 @@ def find_self(
 
 def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
     """Describe the nodes as JSON, by settings and environment alone, so that all processes of a job
-    on one machine get the same. Empty without other nodes. Raises: ConfigError."""
+    on one machine get the same text. Empty without other nodes. Raises: ConfigError."""
     if options.etcd is not None:
         return [options.etcd.prefix, *options.etcd.endpoints]
     if options.nodes == "torch":

@@ -160,7 +160,7 @@ class Connection:
         return _repeat(lambda: self._request_once(kind, payload))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """As `request`. Raises: also _EndedError if the node process ends during the call."""
+        """Like `request`. Also raises _EndedError if the node process ends during the call."""
         answer = Future[bytes]()
         if self._pid != os.getpid():
             self._reset()

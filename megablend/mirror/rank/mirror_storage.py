@@ -204,7 +204,7 @@ class MirrorStorage(WrapperStorage):
     def _fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """As `fetch`, for ranges that are not held."""
+        """Like `fetch`, for ranges that are not held."""
         if not self._covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:

@@ -75,7 +75,7 @@ class _HelperStorage(WrapperStorage):
         self._ends = KeptHeadsAndTails()
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find: the versions that are found replace earlier ones."""
+        """See Storage.find. The versions that are found replace earlier ones."""
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
         for scheme, files in known.items():
             known_here = self._known.setdefault(scheme, {})

@@ -67,7 +67,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         self._end(exc if isinstance(exc, OSError) else ConnectionError("the connection was closed"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol: the head comes first."""
+        """See asyncio.BufferedProtocol. The head comes first."""
         return self._view[self._num_received :] if self._rest is None else self._rest
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -141,7 +141,7 @@ class ObjectStorage:
         return loop.run(lister.has_folder(path, address.key.rstrip("/")))
 
     def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable: that is not known before the object is read."""
+        """See Storage.is_readable. This is not known before the object is read."""
         return True
 
     def stat(self, path: str) -> FileStat:
@@ -157,7 +157,7 @@ class ObjectStorage:
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """See Storage.add_known_files: versions that this process has found stay."""
+        """See Storage.add_known_files. Versions that this process has found stay."""
         self._known.add(known)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
@@ -180,13 +180,13 @@ class ObjectStorage:
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s]:
-        """See Storage.read_ranges: all ranges are read at the same time."""
+        """See Storage.read_ranges. All ranges are read at the same time."""
         return wait_for(self.fetch(path, offsets, sizes, allocate))
 
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch: returns at once."""
+        """See Storage.fetch. Returns at once."""
         try:
             bucket, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -199,7 +199,7 @@ class ObjectStorage:
 
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:
-        """See Storage.descriptor: there is none."""
+        """See Storage.descriptor. An object has none."""
         yield -1
 
     async def _fill(
