@@ -69,6 +69,30 @@ def refuse_second_split() -> None:
         frame = frame.f_back
 
 
+def warn_if_skipped_too(start: int) -> None:
+    """Warn if accelerate skips batches of the caller, a sampler's iterator that begins where a state
+    was saved.
+
+    Args:
+        start: the sample number at which the iterator begins.
+    """
+    frame: FrameType | None = sys._getframe(1).f_back
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        caller = _self_of(frame, "accelerate")
+        if type(caller).__name__ == "SkipBatchSampler" and caller.skip_batches > 0:
+            warnings.warn(
+                f"accelerate skips {caller.skip_batches} batches from sample {start} on, where the state that was loaded "
+                "already continues: the run leaves them out; either load the state (with Trainer: ignore_data_skip=True) "
+                "or skip batches, not both",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+        frame = frame.f_back
+
+
 def count_of_lightning(default: int) -> int:
     """Return how many batches Lightning has counted when it restores the caller from one of its own
     checkpoints; 0 if the state comes from elsewhere.

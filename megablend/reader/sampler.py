@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.reader.callers import refuse_second_split
+from megablend.reader.callers import refuse_second_split, warn_if_skipped_too
 from megablend.reader.dataset import Dataset
 from megablend.reader.ranks import DataParallelGroup, resolve_rank
 from megablend.run.fitting_steps import unfit_step
@@ -84,6 +84,8 @@ class PretrainingSampler(Sampler[list[int]]):
             if consumed_samples is None
             else dataset.check_position(consumed_samples)
         )
+        self._loaded_samples = 0
+        """The position of the state that was loaded last; 0 without one."""
         # A position that nobody gave may still come from `load_state_dict`.
         if consumed_samples is not None or dataset.consumed_samples:
             self.check_steps()
@@ -131,6 +133,8 @@ class PretrainingSampler(Sampler[list[int]]):
         refuse_second_split()
         self.check_steps()
         start = self.next_start()
+        if 0 < start == self._loaded_samples:
+            warn_if_skipped_too(start)
         for _ in range(self.steps_after(start)):
             start, stop = self.next_step(start)
             begin = start + self.data_parallel_rank * self.micro_batch_size
@@ -147,6 +151,7 @@ class PretrainingSampler(Sampler[list[int]]):
         """Continue where a state was saved, with any number of ranks and any micro batch.
         Raises: StateError; ConfigError as `check_steps`."""
         self.consumed_samples = self.dataset.check_state(state)
+        self._loaded_samples = self.consumed_samples
         self.check_steps()
 
 

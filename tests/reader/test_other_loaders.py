@@ -145,6 +145,23 @@ def test_accelerate_skips_and_leaves_a_loader_alone(config: dict[str, Any]) -> N
     assert torch.equal(tokens(accelerate.skip_first_batches(loader, 7)), whole[28:])
 
 
+def test_skipping_batches_after_a_state_was_loaded_is_warned_of(config: dict[str, Any]) -> None:
+    """Trainer and accelerate skip what the state's position has passed already."""
+    accelerate = pytest.importorskip("accelerate")
+    dataset = megablend.open(config)
+    loader = megablend.Loader(dataset, micro_batch_size=4)
+    sampler = megablend.PretrainingSampler(dataset, micro_batch_size=4, **ONE)
+    for resumed, whole in (
+        (loader, loader),
+        (sampler, DataLoader(dataset, batch_sampler=sampler)),
+    ):
+        resumed.load_state_dict(dataset.state_dict(12))
+        with pytest.warns(RuntimeWarning, match="skips 3 batches from sample 12 on.*not both"):
+            next(iter(accelerate.skip_first_batches(whole, 3)))
+        resumed.load_state_dict(dataset.state_dict(0))
+        next(iter(accelerate.skip_first_batches(whole, 3)))
+
+
 @pytest.mark.parametrize(
     "around", [lambda sampler: sampler, lambda sampler: Skip(sampler, 2)], ids=["bare", "skipped"]
 )
