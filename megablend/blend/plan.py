@@ -19,6 +19,7 @@ from megablend.arrays import Int32s, Int64s
 from megablend.blend.epochs import Epochs
 from megablend.blend.interleavings.base import (
     MAX_SAMPLES,
+    LocatesMany,
     Plan,
     StageRequest,
     check_places,
@@ -76,10 +77,6 @@ class PlannedStage:
         stages."""
         return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
 
-    def make_plan(self) -> Plan:
-        """Return the stage's plan. Raises: PlanError if it cannot be planned."""
-        return self.plan or find_interleaving(self.interleaving).plan(self.request)
-
 
 class TokenRange(NamedTuple):
     """Samples of a source whose tokens begin `step` tokens apart."""
@@ -93,7 +90,7 @@ class TokenRange(NamedTuple):
     """Tokens from one sample's start to the next one's."""
 
 
-class StagesPlan:
+class StagesPlan(LocatesMany):
     """A plan of several stages; a source's ordinals continue from stage to stage.
 
     Args:
@@ -160,12 +157,6 @@ class StagesPlan:
             self._epochs = self._epochs()
         assert self._epochs is not None
         return self._epochs
-
-    def locate(self, k: int) -> tuple[int, int]:
-        """Return the source of sample k, and its ordinal over all stages and epochs. Raises
-        IndexError outside [0, num_samples)."""
-        sources, ordinals = self.locate_many([k])
-        return int(sources[0]), int(ordinals[0])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
@@ -356,7 +347,9 @@ class StagesPlan:
         """Return the plan of stage number `stage`. Raises: PlanError if the stage cannot be
         planned."""
         if stage not in self._plans:
-            self._plans[stage] = self.stages[stage].make_plan()
+            planned = self.stages[stage]
+            make_plan = find_interleaving(planned.interleaving).plan
+            self._plans[stage] = planned.plan or make_plan(planned.request)
         return self._plans[stage]
 
     def _tails_of(self, stage: int) -> Tails:

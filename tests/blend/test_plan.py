@@ -20,6 +20,7 @@ from megablend.run.ledger import Ledger
 from megablend.run.plan_stages import plan_stages
 from megablend.run.stage import Blend, SourceShare, Stage
 from tests import oracle
+from tests.run.plans import make_request
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def test_counts_belong_to_the_caller(seed: int) -> None:
 def test_the_first_sample_chooses_the_order() -> None:
     def order(first_sample: int = 0) -> bytes:
         return (
-            LanePlan([100], lanes=1, window=100, cycles=[1], seed=1, first_sample=first_sample)
+            LanePlan(make_request([100], shuffle_window=100, first_sample=first_sample))
             .locate_many(np.arange(100))[1]
             .tobytes()
         )

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blend.allocate import cycles_per_run
+from megablend.blend.interleavings.base import StageRequest
 from megablend.blend.interleavings.lanes import LanePlan
 
 SAMPLE_TOKENS = 4096
@@ -74,19 +75,24 @@ def main() -> None:
                 results = [
                     measure(
                         LanePlan(
-                            [args.epochs * epoch_samples + epoch_samples // 2] * number,
-                            lanes=lanes,
-                            window=args.slots,
-                            cycles=[span] * number,
-                            seed=1,
-                            epoch_tokens=epoch_tokens,
-                            sample_tokens=SAMPLE_TOKENS,
+                            StageRequest(
+                                totals=np.full(
+                                    number, args.epochs * epoch_samples + epoch_samples // 2
+                                ),
+                                first_tokens=np.zeros(number, np.int64),
+                                lanes=lanes,
+                                shuffle_window=args.slots,
+                                cycles=np.full(number, span),
+                                seed=1,
+                                epoch_tokens=epoch_tokens,
+                                sample_tokens=SAMPLE_TOKENS,
+                            )
                         ),
                         lanes,
                         epoch_samples,
                         args.block_tokens,
                     )
-                    for epoch_tokens in (None, [epoch_samples * SAMPLE_TOKENS] * number)
+                    for epoch_tokens in (None, np.full(number, epoch_samples * SAMPLE_TOKENS))
                 ]
                 (amplified, early), (now_amplified, now_early) = results
                 print(

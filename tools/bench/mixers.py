@@ -57,10 +57,21 @@ def megablend_plan(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], i
     from fractions import Fraction
 
     from megablend.blend.allocate import largest_remainder
+    from megablend.blend.interleavings.base import StageRequest
     from megablend.blend.interleavings.lanes import LanePlan
 
     totals = largest_remainder([Fraction(weight) for weight in weights], samples)
-    plan = LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
+    zeros = np.zeros(len(totals), np.int64)
+    plan = LanePlan(
+        StageRequest(
+            totals=np.array(totals),
+            first_tokens=zeros,
+            cycles=zeros + 1,
+            seed=1,
+            lanes=8,
+            shuffle_window=64,
+        )
+    )
     evaluated = min(samples, 4_000_000)
     return lambda: np.concatenate(
         [

@@ -104,6 +104,7 @@ def measure(config: Path) -> dict[str, float]:
 
 def _load_kernels() -> None:
     """Load what opening and reading call, from the node's cache of kernels."""
+    from megablend.blend.interleavings.base import StageRequest
     from megablend.blend.interleavings.lanes import LanePlan
     from megablend.order.block import BlockOrder
 
@@ -121,7 +122,12 @@ def _load_kernels() -> None:
             pass
 
     BlockOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
-    plan = LanePlan([2, 1], lanes=1, window=2, cycles=[1, 1], seed=0)
+    zeros = np.zeros(2, np.int64)
+    plan = LanePlan(
+        StageRequest(
+            totals=np.array([2, 1]), first_tokens=zeros, cycles=zeros + 1, shuffle_window=2
+        )
+    )
     plan.locate(0), plan.locate_many(np.arange(3)), plan.counts(2)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blend.allocate import largest_remainder
+from megablend.blend.interleavings.base import StageRequest
 from megablend.blend.interleavings.lanes import LanePlan
 from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.exact.greedy import greedy
@@ -79,7 +80,17 @@ def plan(weights: npt.NDArray[np.float64], samples: int, rounds: int = 5) -> Non
 
     def ready() -> LanePlan:
         totals = largest_remainder(shares, samples)
-        return LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
+        zeros = np.zeros(len(totals), np.int64)
+        return LanePlan(
+            StageRequest(
+                totals=np.array(totals),
+                first_tokens=zeros,
+                cycles=zeros + 1,
+                seed=1,
+                lanes=8,
+                shuffle_window=64,
+            )
+        )
 
     def median(run: Callable[[], object]) -> float:
         run()  # loads the kernels

@@ -13,7 +13,7 @@ spread over lanes, and the tail is too short for lanes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -79,64 +79,39 @@ MAX_WINDOW = 1 << 20
 
 
 class LanePlan(LocatesMany):
-    """A stage with exact totals, interleaved evenly in lanes.
+    """A stage with exact totals, interleaved evenly in lanes. Runs of ordinals end at epoch ends if
+    the request has `epoch_tokens`.
 
-    Args:
-        totals: samples of each source; the sum is at least 1 and below 2^50.
-        lanes: K, the number of independent streams that make up the stage.
-        window: samples per lane in a cycle.
-        cycles: for each source, how many cycles share a run of its ordinals; at least 1.
-        seed: decides the order; taken modulo 2^63.
-        epoch_tokens: tokens per epoch of each source; runs of ordinals then end at epoch ends.
-        sample_tokens: tokens from one sample's start to the next one's.
-        first_sample: sample number in the run of the stage's first sample; together with `seed`,
-            decides the order.
-        first_tokens: first token of each source's first sample of the stage, counted over all its
-            epochs.
-
-    Raises: PlanError, naming the source.
+    Raises: PlanError, naming the source, if a number is out of range.
     """
 
-    def __init__(
-        self,
-        totals: Sequence[int] | Int64s,
-        *,
-        lanes: int,
-        window: int,
-        cycles: Sequence[int] | Int64s,
-        seed: int,
-        epoch_tokens: Sequence[int] | Int64s | None = None,
-        sample_tokens: int = 1,
-        first_sample: int = 0,
-        first_tokens: Sequence[int] | Int64s | None = None,
-    ) -> None:
-        totals = np.asarray(totals, np.int64)
-        cycles = np.asarray(cycles, np.int64)
-        zeros = np.zeros(len(totals), np.int64)
-        first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
-        _check(lanes, window, cycles)
-        if epoch_tokens is not None:
+    def __init__(self, stage: StageRequest) -> None:
+        lanes = stage.lanes
+        window = stage.shuffle_window
+        _check(lanes, window, stage.cycles)
+        epoch_tokens = np.zeros_like(stage.totals)
+        if stage.epoch_tokens is not None:
+            epoch_tokens = stage.epoch_tokens
             check_tokens(
-                totals.tolist(),
-                first.tolist(),
-                [int(tokens) for tokens in epoch_tokens],
-                sample_tokens,
+                stage.totals.tolist(),
+                stage.first_tokens.tolist(),
+                epoch_tokens.tolist(),
+                stage.sample_tokens,
             )
-        self.num_sources = len(totals)
-        self.num_samples = int(totals.sum())
+        self.num_sources = len(stage.totals)
+        self.num_samples = stage.num_samples
         self._lanes = lanes
         self._window = window
-        self._seed = seed & MASK
-        self._start = first_sample
+        self._seed = stage.seed & MASK
+        self._start = stage.first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
         """Samples of the full cycles and of the short one; the tail comes after them."""
-        tree = self._tree = build_tree(totals)
-        self._leaf_tokens = first[tree.sources]
-        self._leaf_cycles = cycles[tree.sources]
-        epochs = zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64)
-        self._leaf_epochs = epochs[tree.sources]
-        self._sample_tokens = sample_tokens
+        tree = self._tree = build_tree(stage.totals)
+        self._leaf_tokens = stage.first_tokens[tree.sources]
+        self._leaf_cycles = stage.cycles[tree.sources]
+        self._leaf_epochs = epoch_tokens[tree.sources]
+        self._sample_tokens = stage.sample_tokens
         short_window = self._dealt % self._cycle_samples // lanes
         self._schedules = [
             make_lane_schedule(lanes, slots) for slots in (window, short_window) if slots
@@ -358,21 +333,6 @@ class LanePlan(LocatesMany):
             ordinals,
         )
         return sources, ordinals
-
-
-def plan_lanes(stage: StageRequest) -> LanePlan:
-    """Return the plan of a stage in lanes. Raises PlanError."""
-    return LanePlan(
-        stage.totals,
-        lanes=stage.lanes,
-        window=stage.shuffle_window,
-        cycles=stage.cycles,
-        seed=stage.seed,
-        epoch_tokens=stage.epoch_tokens,
-        sample_tokens=stage.sample_tokens,
-        first_sample=stage.first_sample,
-        first_tokens=stage.first_tokens,
-    )
 
 
 def _check(lanes: int, window: int, cycles: Int64s) -> None:

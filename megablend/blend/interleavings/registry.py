@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megablend.blend.interleavings.base import Plan, StageRequest
-from megablend.blend.interleavings.lanes import LanePlan, plan_lanes
-from megablend.blend.interleavings.sequential import plan_one_after_another
+from megablend.blend.interleavings.lanes import LanePlan
+from megablend.blend.interleavings.sequential import SequentialPlan
 from megablend.blend.interleavings.tails import Tails
 
 
@@ -35,9 +35,9 @@ class InterleavingKind:
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {
     "lanes": InterleavingKind(
-        plan_lanes, has_lanes=True, find_tails=LanePlan.find_tails, round_up=LanePlan.round_up
+        LanePlan, has_lanes=True, find_tails=LanePlan.find_tails, round_up=LanePlan.round_up
     ),
-    "sequential": InterleavingKind(plan_one_after_another, find_tails=lambda plan, n: None),
+    "sequential": InterleavingKind(SequentialPlan, find_tails=lambda plan, n: None),
 }
 
 

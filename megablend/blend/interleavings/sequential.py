@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,26 +13,15 @@ from megablend.blend.interleavings.base import (
     prefix_length,
     sample_numbers,
 )
-from megablend.errors import PlanError
 
 
 class SequentialPlan(LocatesMany):
     """Sources one after another; sources without samples are skipped.
+    Of a request, only the totals count."""
 
-    Args:
-        totals: samples of each source, [num_sources], not negative.
-
-    Raises: PlanError if a total is negative.
-    """
-
-    def __init__(self, totals: Sequence[int] | Int64s) -> None:
-        for source, total in enumerate(totals):
-            if total < 0:
-                raise PlanError(f"source {source} has {total} samples; expected 0 or more")
-        self._offsets = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))]
-        )
-        self.num_sources = len(totals)
+    def __init__(self, stage: StageRequest) -> None:
+        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stage.totals)])
+        self.num_sources = len(stage.totals)
         self.num_samples = int(self._offsets[-1])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
@@ -69,8 +56,3 @@ class SequentialPlan(LocatesMany):
         """Return the sample with which a source has given n samples; n from 1 to the source's
         samples."""
         return int(self._offsets[source]) + n - 1
-
-
-def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
-    """Plan the sources of a stage one after another. Raises PlanError."""
-    return SequentialPlan(stage.totals)

@@ -9,7 +9,7 @@ from megablend.kernels.blend.bijection import permuted, unpermuted
 from tests import oracle
 from tests.blend.interleavings.test_lanes import plans
 from tests.examples import examples
-from tests.run.plans import lane_plan
+from tests.run.plans import lane_plan, make_request
 
 
 def check_every_ordinal(arguments: oracle.Plan, *, backwards: bool = False) -> None:
@@ -85,7 +85,7 @@ def test_sources_that_there_are_not() -> None:
 
 
 def test_one_pass() -> None:
-    plan = SequentialPlan([3, 0, 2])
+    plan = SequentialPlan(make_request([3, 0, 2]))
     sources = np.array([0, 2, 2, 0], np.int32)
     ordinals = np.array([2, 0, 1, 0])
     assert plan.samples_of(sources, ordinals).tolist() == [2, 3, 4, 0]
