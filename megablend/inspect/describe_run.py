@@ -44,7 +44,7 @@ from megablend.run.commit import compile_others
 from megablend.run.compile import Compiled
 from megablend.run.fitting_steps import fitting_lanes, fitting_unit, unfit_lanes, unfit_step
 from megablend.run.run import Run
-from megablend.run.skips import load_skips
+from megablend.run.skips import skips_of
 from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
@@ -192,7 +192,7 @@ def _with_estimates(
 ) -> RunDescription:
     """Add to a description what the loaders read and need, and the warnings about that."""
     sizes = asdict(loaders)
-    skips = load_skips(config.cache_store, run.ledger)
+    skips = skips_of(run)
     memory = find_memory_need(run, skips, **sizes)
     amplification = read_amplification(
         run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)

@@ -18,9 +18,9 @@ from megablend.inspect.sample_pieces import EpochSample, iterate_samples
 from megablend.inspect.stored_tokens import list_stored_ranges
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
-from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.operations.session import ConfigLike, Session
 from megablend.run.run import Run
-from megablend.run.skips import Skips
+from megablend.run.skips import Skips, skips_of
 from megablend.system.failures import translating
 from megablend.text.places import find_document
 

@@ -14,10 +14,11 @@ from megablend.formats.eod import with_eod
 from megablend.index.blocks.block_store import BlockStore
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
-from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.operations.session import ConfigLike, Session
 from megablend.order.base import Spans
 from megablend.reader import Dataset
 from megablend.run.run import Run
+from megablend.run.skips import skips_of
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 from megablend.text.places import TextPlace

@@ -24,7 +24,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.index.verify.check_files import FileChecker, check_each, check_files, files_of
 from megablend.operations.results import Record
 from megablend.operations.runs import open_run
-from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.operations.session import ConfigLike, Session
 from megablend.operations.token_documents import warn_of_token_documents
 from megablend.operations.unindexed import open_newest
 from megablend.operations.warn import warn_of_epochs
@@ -32,7 +32,7 @@ from megablend.run.fitting_steps import unfit_step
 from megablend.run.open_store import open_stores
 from megablend.run.run import Run
 from megablend.run.run_files import list_files
-from megablend.run.skips import load_skips
+from megablend.run.skips import load_skips, skips_of
 from megablend.run.state import State
 from megablend.storage.base import Storage
 

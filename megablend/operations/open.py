@@ -16,7 +16,7 @@ from megablend.operations.runs import check_split, is_on_ledger, newest_snapshot
 from megablend.operations.session import ConfigLike, Session
 from megablend.reader import Dataset
 from megablend.run.run import Run
-from megablend.run.skips import load_skips
+from megablend.run.skips import skips_of
 from megablend.run.state import State
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -79,10 +79,12 @@ def open_dataset(
             stage = _check_stage(checked, split, stage)
         load_in_background(PLANNING)
         opened = open_run(checked, split, parsed, stage=stage, storage=storage)
-    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
     load_in_background(list_kernels(opened))
     dataset = Dataset(
-        opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips
+        opened,
+        consumed_samples=consumed_samples or 0,
+        transform=transform,
+        skips=skips_of(opened),
     )
     if state is not None:
         dataset.load_state_dict(state)

@@ -23,7 +23,7 @@ from megablend.run.ledger_file import load_ledger
 from megablend.run.ledger_format import PLAN_VERSION
 from megablend.run.links import agree_until, find_parting
 from megablend.run.open import find_companion, open_ledger
-from megablend.run.open_store import list_eods, open_stores
+from megablend.run.open_store import open_stores
 from megablend.run.run import Run
 from megablend.run.state import State
 from megablend.storage.base import Storage
@@ -37,7 +37,6 @@ def open_run(
     *,
     stage: int | None = None,
     storage: Storage | None = None,
-    ledger: Ledger | None = None,
 ) -> Run:
     """Open the run behind a dataset. Raises: see `megablend.open`.
 
@@ -46,8 +45,7 @@ def open_run(
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
-        storage: reads files, instead of the config's storage.
-        ledger: the run's ledger, if it was read already: another process may replace it meanwhile.
+        storage: where files are read, instead of the one that the config asks for.
     """
     check_split(split)
     check_sample(config)
@@ -56,7 +54,7 @@ def open_run(
         if storage
         else make_storage(direct=config.direct_io, objects=config.storage)
     )
-    ledger = ledger or load_ledger(config.cache_store, config.run)
+    ledger = load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise CacheError(
             f"{config.cache_store}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
@@ -93,7 +91,7 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
         return None
-    return open_ledger(ledger, split, runtime, storage, companion, list_eods(config))
+    return open_ledger(ledger, split, runtime, storage, companion)
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:

@@ -21,7 +21,6 @@ from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger
 from megablend.run.open import find_companion, open_ledger
 from megablend.run.run import Run
-from megablend.run.skips import Skips, load_skips
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import ObjectOptions
@@ -164,9 +163,3 @@ class Session:
             )
         companion = find_companion(runtime, ledger, ledger.request)
         return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)
-
-
-def skips_of(run: Run) -> Skips:
-    """Return the samples that loaders of a run skip. Raises: CacheError if the record is
-    damaged."""
-    return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.operations.results import Record
-from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.operations.session import ConfigLike, Session
 from megablend.run.run import Run
-from megablend.run.skips import Skips, remove_skips, save_skip
+from megablend.run.skips import Skips, remove_skips, save_skip, skips_of
 from megablend.system.failures import translating
 
 

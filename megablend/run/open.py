@@ -3,8 +3,6 @@ have in addition to tokens, but does not decide their order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError
 from megablend.index.read.snapshot import open_snapshot
@@ -36,7 +34,6 @@ def open_ledger(
     runtime: Runtime,
     storage: Storage,
     companion: Companion | None,
-    eods: Mapping[str, int | None] | None = None,
 ) -> Run:
     """Open a split of a run over the snapshots that its ledger names.
 
@@ -44,8 +41,6 @@ def open_ledger(
         ledger: the ledger of train.
         companion: the ledger's companion; without it, only train is known, and its plan is
             computed.
-        eods: the token that follows each document, by the source's name in the index; by default
-            as the ledgers of the known splits say.
 
     Raises: ConfigError if the split is not known; CacheError if a snapshot cannot be opened,
         or lacks a source of the ledger; PlanError if one lacks an extra column.
@@ -65,12 +60,11 @@ def open_ledger(
             raise CacheError(
                 f"{snapshots[-1].folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
-    if eods is None:
-        eods = {
-            f"{owner}/{source.name}" if is_listed else source.name: source.append_eod
-            for owner, each in known.items()
-            for source in each.blend.sources
-        }
+    eods = {
+        f"{owner}/{source.name}" if is_listed else source.name: source.append_eod
+        for owner, each in known.items()
+        for source in each.blend.sources
+    }
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     split_ledger = known[split]
     # The ledger of valid or test may have been recorded before some of train's sources were added

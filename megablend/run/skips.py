@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import SKIPS, CacheStore, Record
-from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import count_skips, save_ledger
 from megablend.run.ledger_format import digest_of
+from megablend.run.run import Run
 from megablend.system.atomic_write import reading
 from megablend.system.limited_json import parse_json
 
@@ -79,19 +79,18 @@ class Skips:
         return None
 
 
-def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
+def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
     """Load the skips that were made for a ledger's plan, or for one that it extends.
 
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
     """
-    store = find_store(cache)
-    counted = count_skips(store, ledger.run) if ledger.skips is None else ledger.skips
-    entries = _read(store, ledger.run)[0]
+    counted = count_skips(cache, ledger.run) if ledger.skips is None else ledger.skips
+    entries = _read(cache, ledger.run)[0]
     if len(entries) < counted:
-        counted = count_skips(store, ledger.run)  # another process may have removed them just now
+        counted = count_skips(cache, ledger.run)  # another process may have removed them just now
     if len(entries) < counted:
         raise CacheError(
-            f"{store.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected "
+            f"{cache.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected "
             f"{counted}, the number in the run's ledger; {_RESTORE}"
         )
     skips = Skips()
@@ -102,72 +101,73 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
     return skips
 
 
-def lacks_checksum(cache: CacheLike, run: str) -> bool:
+def skips_of(run: Run) -> Skips:
+    """Return the samples that loaders of a run skip. Raises: as `load_skips`."""
+    return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()
+
+
+def lacks_checksum(cache: CacheStore, run: str) -> bool:
     """Return whether a run's record of skipped samples was written by a release without checksums.
     Raises: CacheError if the record is damaged."""
-    record = _read(find_store(cache), run)[1]
+    record = _read(cache, run)[1]
     return record is not None and "checksum" not in parse_json(record.data)
 
 
-def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
+def save_skip(cache: CacheStore, ledger: Ledger, start: int, stop: int) -> None:
     """Add a range to the skips of a run. Raises: CacheError."""
     plan = next(link.digest for link in ledger.links if stop <= link.stop)
-    store = find_store(cache)
-    entries, record = _read(store, ledger.run)
+    entries, record = _read(cache, ledger.run)
     entries = [*entries, (start, stop, plan)]
-    _write(store, ledger.run, entries, record)
-    save_ledger(store, ledger, replaces=ledger, skips=len(entries))
+    _write(cache, ledger.run, entries, record)
+    save_ledger(cache, ledger, replaces=ledger, skips=len(entries))
 
 
-def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
+def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
     """Copy the skips of a run's plan to the run named `new`; they replace those of an earlier run
     of that name.
 
     Returns: the number of ranges. Raises: CacheError.
     """
-    store = find_store(cache)
-    load_skips(store, ledger)  # raises an error if some of them are lost
-    entries = [entry for entry in _read(store, ledger.run)[0] if entry[2] in ledger.digests]
-    record = store.read_record(SKIPS, new)
+    load_skips(cache, ledger)  # raises an error if some of them are lost
+    entries = [entry for entry in _read(cache, ledger.run)[0] if entry[2] in ledger.digests]
+    record = cache.read_record(SKIPS, new)
     if entries:
-        _write(store, new, entries, record)
+        _write(cache, new, entries, record)
     elif record is not None:
-        store.remove_record(SKIPS, new)
+        cache.remove_record(SKIPS, new)
     return len(entries)
 
 
-def forget_skips(cache: CacheLike, run: str) -> None:
+def forget_skips(cache: CacheStore, run: str) -> None:
     """Remove the record of a run that is removed, with the ranges of all its plans. Raises:
     CacheError."""
-    store = find_store(cache)
-    if run in store.list_records(SKIPS):
-        store.remove_record(SKIPS, run)
+    if run in cache.list_records(SKIPS):
+        cache.remove_record(SKIPS, run)
 
 
-def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
+def remove_skips(cache: CacheStore, ledger: Ledger) -> None:
     """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises:
     CacheError."""
-    store = find_store(cache)
     try:
-        entries, record = _read(store, ledger.run)
+        entries, record = _read(cache, ledger.run)
     except CacheError:
         entries = []
         record = None
     kept = [entry for entry in entries if entry[2] not in ledger.digests]
-    save_ledger(store, ledger, replaces=ledger, skips=len(kept))
+    save_ledger(cache, ledger, replaces=ledger, skips=len(kept))
     if kept:
-        _write(store, ledger.run, kept, record)
+        _write(cache, ledger.run, kept, record)
     else:
-        forget_skips(store, ledger.run)
+        forget_skips(cache, ledger.run)
 
 
-def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
+def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     """Read the ranges of a run, each with the plan that it was made for, and the record that has
     them; none and None if there is no record. Raises CacheError."""
-    place = store.describe_record(SKIPS, run)
+    place = cache.describe_record(SKIPS, run)
     try:
         with reading(place):
-            stored = store.read_record(SKIPS, run)
+            stored = cache.read_record(SKIPS, run)
         if stored is None:
             return [], None
         record = parse_json(stored.data)
@@ -190,18 +190,18 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     if not are_ranges or record.get("checksum", checksum) != checksum:
         raise damaged
     # Ledgers count ranges only since records have checksums
-    if "checksum" not in record and count_skips(store, run):
+    if "checksum" not in record and count_skips(cache, run):
         raise CacheError(
             f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
         )
     return entries, stored
 
 
-def _write(store: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
-    """Write the ranges of a run instead of the record `replaced`, if any. Raises: see
+def _write(cache: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
+    """Write the ranges of a run in place of the record `replaced`, or of none. Raises: as
     CacheStore.write_record."""
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
-    store.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
+    cache.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
 
 
 def _checksum(run: str, entries: Sequence[_Entry]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from megablend.caches.find import find_store
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError, DataError
@@ -25,7 +26,7 @@ from megablend.operations.runs import open_run
 from megablend.prefetch.samples import Sample
 from megablend.reader import Dataset
 from megablend.run.ledger_file import load_ledger
-from megablend.run.skips import load_skips
+from megablend.run.skips import load_skips, skips_of
 from megablend.storage.location import make_absolute
 
 Blend = tuple[Sequence[str], Sequence[float] | None]
@@ -115,8 +116,8 @@ def open_pages(
             datasets.append(None)
         else:
             run = open_run(settings, name, storage=storage)
-            skips = load_skips(settings.cache_store, run.ledger) if name == "train" else None
-            datasets.append(PageOrderDataset(Dataset(run, skips=skips), Split(split), config))
+            dataset = Dataset(run, skips=skips_of(run))
+            datasets.append(PageOrderDataset(dataset, Split(split), config))
     return datasets
 
 
@@ -168,8 +169,9 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
 
     Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """
-    ledger = load_ledger(cache, run)
-    return samples if ledger is None else load_skips(cache, ledger).position(samples - 1) + 1
+    store = find_store(cache)
+    ledger = load_ledger(store, run)
+    return samples if ledger is None else load_skips(store, ledger).position(samples - 1) + 1
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
