@@ -71,12 +71,6 @@ class PlannedStage:
         """Number of samples of each source that the stage reads: int64 [num_sources]."""
         return self.request.totals if self.cut_edges is None else self.cut_edges[1]
 
-    @property
-    def has_tails(self) -> bool:
-        """Whether the stage was cut and leaves ordinals of the periods that it has begun to later
-        stages."""
-        return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
-
 
 class TokenRange(NamedTuple):
     """Samples of a source whose tokens begin `step` tokens apart."""
@@ -112,8 +106,12 @@ class StagesPlan(LocatesMany):
         self._epochs = epochs
         self._plans = dict[int, Plan]()
         self.num_sources = len(stages[0].request.totals)
+        self.num_samples = stages[-1].stop
+        if self.num_samples > MAX_SAMPLES:
+            raise PlanError(
+                f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}"
+            )
         self._starts = [stage.start for stage in stages]
-        self._stops = [stage.stop for stage in stages]
         for stage in stages:
             _check(stage.number, stage.request, self.num_sources)
         before = np.zeros((len(stages) + 1, self.num_sources), np.int64)
@@ -129,26 +127,22 @@ class StagesPlan(LocatesMany):
         self._stop_ordinals = before[-1].copy()
         """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
         it may not be read."""
-        self._cuts = list[int]()
-        """Numbers of the stages that have tails."""
+        self._tail_stops = dict[int, Int64s]()
+        """The end of each source's tails, int64 [num_sources], by the number of each stage that was
+        cut and has some: ordinals of the periods that it has begun, for later stages."""
         for number, stage in enumerate(stages):
             if stage.dropped is not None:
                 if self._first_ordinals is self._samples_before:
                     self._first_ordinals = self._samples_before.copy()
                 later = self._first_ordinals[number:]
                 np.maximum(later, stage.dropped, out=later)
-            if stage.has_tails:
-                self._cuts.append(number)
-                stops = before[number] + self._tail_stops(number)
+            if stage.cut_edges is not None and (stage.cut_edges[2] > stage.cut_edges[1]).any():
+                stops = before[number] + stage.cut_edges[2]
+                self._tail_stops[number] = stops
                 np.maximum(self._stop_ordinals, stops, out=self._stop_ordinals)
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._tails = dict[int, Tails]()
-        self.num_samples = self._stops[-1]
-        if self.num_samples > MAX_SAMPLES:
-            raise PlanError(
-                f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}"
-            )
 
     @property
     def epochs(self) -> Epochs:
@@ -167,13 +161,14 @@ class StagesPlan(LocatesMany):
         if not numbers.size:
             return np.zeros(numbers.shape, np.int32), np.zeros(numbers.shape, np.int64)
         first = self._stage_of(int(numbers.min()))
-        if numbers.max() < self._stops[first]:
+        if self._stage_of(int(numbers.max())) == first:
             return self._locate_in(first, numbers)
         by_number = np.argsort(numbers, axis=None, kind="stable")
         sources = np.empty(numbers.size, np.int32)
         ordinals = np.empty(numbers.size, np.int64)
         ascending = numbers.ravel()[by_number]
-        ends = np.searchsorted(ascending, self._stops)  # where each stage's samples end
+        # Where each stage's samples end
+        ends = np.searchsorted(ascending, [*self._starts[1:], self.num_samples])
         begin = 0
         for stage, end in enumerate(ends.tolist()):
             if begin < end:
@@ -216,10 +211,10 @@ class StagesPlan(LocatesMany):
         ks = np.full(len(ordinals), -1, np.int64)
         pending = np.arange(len(ordinals))  # entries that no stage so far has
         current = ordinals  # ordinals of these entries; after a cut, their next ordinals
-        for number, stage in enumerate(self.stages):
+        for number in range(len(self.stages)):
             if not len(pending):
                 break
-            next_ordinals, is_later = self._advance(number, stage, sources[pending], current)
+            next_ordinals, is_later = self._advance(number, sources[pending], current)
             rows = pending[~is_later]
             if len(rows):
                 local = current[~is_later] - self._samples_before[number][sources[rows]]
@@ -238,11 +233,11 @@ class StagesPlan(LocatesMany):
         current = np.array([max(0, ordinal)])
         sources = np.array([source], np.int32)
         for number, stage in enumerate(self.stages):
-            next_ordinals, is_later = self._advance(number, stage, sources, current)
+            next_ordinals, is_later = self._advance(number, sources, current)
             start = self._starts[number]
             if before is not None and before <= start:
                 return None
-            if stage.has_tails or not is_later[0]:
+            if number in self._tail_stops or not is_later[0]:
                 sample = self.plan_of(number).first_sample_from(
                     source,
                     int(current[0] - self._samples_before[number, source]),
@@ -266,11 +261,11 @@ class StagesPlan(LocatesMany):
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
 
     def _advance(
-        self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
+        self, number: int, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return the numbers that ordinals, int64 [n], have after a stage: if it was cut, their
         next ordinals, otherwise the same; and whether the stage does not read them: bool [n]."""
-        if not stage.has_tails:
+        if number not in self._tail_stops:
             return ordinals, ordinals >= self._samples_before[number + 1][sources]
         first = self._samples_before[number][sources]
         next_ordinals, is_later = self._tails_of(number).find_next(sources, ordinals - first)
@@ -363,14 +358,6 @@ class StagesPlan(LocatesMany):
             self._tails[stage] = tails
         return self._tails[stage]
 
-    def _tail_stops(self, stage: int) -> Int64s:
-        """Return the end of each source's tails, in ordinals from the stage's start: int64
-        [num_sources]."""
-        edges = self.stages[stage].cut_edges
-        assert edges is not None
-        stops: Int64s = edges[2]
-        return stops
-
     def _stage_of(self, k: int) -> int:
         """Return the number of the stage that has sample k; the last one for the run's end."""
         return bisect_right(self._starts, k) - 1
@@ -380,9 +367,9 @@ class StagesPlan(LocatesMany):
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
         ordinals = ordinals + self._samples_before[stage].take(sources)
         # If earlier stages were cut, these are next ordinals
-        for number in reversed(self._cuts):
-            first = self._samples_before[number][sources]
-            if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():
+        for number, stops in reversed(self._tail_stops.items()):
+            if number < stage and (ordinals < stops[sources]).any():
+                first = self._samples_before[number][sources]
                 ordinals = first + self._tails_of(number).resolve(sources, ordinals - first)
         return sources, ordinals
 

@@ -24,7 +24,7 @@ from megablend.config.settings import (
     Warnings,
 )
 from megablend.config.source import Source
-from megablend.config.stages import MASKS, apply_settings, apply_stages, check_listed
+from megablend.config.stages import MASKS, check_listed
 from megablend.order.registry import find_order
 
 OUTSIDE_REQUEST = frozenset(
@@ -71,29 +71,6 @@ __all__ = [
 ]
 
 
-class _StagesMemo:
-    """The result of `Config.stage_configs`, kept since it is needed often.
-
-    Pydantic counts a private attribute as a part of its model: `==` compares it, pickling saves it,
-    and `model_copy` hands it on with other fields changed. But a config is the same with and
-    without its memo. So all memos are equal, are pickled empty, and name the config that they were
-    made for: a changed copy makes its own.
-    """
-
-    def __init__(self, owner: Config | None = None, configs: tuple[Config, ...] = ()) -> None:
-        self.owner = owner
-        self.configs = configs
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _StagesMemo)
-
-    def __hash__(self) -> int:
-        return hash(_StagesMemo)
-
-    def __reduce__(self) -> tuple[type[_StagesMemo], tuple[()]]:
-        return _StagesMemo, ()
-
-
 def _list_written(value: object) -> object:
     """Return the keys of models that were written and can affect the order, sorted, with their
     checked values."""
@@ -112,7 +89,6 @@ class Config(Settings):
 
     _snapshot: int = PrivateAttr(0)
     """See `snapshot`."""
-    _memo: _StagesMemo = PrivateAttr(default_factory=_StagesMemo)
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
     """The sources that any stage withdraws, in the settings of a stage."""
 
@@ -120,28 +96,45 @@ class Config(Settings):
     def _consistent(self) -> Config:
         """Check the keys against each other; see `megablend.config.checks`."""
         check_settings(self)
-        if self.stages:
-            lengths = find_lengths(self)
-            check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
-            check_stages(self.stages, self.stage_configs, ends_with_run=bool(lengths))
-        check_caps(self, self.stage_configs if self.stages else ())
+        if not self.stages:
+            check_caps(self)
+            return self
+        lengths = find_lengths(self)
+        check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
+        stage_configs = self.stage_configs
+        check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
+        check_caps(self, stage_configs)
         return self
 
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set;
-        one if none are listed."""
+        one if none are listed. They are made anew each time, which is slow with many sources."""
         if not self.stages:
             return (self,)
-        if self._memo.owner is not self:
-            self._memo = _StagesMemo(self, apply_stages(self, self.stages, LENGTHS))
-        return self._memo.configs
+        train = self.sources["train"]
+        configs = list[Config]()
+        for stage, settings in zip(self.stages, self.stage_configs_ignoring_sources, strict=True):
+            if stage.sources or stage.withdraw:
+                train = tuple(map(stage.change_source, train))
+            update = {"sources": self.sources | {"train": train}}
+            configs.append(settings.model_copy(update=update))
+        return tuple(configs)
 
     @property
     def stage_configs_ignoring_sources(self) -> tuple[Config, ...]:
         """Like `stage_configs`, but each config has the sources of the top level, without the
         changes of stages: much faster if many sources change."""
-        return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
+        if not self.stages:
+            return (self,)
+        current = self.model_copy(update={"stages": ()} | dict.fromkeys(LENGTHS))
+        current._withdrawn = frozenset(name for stage in self.stages for name in stage.withdraw)
+        configs = list[Config]()
+        for stage in self.stages:
+            current = current.model_copy(update=stage.find_changes())
+            current._snapshot += stage.changes_index
+            configs.append(current)
+        return tuple(configs)
 
     @property
     def request_digest(self) -> str:

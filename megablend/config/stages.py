@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from megablend.config.source import UNITS, Model, Share, Source
 from megablend.config.values import Count, OrderName, Positive, Temperature
@@ -32,9 +32,6 @@ SETTINGS = (
     *MASKS,
 )
 """Keys of the config that a stage may change."""
-
-C = TypeVar("C", bound=BaseModel)
-"""The config's class."""
 
 
 class _Changes(Model):
@@ -177,6 +174,13 @@ class StageSettings(_Changes):
         """Return the settings of the config that the stage changes, apart from its sources."""
         return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
+    def change_source(self, source: Source) -> Source:
+        """Return a source with the stage's changes."""
+        if source.name in self.withdraw:
+            return source.model_copy(update={source.unit or "weight": 0})
+        changes = self.sources.get(source.name)
+        return source.model_copy(update=changes.find_changes()) if changes else source
+
 
 def check_listed(
     stages: Sequence[StageSettings], names: Sequence[str], lengths: Sequence[str]
@@ -243,46 +247,3 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
                 f"{stage.withdraw[0]!r}; withdraw it in a stage before the schedule"
             )
         withdrawn_in |= dict.fromkeys(stage.withdraw, i)
-
-
-def apply_settings(
-    config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
-) -> tuple[C, ...]:
-    """Return the config's settings in each stage, as configs without stages and without a length.
-    They have the sources of the top level.
-
-    Args:
-        lengths: the keys that can set the run's length.
-    """
-    current = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths))
-    configs = list[C]()
-    current._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
-    for stage in stages:
-        current = current.model_copy(update=stage.find_changes())
-        if stage.changes_index:
-            current._snapshot += 1  # type: ignore[attr-defined]  # a subclass has it
-        configs.append(current)
-    return tuple(configs)
-
-
-def apply_stages(
-    config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
-) -> tuple[C, ...]:
-    """Return the config's settings and sources in each stage; see `apply_settings`."""
-    sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
-    train = sources["train"]
-    configs = list[C]()
-    for stage, settings in zip(stages, apply_settings(config, stages, lengths), strict=True):
-        if stage.sources or stage.withdraw:
-            train = tuple(_change_source(source, stage) for source in train)
-        configs.append(settings.model_copy(update={"sources": sources | {"train": train}}))
-    return tuple(configs)
-
-
-def _change_source(source: Any, stage: StageSettings) -> Any:
-    """Return a source with the changes of a stage."""
-    changes = stage.sources.get(source.name)
-    update = {} if changes is None else changes.find_changes()
-    if source.name in stage.withdraw:
-        update = {source.unit or "weight": 0}
-    return source.model_copy(update=update) if update else source

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from megablend.caches.find import find_store
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError, DataError
@@ -23,9 +22,9 @@ from megablend.megatron.plugin.dataset import MegablendGPTDataset, make_dataset_
 from megablend.megatron.request.address import PAIR, parse_address
 from megablend.operations.build import build
 from megablend.operations.runs import open_run
+from megablend.operations.session import Session
 from megablend.prefetch.samples import Sample
 from megablend.reader import Dataset
-from megablend.run.ledger_file import load_ledger
 from megablend.run.skips import load_skips, skips_of
 from megablend.storage.location import make_absolute
 
@@ -169,9 +168,10 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
 
     Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """
-    store = find_store(cache)
-    ledger = load_ledger(store, run)
-    return samples if ledger is None else load_skips(store, ledger).position(samples - 1) + 1
+    session = Session(cache, run=run)
+    if session.ledger is None:
+        return samples
+    return load_skips(session.cache, session.ledger).position(samples - 1) + 1
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
