@@ -31,10 +31,7 @@ from megablend.operations.token_documents import warn_of_token_documents
 from megablend.operations.warn import (
     find_warnings,
     warn_of_amplification,
-    warn_of_ends,
-    warn_of_epochs,
-    warn_of_last_share,
-    warn_of_shared_files,
+    warn_of_run,
     warn_of_steps,
 )
 from megablend.prefetch.estimate_transfer import estimate_transfer
@@ -100,8 +97,7 @@ def describe_planned(
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
     warnings = [warning for _, of_split in splits.values() for warning in of_split]
     warnings += warn_of_token_documents(config, run.store.snapshot)
-    warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_epochs(run)
-    warnings += warn_of_shared_files(compiled)
+    warnings += warn_of_run(compiled)
     described = RunDescription(
         cache=config.cache,
         run=config.run,

@@ -14,7 +14,7 @@ from itertools import islice
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.inspect.match_files import locate_file, match_files
-from megablend.inspect.sample_pieces import EpochSample, iterate_samples
+from megablend.inspect.sample_pieces import EpochSample, FoundPiece, iterate_samples
 from megablend.inspect.stored_tokens import list_stored_ranges
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
@@ -23,19 +23,6 @@ from megablend.run.run import Run
 from megablend.run.skips import Skips, skips_of
 from megablend.system.failures import translating
 from megablend.text.places import find_document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FoundPiece(Record):
-    """Tokens of a file that a sample has: tokens [first_token, stop_token) of the sample, counted
-    with appended tokens."""
-
-    first_token: int
-    stop_token: int
-    """The token of the sample after the piece's last one."""
-    offset: int
-    """Number of the piece's first token among the tokens that the file (or row) has in this
-    split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -172,7 +159,7 @@ def _describe_sample(found: EpochSample, skips: Skips, batch_size: int | None) -
     return FoundSample(
         sample=found.sample,
         epoch=found.epoch,
-        pieces=tuple(FoundPiece(**piece._asdict()) for piece in found.pieces),
+        pieces=found.pieces,
         skipped=skipped,
         step=step,
         counts_steps=batch_size is not None,

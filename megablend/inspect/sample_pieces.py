@@ -8,6 +8,7 @@ regular distances (`TokenRange`), so that which samples overlap a piece is found
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,23 +17,28 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.blend.plan import TokenRange
 from megablend.inspect.stored_tokens import StoredRange
+from megablend.operations.results import Record
 from megablend.order.base import Placed
 from megablend.run.locator import Reading
 from megablend.run.run import Run
 
 
-class SamplePiece(NamedTuple):
-    """Tokens [first_token, stop_token) of a sample, which are stored next to each other."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FoundPiece(Record):
+    """Tokens of a file that a sample has, which are stored next to each other: tokens [first_token,
+    stop_token) of the sample, counted with appended tokens."""
 
     first_token: int
     stop_token: int
+    """The token of the sample after the piece's last one."""
     offset: int
-    """Number of the first token, counted from the start of the requested range of stored tokens."""
+    """Number of the piece's first token among the tokens that the file (or row) has in this
+    split."""
 
 
 class SamplePieces(NamedTuple):
     """Pieces of the samples of one epoch as columns, arrays of int64 [n]: the fields of
-    `SamplePiece`, and the sample."""
+    `FoundPiece`, and the sample."""
 
     samples: Int64s
     first_tokens: Int64s
@@ -46,7 +52,7 @@ class EpochSample(NamedTuple):
 
     sample: int
     epoch: int
-    pieces: list[SamplePiece]
+    pieces: tuple[FoundPiece, ...]
 
 
 def iterate_samples(
@@ -68,8 +74,12 @@ def iterate_samples(
         for epoch in reading.list_epochs(end):
             found = _find_pieces(run, source, reading, epoch, remaining)
             rows = zip(*(column.tolist() for column in found), strict=True)
-            for sample, pieces in groupby(rows, key=lambda row: int(row[0])):
-                yield EpochSample(sample, epoch, [SamplePiece(*piece) for _, *piece in pieces])
+            for sample, of_sample in groupby(rows, key=lambda row: int(row[0])):
+                pieces = tuple(
+                    FoundPiece(first_token=first, stop_token=stop, offset=offset)
+                    for _, first, stop, offset in of_sample
+                )
+                yield EpochSample(sample, epoch, pieces)
 
 
 def _find_end(run: Run, source: int) -> int:

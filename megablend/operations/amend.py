@@ -14,7 +14,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
 from megablend.index.read.snapshot import open_snapshot
 from megablend.operations.commit_run import publish_splits
-from megablend.operations.differences import Difference, list_differences
+from megablend.operations.differences import list_differences
 from megablend.operations.drains import Drain, describe_drain
 from megablend.operations.results import Record
 from megablend.operations.runs import compile_committed
@@ -23,7 +23,7 @@ from megablend.operations.token_documents import refuse_token_documents
 from megablend.operations.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.run.amend_ledger import amend_ledger, cut_ledger, rewind_to
 from megablend.run.check_totals import check_limits
-from megablend.run.commit import keep_companion, precompute_orders
+from megablend.run.commit import compile_others, keep_companion, precompute_orders
 from megablend.run.compile import Compiled
 from megablend.run.fitting_steps import fitting_unit
 from megablend.run.ledger import Ledger
@@ -187,7 +187,7 @@ def _compile_amended(
     note = _compare_files(compiled, cut, storage)
     precompute_orders(compiled)
     if keep:
-        keep_companion(compiled)
+        keep_companion(compiled, compile_others(compiled))
         publish_splits(config, compiled.store)
     return compiled, note
 
@@ -252,7 +252,6 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
         dataclasses.replace(ledger, stages=(stage_before,)),
         dataclasses.replace(ledger, stages=(stage_now,)),
     )
-    changes = [each for each in differences if each.what != "stage ends"]
     return Amendment(
         run=run.ledger.run,
         committed=committed,
@@ -270,17 +269,12 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
         plan=run.ledger.digest,
         samples_before=ledger.num_samples,
         samples=run.num_samples,
-        changes=tuple(map(_as_change, changes)),
+        changes=tuple(each.as_change() for each in differences if each.what != "stage ends"),
         sources=tuple(
             AmendedSource(name=name, before=old, after=now)
             for name, old, now in zip(names, *outlooks, strict=True)
         ),
     )
-
-
-def _as_change(difference: Difference) -> dict[str, Any]:
-    """Return an item of `Amendment.changes`."""
-    return {"what": difference.what, "before": difference.a, "after": difference.b}
 
 
 def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:

@@ -17,16 +17,10 @@ from megablend.operations.check import check_store
 from megablend.operations.runs import list_indices
 from megablend.operations.session import Session
 from megablend.operations.token_documents import warn_of_token_documents
-from megablend.operations.warn import (
-    find_warnings,
-    warn_of_ends,
-    warn_of_epochs,
-    warn_of_last_share,
-    warn_of_shared_files,
-)
+from megablend.operations.warn import find_warnings, warn_of_run
 from megablend.run.check_totals import check_limits
 from megablend.run.commit import compile_others, keep_companion, precompute_orders
-from megablend.run.compile import Compiled, compile_split
+from megablend.run.compile import compile_split
 from megablend.run.ledger_file import load_ledger, save_ledger
 from megablend.run.open_store import open_stores
 
@@ -60,7 +54,8 @@ def _commit_once(
         compiled = compiled.continue_ledger(ledger)
     check_limits(compiled)
     precompute_orders(compiled)
-    keep_companion(compiled)
+    others = list(compile_others(compiled))
+    keep_companion(compiled, others)
     publish_splits(config, store)
     committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
     if ledger is None or (committed, committed.request) != (ledger, ledger.request):
@@ -78,23 +73,15 @@ def _commit_once(
         warnings=(
             *warn_of_token_documents(config, store.snapshot),
             *find_warnings(compiled),
-            *warn_of_last_share(compiled),
-            *warn_of_ends(compiled),
-            *warn_of_epochs(compiled.run),
-            *warn_of_shared_files(compiled),
-            *_warn_of_other_splits(compiled),
+            *warn_of_run(compiled),
+            # A run can be trained without these splits, but the user should know before evaluating
+            *(
+                f"{split}: cannot be opened: {other}"
+                for split, other in others
+                if isinstance(other, PlanError)
+            ),
         ),
     )
-
-
-def _warn_of_other_splits(compiled: Compiled) -> list[str]:
-    """Return a line for valid and for test if the split cannot be opened. A run can be trained
-    without it, but the user should know before evaluating."""
-    return [
-        f"{split}: cannot be opened: {other}"
-        for split, other in compile_others(compiled)
-        if isinstance(other, PlanError)
-    ]
 
 
 def publish_splits(config: Config, store: BlockStore) -> None:

@@ -29,6 +29,10 @@ class Difference(Record):
     b: Any
     """The value in the second run; None if the run does not have the setting."""
 
+    def as_change(self) -> dict[str, Any]:
+        """Return the difference as a change of one run, from a to b."""
+        return {"what": self.what, "before": self.a, "after": self.b}
+
 
 def describe_blend(blend: Blend) -> dict[str, Any]:
     """Return a blend as a JSON-serializable dict, with the keys and values of configs."""

@@ -111,13 +111,8 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
     its ledger is damaged."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
-    summary = _summarize(ledger, set(list_snapshots(cache)))
     return RunCommitment(
-        run=summary.run,
-        index=summary.index,
-        index_exists=summary.index_exists,
-        plan=summary.plan,
-        stages=summary.stages,
+        **_summarize(ledger, set(list_snapshots(cache))),
         blend=describe_blend(ledger.blend),
         chain=tuple(_list_chain(ledger)),
     )
@@ -239,18 +234,18 @@ def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | Da
         ledger = load_ledger(cache, run)
     except CacheError as error:
         return DamagedRun(run=run, problem=str(error))
-    return None if ledger is None else _summarize(ledger, indices)
+    return None if ledger is None else RunSummary(**_summarize(ledger, indices))
 
 
-def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
-    """Summarize a ledger. `indices`: digests of the indexes that the cache has."""
-    return RunSummary(
-        run=ledger.run,
-        index=ledger.index,
-        index_exists=indices.issuperset(ledger.indices),
-        plan=ledger.digest,
-        stages=tuple(ledger.ends),
-    )
+def _summarize(ledger: Ledger, indices: set[str]) -> dict[str, Any]:
+    """Return the fields of a RunSummary. `indices`: digests of the indexes that the cache has."""
+    return {
+        "run": ledger.run,
+        "index": ledger.index,
+        "index_exists": indices.issuperset(ledger.indices),
+        "plan": ledger.digest,
+        "stages": ledger.ends,
+    }
 
 
 def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
@@ -267,11 +262,7 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
             end=stage.end,
             index=stage.index,
             plan=digest,
-            changes=tuple(
-                {"what": each.what, "before": each.a, "after": each.b}
-                for each in differences
-                if each.a != each.b
-            ),
+            changes=tuple(each.as_change() for each in differences if each.a != each.b),
             drain=stage.drain,
         )
         before = stage

@@ -16,7 +16,7 @@ from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.prefetch.memory_budget import check_sample
 from megablend.run.check_totals import check_limits
-from megablend.run.commit import keep_companion
+from megablend.run.commit import compile_others, keep_companion
 from megablend.run.compile import Compiled, compile_split
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger
@@ -102,7 +102,7 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
     if compiled.ledger == ledger:
         # It cannot be written if the cache belongs to another user, or is full
         with contextlib.suppress(CacheError):
-            keep_companion(compiled)
+            keep_companion(compiled, compile_others(compiled))
     return compiled.run
 
 

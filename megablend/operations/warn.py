@@ -35,6 +35,16 @@ def find_warnings(compiled: Compiled) -> list[str]:
     ]
 
 
+def warn_of_run(compiled: Compiled) -> list[str]:
+    """Return warnings about train as a whole, whatever its sources are."""
+    return [
+        *_warn_of_last_share(compiled),
+        *_warn_of_ends(compiled),
+        *warn_of_epochs(compiled.run),
+        *_warn_of_shared_files(compiled),
+    ]
+
+
 def _warn_of_small(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[str]:
     """Return a line if sources in use contain too few samples.
 
@@ -85,7 +95,7 @@ def _warn_of_repeated(compiled: Compiled, samples: Int64s, tokens: Int64s) -> li
     ]
 
 
-def warn_of_shared_files(compiled: Compiled) -> list[str]:
+def _warn_of_shared_files(compiled: Compiled) -> list[str]:
     """Return a line if several sources of the config, in any splits, read the same file. This is
     not checked if there are more than _MAX_FILES files."""
     snapshot = compiled.store.snapshot
@@ -116,7 +126,7 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
     ]
 
 
-def warn_of_last_share(compiled: Compiled) -> list[str]:
+def _warn_of_last_share(compiled: Compiled) -> list[str]:
     """Return a line if the last stage ends before the length that the config gives, which happens
     if the user takes the shares of stages for their lengths."""
     stages = compiled.config.stages
@@ -131,7 +141,7 @@ def warn_of_last_share(compiled: Compiled) -> list[str]:
     ]
 
 
-def warn_of_ends(compiled: Compiled) -> list[str]:
+def _warn_of_ends(compiled: Compiled) -> list[str]:
     """Return a line for each stage but the last one, and for each drain, whose lanes do not all end
     together."""
     lines = []

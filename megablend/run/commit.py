@@ -3,7 +3,7 @@ test, and what opening the run would compute otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from megablend.config import SPLITS
 from megablend.errors import PlanError
@@ -32,16 +32,18 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
             yield split, compiled
 
 
-def keep_companion(compiled: Compiled) -> None:
+def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | PlanError]]) -> None:
     """Store the companion of a ledger, committed or about to be, with the config that requests it.
+
+    Args:
+        others: what `compile_others` yields.
 
     Raises: CacheError if it cannot be written.
     """
     run = compiled.run
-    splits = compile_others(compiled)
     companion = Companion(
         starts=run.starts,
-        others={split: other.ledger for split, other in splits if isinstance(other, Compiled)},
+        others={split: other.ledger for split, other in others if isinstance(other, Compiled)},
         plan=run.plan,
     )
     save_companion(

@@ -87,10 +87,7 @@ class Compiled:
 
     def stage_at(self, sample: int) -> RequestedStage:
         """Return the stage that has a sample; the last one for samples beyond the request."""
-        for stage in self.stages:
-            if sample < stage.stop:
-                return stage
-        return self.stages[-1]
+        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
         """Return the tokens of each source in this split, in a stage's snapshot; 0 if the snapshot

@@ -146,14 +146,14 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """A copy with the stages that a chain names, instead of those up to the chain's end. Blends
-        and later stages are kept."""
-        stages = list[Stage]()
-        start = 0
-        for link in links:
-            if start < self.num_samples:
-                stages.append(_follow(self.stage_at(start), link))
-                start = link.stop
+        """A copy with the stages that a chain names, in place of those up to the chain's end.
+        Blends and later stages are kept."""
+        starts = [0, *(link.stop for link in links)]
+        within = [
+            link for link, start in zip(links, starts, strict=False) if start < self.num_samples
+        ]
+        stages = self._follow(within)
+        start = stages[-1].stop if stages else 0
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
@@ -167,12 +167,7 @@ class Ledger:
 
     def of_state(self, state: State) -> Ledger:
         """A ledger of the stages that a state names, with the blends of this one."""
-        stages = list[Stage]()
-        start = 0
-        for link in state.stages:
-            stages.append(_follow(self.stage_at(start), link))
-            start = link.stop
-        return Ledger(run=state.run, stages=tuple(stages))
+        return Ledger(run=state.run, stages=self._follow(state.stages))
 
     def check_past(self, requested: Ledger, stop: int) -> None:
         """Refuse a request whose blend of any sample before `stop` differs from the committed one.
@@ -195,6 +190,20 @@ class Ledger:
                     f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
                     f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the next stage begin earlier"
                 )
+
+    def _follow(self, links: Sequence[Link]) -> tuple[Stage, ...]:
+        """The stages that a chain names, with the blends of this ledger."""
+        starts = [0, *(link.stop for link in links)]
+        return tuple(
+            dataclasses.replace(
+                self.stage_at(start),
+                end=link.end,
+                cut=link.cut,
+                drain=link.drain,
+                whole_epochs=link.whole_epochs,
+            )
+            for link, start in zip(links, starts, strict=False)
+        )
 
     @property
     def _remedy(self) -> str:
@@ -221,13 +230,6 @@ class Ledger:
             f"; to change it during training, restore the config, add {stages} and run "
             "`megablend amend CONFIG --at SAMPLE`"
         )
-
-
-def _follow(stage: Stage, link: Link) -> Stage:
-    """A stage with the blend of `stage`, and everything else from a link."""
-    return dataclasses.replace(
-        stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs
-    )
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

@@ -33,7 +33,7 @@ def plan_stages(
     tokens: Sequence[int] | TokensByIndex,
     withdrawals: Sequence[Withdrawals] = (),
 ) -> StagesPlan:
-    """Plan the stages of a run.
+    """Plan the stages of a run, at least one.
 
     A stage that was cut leaves periods unfinished. Before samples get another length, and before
     files are withdrawn, the rest of these is read in the settings of that stage: a *drain*, since
@@ -123,15 +123,14 @@ class _Planner:
         self.planned = list[PlannedStage]()
         self.start = 0
         size = len(next(iter(tokens.values())))
-        first = stages[0].blend if stages else None
+        first = stages[0].blend
         self.tokens_read = np.zeros(size, np.int64)
         self.samples_read = np.zeros(size, np.int64)
         self.samples_begun = np.zeros(size, np.int64)
         self.abandoned_samples = np.zeros(size, np.int64)
         self.abandoned_tokens = np.zeros(size, np.int64)
-        if first is not None:
-            extra = int(first.add_extra_token_to_sequence)
-            self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
+        extra = int(first.add_extra_token_to_sequence)
+        self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
 
     def plan(self) -> StagesPlan:
         """Plan all stages. Raises: see plan_stages."""
@@ -148,7 +147,7 @@ class _Planner:
                 number += 1
                 if number < len(self.stages):
                     self.drain_before(stage, self.stages[number])
-        return StagesPlan(self.planned, self.epochs.finish() if self.stages else None)
+        return StagesPlan(self.planned, self.epochs.finish())
 
     def _check_end(self, stage: Stage, number: int) -> None:
         """Refuse a stage that ends before the drain that precedes it does. Raises: PlanError."""

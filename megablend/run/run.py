@@ -74,14 +74,10 @@ class Run:
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
         extra = self.ledger.blend.add_extra_token_to_sequence
-        length = self.ledger.blend.sequence_length
-        if len(masks) == 1 and all(
-            stage.blend.sequence_length == length for stage in self.ledger.stages
-        ):
-            return (Section(0, self.num_samples, length, extra, masks[0]),)
         lengths = {each.start: each.request.sample_tokens for each in self.plan.stages}
         edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
         sections = list[Section]()
+        length = 0
         for start, stop in pairwise([*edges, self.num_samples]):
             length = lengths.get(start, length)
             section = Section(start, stop, length, extra, masks[bisect_right(starts, start) - 1])

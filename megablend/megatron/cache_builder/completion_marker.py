@@ -137,7 +137,7 @@ def begin_build(
     artefacts = [[job.artefact.base, {}] for job in jobs]
     content = {
         "artefacts": artefacts,
-        "made_of": _list_inputs(jobs),
+        "made_of": [job.made_of for job in jobs],
         "number": newest_number(cache) + 1,
     }
     _write_content(Path(f"{_path_of(request)}{_BEGUN}"), content)
@@ -164,7 +164,7 @@ def write_marker(
     jobs = [job for split in splits for job in split.jobs]
     content = {
         "artefacts": [[job.artefact.base, _sizes_of_arrays(job.artefact)] for job in jobs],
-        "made_of": _list_inputs(jobs),
+        "made_of": [job.made_of for job in jobs],
         "datasets": [
             [job.part.prefix, job.part.split, job.part.num_samples, job.num_samples]
             for split in splits
@@ -236,11 +236,6 @@ def _inputs_by_base(content: dict[str, Any] | None) -> dict[str, object]:
         _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in content["pairs"].items()
     )
     return dict.fromkeys(_bases_of(content)) if changed else {}
-
-
-def _list_inputs(jobs: Sequence[Job]) -> list[list[int]]:
-    """Return what the arrays of each job depend on."""
-    return [job.made_of for job in jobs]
 
 
 def _sizes_of_arrays(artefact: Artefact) -> dict[str, int]:

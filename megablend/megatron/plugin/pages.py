@@ -108,10 +108,7 @@ def open_pages(
     storage = make_dataset_storage(config)
     datasets: list[PageOrderDataset | None] = []
     for split, name in enumerate(("train", "valid", "test")):
-        has_data = (
-            name in settings.sources if settings.listed_by_split else settings.shares[split] > 0
-        )
-        if sizes[split] == 0 or not has_data:
+        if sizes[split] == 0 or not settings.has_split(name):
             datasets.append(None)
         else:
             run = open_run(settings, name, storage=storage)
