@@ -3,7 +3,6 @@ spread. Everything is computed from the plan, without walking the run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,19 +53,21 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     first[head[::-1]] = start + np.arange(len(head))[::-1]
     last[tail] = low + np.arange(len(tail))
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
-        ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
+        ordinals = np.arange(before[source], min(after[source], before[source] + _ORDINALS))
         samples = _samples_within(plan, source, ordinals, start, stop)
-        if samples:
-            first[source] = min(samples)
-        else:
-            first[source] = _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
+        first[source] = (
+            samples.min()
+            if len(samples)
+            else _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
+        )
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
-        ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
+        ordinals = np.arange(max(before[source], after[source] - _ORDINALS), after[source])
         samples = _samples_within(plan, source, ordinals, start, stop)
-        if samples:
-            last[source] = max(samples)
-        else:
-            last[source] = _sample_of_count(plan, source, int(after[source]), start, stop)
+        last[source] = (
+            samples.max()
+            if len(samples)
+            else _sample_of_count(plan, source, int(after[source]), start, stop)
+        )
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
@@ -114,19 +115,12 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
 
 
 def _samples_within(
-    plan: StagesPlan, source: int, ordinals: range, start: int, stop: int
-) -> list[int]:
+    plan: StagesPlan, source: int, ordinals: Int64s, start: int, stop: int
+) -> Int64s:
     """Return the samples of a source's ordinals that are in [start, stop). After an amendment there
     may be none, since a stage first gives the ordinals that the previous stage has left."""
-    return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
-
-
-def _samples_of(plan: StagesPlan, source: int, ordinals: Sequence[int]) -> list[int]:
-    """Return the samples of a source's ordinals, without ordinals that an amendment has left
-    unread."""
-    ks = plan.find_samples(np.full(len(ordinals), source, np.int32), np.array(ordinals, np.int64))
-    samples: list[int] = ks[ks >= 0].tolist()
-    return samples
+    ks = plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
+    return ks[(ks >= start) & (ks < stop)]
 
 
 def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:

@@ -110,24 +110,20 @@ def _is_weighted(settings: Settings) -> bool:
 
 def _check_weights(settings: Settings) -> None:
     """Check that `weight: size` and `temperature` apply to the sources."""
-    listed = [
-        (split, i, source)
-        for split, each in settings.sources.items()
-        for i, source in enumerate(each)
-    ]
-    sized = {split for split, _, source in listed if source.weight == SIZE}
-    for split, i, source in listed:
-        if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
-            raise ValueError(
-                f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, but other sources have "
-                "`weight: size`; expected `size` for all sources of a blend, or numbers for all (0 leaves a source "
-                "out)"
-            )
-        if settings.temperature is not None and source.unit not in (None, "weight"):
-            raise ValueError(
-                f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
-                "use weights (`weight: size` for numbers of tokens), or remove temperature"
-            )
+    for split, sources in settings.sources.items():
+        is_sized = any(source.weight == SIZE for source in sources)
+        for i, source in enumerate(sources):
+            if is_sized and source.weight is not None and source.weight not in (SIZE, 0):
+                raise ValueError(
+                    f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, but other sources have "
+                    "`weight: size`; expected `size` for all sources of a blend, or numbers for all (0 leaves a source "
+                    "out)"
+                )
+            if settings.temperature is not None and source.unit not in (None, "weight"):
+                raise ValueError(
+                    f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
+                    "use weights (`weight: size` for numbers of tokens), or remove temperature"
+                )
 
 
 def _check_masks(settings: Settings) -> None:

@@ -176,7 +176,7 @@ class Settings(Model):
     @classmethod
     def _rename_old_keys(cls, data: Any) -> Any:
         """Accept the key names of release 0.1.0."""
-        if not isinstance(data, Mapping):
+        if not isinstance(data, Mapping) or OLD_KEYS.keys().isdisjoint(data):
             return data
         for old, new in OLD_KEYS.items():
             if old in data and new in data:

@@ -194,15 +194,14 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
     """Check that the sources of a split go together. If the split is `blended`, they need shares in
     one unit. Raises: ValueError."""
     seen: set[str] = set()
+    expected = set(sources[0].extra_columns) if sources else set()
     for source in sources:
-        if source.extra_columns and len(set(source.extra_columns)) < len(source.extra_columns):
+        columns = set(source.extra_columns)
+        if len(columns) < len(source.extra_columns):
             raise ValueError(
                 f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one"
             )
-        have_same_columns = source.extra_columns == sources[0].extra_columns or set(
-            source.extra_columns
-        ) == set(sources[0].extra_columns)
-        if not have_same_columns:
+        if columns != expected:
             raise ValueError(
                 f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, but "
                 f"{sources[0].name!r} has {', '.join(sources[0].extra_columns) or 'none'}; expected the same for all "
@@ -220,21 +219,22 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
 def check_units(split: str, sources: Sequence[Source]) -> None:
     """Check that the sources of a blended split have shares in one unit,
     not all 0. Raises: ValueError."""
-    units = {source.unit for source in sources}
-    if len(sources) == 1 and units == {None}:
+    units = [source.unit for source in sources]
+    if units == [None]:
         return
-    if None in units:
-        i, bare = next((i, source.name) for i, source in enumerate(sources) if source.unit is None)
+    for i, (source, unit) in enumerate(zip(sources, units, strict=True)):
+        if unit is None:
+            raise ValueError(
+                f"sources.{split}[{i}]: {source.name!r} has no share; expected one of {', '.join(UNITS)}, the same for all "
+                "sources"
+            )
+    for i, unit in enumerate(units):
+        if unit != units[0]:
+            found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
+            raise ValueError(
+                f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
+            )
+    if all(getattr(source, str(units[0])) == 0 for source in sources):
         raise ValueError(
-            f"sources.{split}[{i}]: {bare!r} has no share; expected one of {', '.join(UNITS)}, the same for all sources"
-        )
-    if len(units) > 1:
-        found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
-        i = next(i for i, source in enumerate(sources) if source.unit != sources[0].unit)
-        raise ValueError(
-            f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
-        )
-    if all(getattr(source, source.unit or "") == 0 for source in sources):
-        raise ValueError(
-            f"sources: `{sources[0].unit}` is 0 for every source of {split}; expected at least one above 0"
+            f"sources: `{units[0]}` is 0 for every source of {split}; expected at least one above 0"
         )

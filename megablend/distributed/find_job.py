@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from megablend.distributed.base import Communicator
@@ -44,7 +44,7 @@ def this_job() -> Job:
             f"torchrun started {started} processes (WORLD_SIZE), but torch.distributed is not initialized: call "
             "torch.distributed.init_process_group first"
         )
-    return single_process_job()
+    return Job(world=_make_single(), members=lambda ranks: nullcontext(_make_single()))
 
 
 @contextmanager
@@ -76,11 +76,6 @@ def program_launch() -> Iterator[Communicator]:
         yield job.world
 
 
-def single_process_job() -> Job:
-    """Return a job that consists of this process."""
-    return Job(world=_make_single(), members=lambda ranks: _single_members())
-
-
 def _is_initialized() -> bool:
     """Return whether torch.distributed is initialized in this process."""
     module: Any = sys.modules.get("torch.distributed")
@@ -96,12 +91,6 @@ def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
 def _make_single() -> FailTogether:
     """Return a communicator of this process alone."""
     return FailTogether(0, 1, lambda value: [value])
-
-
-@contextmanager
-def _single_members() -> Iterator[FailTogether]:
-    """See Job.members."""
-    yield _make_single()
 
 
 @contextmanager

@@ -39,8 +39,13 @@ class LauncherInfo:
     exact: bool
     """False if the variable gives only a lower bound of the number of processes."""
 
+    @property
+    def count(self) -> str:
+        """The number of processes in messages."""
+        return f"{self.size}{'' if self.exact else ' or more'}"
+
     def __str__(self) -> str:
-        return f"{self.by} started {self.size}{'' if self.exact else ' or more'} processes ({self.variable})"
+        return f"{self.by} started {self.count} processes ({self.variable})"
 
 
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from megablend.config.numbers import whole_number
-from megablend.distributed.launch import detect_launcher, read_count
+from megablend.distributed.launch import LauncherInfo, detect_launcher, read_count
 from megablend.errors import ConfigError
 
 DataParallelGroup: TypeAlias = ProcessGroup | DeviceMesh
@@ -59,7 +59,7 @@ def resolve_rank(
                 "group"
             )
         return _place_in(data_parallel_group)
-    job = _processes_of_job(environ)
+    job = _find_launcher(environ)
     if size is None and job is not None:
         missing = (
             "data_parallel_size is"
@@ -67,7 +67,7 @@ def resolve_rank(
             else "data_parallel_rank and data_parallel_size are"
         )
         raise ConfigError(
-            f"{missing} missing, and this process is one of {job}, all of which would read "
+            f"{missing} missing, and this process is one of {job.count} ({job.variable}), all of which would read "
             f"the same samples; {_ADVICE}. They cannot be derived from the number of processes, since ranks of tensor and "
             "pipeline parallelism must read the same samples"
         )
@@ -117,48 +117,37 @@ def _not_a_member() -> ConfigError:
     )
 
 
-class _Processes(NamedTuple):
-    """The number of processes of this process's job."""
-
-    number: int
-    is_exact: bool
-    """Whether there cannot be more."""
-    origin: str
-    """The origin of that number: a library or a variable."""
-
-    def __str__(self) -> str:
-        return f"{self.number}{'' if self.is_exact else ' or more'} ({self.origin})"
-
-
-def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
-    """Count the processes of the job; None for a single process. Raises: LaunchError for a variable
-    that is not a number."""
+def _find_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
+    """Return what started the processes of the job, a library or a launcher; None for a single
+    process. Raises: LaunchError for a variable that is not a number."""
+    started: LauncherInfo | None
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
-        return _Processes(size, True, "torch.distributed") if size > 1 else None
-    if "WORLD_SIZE" in environ:  # torchrun, accelerate launch
+        started = LauncherInfo(by="torch", variable="torch.distributed", size=size, exact=True)
+    elif "WORLD_SIZE" in environ:
         size = read_count(environ, "WORLD_SIZE")
-        return _Processes(size, True, "WORLD_SIZE") if size > 1 else None
-    started = detect_launcher(environ)
-    if started is None or (started.exact and started.size == 1):
+        started = LauncherInfo(by="torchrun", variable="WORLD_SIZE", size=size, exact=True)
+    else:
+        started = detect_launcher(environ)
+    if started is None or (started.exact and started.size <= 1):
         return None
-    return _Processes(started.size, started.exact, started.variable)
+    return started
 
 
-def _check_size(size: int, job: _Processes, replicas: int) -> None:
+def _check_size(size: int, job: LauncherInfo, replicas: int) -> None:
     """Check that there are enough processes for the data-parallel ranks, since some samples would
     never be read otherwise. Raises: ConfigError."""
-    processes = job.number * replicas
+    processes = job.size * replicas
     jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
-    if size > processes and job.is_exact:
+    if size > processes and job.exact:
         raise ConfigError(
             f"found data_parallel_size {size}, expected at most {processes}: this process is one of a job of "
-            f"{job}{jobs}, so some ranks' samples would never be read; if other jobs read them, pass the number of "
-            "jobs (`replicas=`)"
+            f"{job.count} ({job.variable}){jobs}, so some ranks' samples would never be read; if other jobs read them, pass "
+            "the number of jobs (`replicas=`)"
         )
-    if processes % size and job.is_exact:
+    if processes % size and job.exact:
         warnings.warn(
-            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.origin}{jobs}); "
+            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.variable}{jobs}); "
             "set it to the number of ranks that read different samples",
             RuntimeWarning,
             stacklevel=4,

@@ -309,12 +309,16 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     Raises: ValueError, TypeError if the record is not of a blend.
     """
     is_blended = not may_be_unblended or "seed" in record
-    record = {"plan": 1, "interleaving": LANES, **record}
+    if is_blended:
+        record = {"plan": 1, "interleaving": LANES, **record}
     _check(record, _BLENDED if is_blended else _ONE_PASS)
     if not record["sources"]:
         raise ValueError("no sources")
-    keys = {name: _KEYS.get(name, name) for name in SETTINGS}
-    settings = {name: record[key] for name, key in keys.items() if is_blended or key in _ONE_PASS}
+    settings = dict[str, Any]()
+    for name in SETTINGS:
+        key = _KEYS.get(name, name)
+        if key in record:
+            settings[name] = record[key]
     if is_blended:
         settings["order"] = current_name(record["order"])
     sources = (
