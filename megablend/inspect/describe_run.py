@@ -9,7 +9,7 @@ from time import perf_counter
 
 from megablend.caches.base import DOCUMENTS
 from megablend.config import Config
-from megablend.errors import ConfigError, PlanError
+from megablend.errors import ConfigError
 from megablend.index.read.document_table import table_bytes
 from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.read.snapshot import Snapshot
@@ -166,21 +166,17 @@ def _describe_splits(
         if isinstance(other, Compiled):
             splits[split] = describe(other)
         else:
-            splits[split] = _describe_unplanned(other, loaders), []
+            unplanned = SplitDescription(
+                samples=0,
+                tokens=0,
+                blended=False,
+                first_repeated_source=None,
+                sources=(),
+                problem=str(other),
+                steps=None if loaders is None else 0,
+            )
+            splits[split] = unplanned, []
     return splits
-
-
-def _describe_unplanned(error: PlanError, loaders: Loaders | None) -> SplitDescription:
-    """Describe a split that cannot be planned."""
-    return SplitDescription(
-        samples=0,
-        tokens=0,
-        blended=False,
-        first_repeated_source=None,
-        sources=(),
-        problem=str(error),
-        steps=None if loaders is None else 0,
-    )
 
 
 def _with_estimates(

@@ -185,23 +185,21 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     return pa.Table.from_arrays(sample_columns, schema=SCHEMA)
 
 
-def _list_lengths(run: Run) -> list[list[int]]:
-    """Return the sequence lengths of the run: pairs of the first sample and the length from there
-    on."""
-    return [[section.start, section.sequence_length] for section in run.sections]
-
-
 def _describe(run: Run) -> dict[bytes, bytes]:
     """Return the metadata of the file: a description of the run under the key `megablend`."""
-    described = {
+    described: dict[str, Any] = {
         "run": run.ledger.run,
         "split": run.split,
         "index": run.ledger.index,
         "plan": run.ledger.digest,
         "sequence_length": run.sequence_length,
         "sample_tokens": run.settings.sample_tokens,
-        **({} if len(run.sections) == 1 else {"sequence_lengths": _list_lengths(run)}),
     }
+    if len(run.sections) > 1:
+        # Pairs of the first sample and the length from there on
+        described["sequence_lengths"] = [
+            [section.start, section.sequence_length] for section in run.sections
+        ]
     return {b"megablend": json.dumps(described).encode()}
 
 

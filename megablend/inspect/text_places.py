@@ -7,7 +7,6 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.tables.file_table import FileEntry
-from megablend.index.tables.source_entry import SourceEntry
 from megablend.inspect.match_files import locate_file
 from megablend.lazy import cached_property
 from megablend.operations.token_rows import read_rows
@@ -51,7 +50,8 @@ class TextPlaces:
         store, file, block_in_file = self._find_file_of_block(block)
         entry = store.snapshot.sources[file.column]
         first_row, offsets = read_rows(path, entry, block_in_file, file.tokens, storage)
-        lengths = _count_tokens(offsets, has_eod=_appends_eod(store, entry))
+        eods = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
+        lengths = _count_tokens(offsets, has_eod=eods.get(entry.name) is not None)
         ends = np.cumsum(lengths)
         first = int(np.searchsorted(ends, start, side="right"))
         last = int(np.searchsorted(ends, stop - 1, side="right"))
@@ -68,12 +68,6 @@ class TextPlaces:
         store, number_in_store = locate_file(self._run, number)
         file = store.snapshot.file(number_in_store)
         return store, file, block - snapshot.file(number).first_block
-
-
-def _appends_eod(store: BlockStore, entry: SourceEntry) -> bool:
-    """Return whether an end-of-document token is added to the documents of a source."""
-    eods = dict(zip(store.snapshot.sources.names, store.source_eods, strict=True))
-    return eods.get(entry.name) is not None
 
 
 def _count_tokens(offsets: Int64s, *, has_eod: bool) -> Int64s:

@@ -51,14 +51,10 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
             "in_order: found False, expected True: a saved state is a number of batches, which is valid only if they "
             "arrive in order"
         )
-    if checked.get("pin_memory") and not _can_pin():
+    can_pin = torch.cuda.is_available() or torch.accelerator.is_available()
+    if checked.get("pin_memory") and not can_pin:
         raise ConfigError(
             "pin_memory: found True, but torch finds no CUDA device; remove the option"
         )
     checked.setdefault("pin_memory", torch.cuda.is_available())
     return checked
-
-
-def _can_pin() -> bool:
-    """Return whether torch finds a device for which memory can be pinned."""
-    return torch.cuda.is_available() or torch.accelerator.is_available()

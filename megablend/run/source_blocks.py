@@ -80,10 +80,7 @@ class SourceBlocks:
         blocks = self.blocks(segment.snapshot)
         if not segment.withdrawn:
             return blocks
-        files = {
-            i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
-        }
-        return self._leave_out(blocks, sorted(files))
+        return self._leave_out(blocks, sorted(self._find_withdrawn(segment)))
 
     def loses_files(self, segment: Segment, index: str) -> bool:
         """Whether the snapshot `index` has the source, but lacks files that the segment's epochs
@@ -94,10 +91,8 @@ class SourceBlocks:
             or segment.snapshot not in self.snapshots
         ):
             return False
-        left_out = {
-            i for each in segment.withdrawn for i in self._list_missing(segment.snapshot, each)
-        }
-        return bool(set(self._list_missing(segment.snapshot, index)) - left_out)
+        missing = set(self._list_missing(segment.snapshot, index))
+        return bool(missing - self._find_withdrawn(segment))
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
         """See `Withdrawals.count_left`."""
@@ -145,6 +140,12 @@ class SourceBlocks:
             [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
         )
         return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
+
+    def _find_withdrawn(self, segment: Segment) -> set[int]:
+        """Numbers of the files of a segment's snapshot that its epochs leave out."""
+        return {
+            i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
+        }
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
         """Numbers of the source's files in a snapshot that the snapshot `index` lacks."""

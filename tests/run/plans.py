@@ -14,7 +14,7 @@ from megablend.blend.plan import PlannedStage, StagesPlan
 def make_request(totals: Sequence[int], **settings: Any) -> StageRequest:
     """The request of the first stage of a run, of one cycle per run of ordinals."""
     zeros = np.zeros(len(totals), np.int64)
-    defaults = {"first_tokens": zeros, "cycles": zeros + 1, "seed": 1}
+    defaults: dict[str, Any] = {"first_tokens": zeros, "cycles": zeros + 1, "seed": 1}
     return StageRequest(totals=np.array(totals, np.int64), **(defaults | settings))
 
 

@@ -39,12 +39,6 @@ class Tails:
     parts: Int64s
     """The parts of the cut periods; see megablend.kernels.blend.tails."""
 
-    @property
-    def left(self) -> Int64s:
-        """Number of ordinals that are left of each source's period: int64 [num_sources]."""
-        left: Int64s = self.stop - self.read
-        return left
-
     def resolve(self, sources: Int32s, ordinals: Int64s) -> Int64s:
         """Return the ordinals that next ordinals, int64 [n], stand for: int64 [n]."""
         rows = np.flatnonzero((ordinals >= self.read[sources]) & (ordinals < self.stop[sources]))

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError
-from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of, times_of
@@ -163,7 +162,13 @@ def write_marker(
     """
     jobs = [job for split in splits for job in split.jobs]
     content = {
-        "artefacts": [[job.artefact.base, _sizes_of_arrays(job.artefact)] for job in jobs],
+        "artefacts": [
+            [
+                job.artefact.base,
+                {array.name: len(array.header) + array.nbytes for array in job.artefact.arrays},
+            ]
+            for job in jobs
+        ],
         "made_of": [job.made_of for job in jobs],
         "datasets": [
             [job.part.prefix, job.part.split, job.part.num_samples, job.num_samples]
@@ -236,11 +241,6 @@ def _inputs_by_base(content: dict[str, Any] | None) -> dict[str, object]:
         _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in content["pairs"].items()
     )
     return dict.fromkeys(_bases_of(content)) if changed else {}
-
-
-def _sizes_of_arrays(artefact: Artefact) -> dict[str, int]:
-    """Return the size in bytes of each array's file."""
-    return {array.name: len(array.header) + array.nbytes for array in artefact.arrays}
 
 
 def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:

@@ -25,12 +25,6 @@ from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
 """The bytes that are read at a time when a file is copied."""
-_FOLDER = "megablend-idx"
-
-
-def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
-    """Return the folder of the copies of a config's files."""
-    return Path(object_storage_cache_path or Path(cache, _FOLDER)).absolute()
 
 
 class IdxCopies(WrapperStorage):

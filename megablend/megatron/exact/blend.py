@@ -21,29 +21,23 @@ class ExactBlend(ABC):
         self.step = 0
         """Number of the next sample to compute."""
 
-    def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
-        """Compute the next n samples.
+    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
+        """Compute the next samples.
 
         Args:
-            datasets: int16 [n], filled with the dataset of each sample.
-            samples: int64 [n], filled with the sample's number within that dataset.
             threads: number of threads; the result does not depend on it.
 
-        Raises: PlanError if fewer than n samples are left.
+        Returns: the dataset of each sample, int16 [count], and the sample's number within that
+            dataset, int64 [count].
+        Raises: PlanError if fewer samples are left.
         """
-        if len(datasets) > self.size - self.step:
+        if count > self.size - self.step:
             raise PlanError(
-                f"{len(datasets):,} samples requested, but the blend has only {self.size - self.step:,} of "
-                f"{self.size:,} left"
+                f"{count:,} samples requested, but the blend has only {self.size - self.step:,} of {self.size:,} left"
             )
-        self._compute_next(datasets, samples, threads)
-
-    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
-        """Compute the next `count` samples as `fill` does, and return them in new arrays: int16
-        [count], int64 [count]."""
         datasets = np.empty(count, np.int16)
         samples = np.empty(count, np.int64)
-        self.fill(datasets, samples, threads=threads)
+        self._compute_next(datasets, samples, threads)
         return datasets, samples
 
     @abstractmethod

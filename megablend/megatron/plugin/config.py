@@ -10,7 +10,6 @@ from typing import Any
 
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
-from megablend.megatron.cache_builder.idx_copies import copies_folder
 from megablend.megatron.core import GPTDatasetConfig
 from megablend.megatron.request.address import PAIR, parse_address
 from megablend.order.registry import find_order
@@ -149,7 +148,8 @@ def cache_of(config: Any) -> str:
 
 def idx_folder(config: Any) -> Path:
     """Return the folder of the config's copies of `.idx` files."""
-    return copies_folder(cache_of(config), getattr(config, "object_storage_cache_path", None))
+    given = getattr(config, "object_storage_cache_path", None)
+    return Path(given or Path(cache_of(config), "megablend-idx")).absolute()
 
 
 def data_path_entries(config: Any) -> list[str]:
