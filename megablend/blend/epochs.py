@@ -9,7 +9,7 @@ the new snapshot or order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -223,10 +223,8 @@ class EpochsBuilder:
             rests: also count an epoch that withdrawn files have made shorter, even if nothing was
                 read of the files that are still there.
         """
-        lost = np.zeros(len(cursor), bool)
-        if index == self._index:
-            return lost
-        for source, withdrawals in enumerate(self._withdrawals):
+
+        def list_current(source: int) -> list[Segment]:
             position = int(cursor[source])
             segment = _find_segment(self._segments[source], position)
             is_begun = (
@@ -236,42 +234,47 @@ class EpochsBuilder:
                     segment.own_position(position) % segment.tokens or (rests and segment.withdrawn)
                 )
             )
-            is_counted = bool(is_begun or not begun)
-            lost[source] = is_counted and withdrawals.loses_files(segment, index)
-        return lost
+            return [segment] if is_begun or not begun else []
+
+        return self._lose_files(index, list_current)
 
     def begun_epochs_lose_files(
         self, index: str, cursor: Int64s, begun: Int64s
     ) -> npt.NDArray[np.bool_]:
         """Return whether a snapshot lacks files of an epoch that has tokens of each source at
         positions [cursor, begun), arrays of int64 [num_sources]: bool [num_sources]."""
-        lost = np.zeros(len(cursor), bool)
-        if index == self._index:
-            return lost
-        for source, withdrawals in enumerate(self._withdrawals):
+
+        def list_begun(source: int) -> list[Segment]:
             segments = self._segments[source]
             stops = [*(after.position for after in segments[1:]), int(begun[source])]
-            lost[source] = any(
-                segment.position < begun[source]
-                and cursor[source] < stop
-                and cursor[source] < begun[source]
-                and withdrawals.loses_files(segment, index)
+            return [
+                segment
                 for segment, stop in zip(segments, stops, strict=True)
-            )
-        return lost
+                if segment.position < begun[source] and cursor[source] < min(stop, begun[source])
+            ]
+
+        return self._lose_files(index, list_begun)
 
     def next_epochs_lose_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
         """Return whether a snapshot lacks files of an epoch that each source would read from
         position `begun`, int64 [num_sources], on: bool [num_sources]."""
-        lost = np.zeros(len(begun), bool)
-        if index == self._index:
-            return lost
-        for source, withdrawals in enumerate(self._withdrawals):
+
+        def list_next(source: int) -> list[Segment]:
             segments = self._segments[source]
-            first = segments.index(_find_segment(segments, int(begun[source])))
-            lost[source] = any(
-                withdrawals.loses_files(segment, index) for segment in segments[first:]
-            )
+            return segments[segments.index(_find_segment(segments, int(begun[source]))) :]
+
+        return self._lose_files(index, list_next)
+
+    def _lose_files(
+        self, index: str, list_needed: Callable[[int], list[Segment]]
+    ) -> npt.NDArray[np.bool_]:
+        """Return whether a snapshot lacks files of the segments that `list_needed` returns for each
+        source, given its number: bool [num_sources]."""
+        lost = np.zeros(len(self._segments), bool)
+        if index != self._index:
+            for source, withdrawals in enumerate(self._withdrawals):
+                needed = list_needed(source)
+                lost[source] = any(withdrawals.loses_files(each, index) for each in needed)
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:

@@ -262,33 +262,22 @@ class _Compiler:
     def _make_blend(self, stage: RequestedStage) -> Blend:
         """Make the blend of a stage, with the newest plan version."""
         config = stage.config
-        data = _data_of(self.data, stage)
-        shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
         num_sources = self._count_sources(stage)
-        listed = list(
-            zip(self.sources, _mean_unit_tokens(config, data.parts), shares, strict=True)
-        )[:num_sources]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
-            sources=tuple(
-                _make_share(config, source, tokens, share) for source, tokens, share in listed
-            ),
+            sources=tuple(map(SourceShare.of, self.sources[:num_sources])),
         )
         if not stage.weights:
             return blend
-        sources = blend.sources  # the cycles are those of the mean shares
+        cycles = _choose_cycles(stage, _data_of(self.data, stage).parts)[:num_sources]
         schedule = None
         if stage.schedule is not None:
-            sources = tuple(
-                replace(source, share=share)
-                for source, share in zip(sources, stage.weights[:num_sources], strict=True)
-            )
-            schedule = _make_schedule(stage, stage.schedule, blend)
+            schedule = _make_schedule(stage, stage.schedule, cycles)
         return replace(
             blend,
-            sources=sources,
+            sources=tuple(map(SourceShare.with_share, blend.sources, stage.weights, cycles)),
             interleaving=config.interleaving,
             order=current_name(config.order),
             plan_version=PLAN_VERSION,
@@ -311,15 +300,20 @@ def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
     return data.snapshots[stage.config.snapshot if data.split == "train" else 0]
 
 
-def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
-    """Make the schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError if
-    the stage is too short."""
+def _make_schedule(
+    stage: RequestedStage, requested: RequestedSchedule, cycles: Sequence[int]
+) -> Schedule:
+    """Make the schedule of a stage whose sources have these cycles, [num_sources]. Raises:
+    PlanError if the stage is too short."""
     cycle = stage.config.lanes * stage.config.shuffle_window
     samples = stage.end - stage.first
-    longest = max(source.cycles or 1 for source in blend.sources)
-    start = requested.start[: len(blend.sources)]
     schedule = make_schedule(
-        requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest
+        requested.kind,
+        requested.steps,
+        requested.start[: len(cycles)],
+        samples=samples,
+        cycle=cycle,
+        longest=max(cycles),
     )
     if schedule is None:
         raise PlanError(
@@ -351,23 +345,21 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
     )
 
 
-def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
-    """Compute the mean tokens of the units that the order of each source shuffles, which are blocks
-    or documents."""
+def _choose_cycles(stage: RequestedStage, parts: npt.NDArray[np.void]) -> list[int]:
+    """Choose how many cycles share each run of a source's ordinals, [num_sources], so that a run
+    spans whole blocks or documents, whichever the order shuffles.
+
+    Args:
+        parts: the documents of each source, PART_DTYPE [num_sources].
+    """
+    config = stage.config
     units = (
         parts["documents"]
         if config.top_level_needs_lengths
         else parts["stop_block"] - parts["first_block"]
     )
-    return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
-
-
-def _make_share(
-    config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None
-) -> SourceShare:
-    """A source's share, and how many cycles share each of its runs, chosen so that a run spans
-    whole blocks or documents."""
-    if share is None:
-        return SourceShare.of(source)
-    cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)
-    return SourceShare.of(source).with_share(share, cycles)
+    unit_tokens = map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist())
+    return [
+        cycles_per_run(tokens, share, config.sequence_length, config.shuffle_window)
+        for tokens, share in zip(unit_tokens, stage.mean_weights, strict=True)
+    ]
