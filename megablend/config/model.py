@@ -26,6 +26,7 @@ from megablend.config.settings import (
 from megablend.config.source import Source
 from megablend.config.stages import MASKS, check_listed
 from megablend.order.registry import find_order
+from megablend.storage.location import find_root
 
 OUTSIDE_REQUEST = frozenset(
     (
@@ -148,6 +149,11 @@ class Config(Settings):
     def cache_store(self) -> CacheStore:
         """The store of the cache."""
         return find_store(self.cache, self.storage, self.local_cache)
+
+    @property
+    def roots(self) -> dict[str, str]:
+        """The folders of the sources' token files, by the sources' names in the index."""
+        return {name: find_root(source.token_paths) for name, source in self.all_sources.items()}
 
     @property
     def withdrawn(self) -> frozenset[str]:

@@ -11,7 +11,6 @@ import numpy as np
 from megablend.errors import CacheError, ConfigError
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.operations.session import Session
-from megablend.storage.location import find_root
 from megablend.system.atomic_write import check_target
 
 _EXPECTED = "expected a file that may be replaced; write to another file"
@@ -35,8 +34,7 @@ def check_output(target: str | Path, session: Session) -> Path:
         return path
     if isinstance(session.what, str | Path) and _is_same(path, session.what):
         raise ConfigError(f"{path}: found the config, {_EXPECTED}")
-    sources = session.config.all_sources if session.is_config else {}
-    roots = {name: find_root(source.token_paths) for name, source in sources.items()}
+    roots = session.config.roots if session.is_config else {}
     needed = session.ledger.indices if session.ledger else ()
     for digest in {*needed, *session.snapshots[-1:]}:
         try:

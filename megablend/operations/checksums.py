@@ -11,10 +11,9 @@ from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.index.build.build import Progress
 from megablend.index.read.block_checksums import Sums, commit_sums, compute_sums
-from megablend.index.read.snapshot import Snapshot, open_snapshot
+from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.table_folder import is_complete
 from megablend.storage.base import Storage
-from megablend.storage.location import find_root
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
 from megablend.system.log import LOG
 
@@ -50,7 +49,8 @@ def make_checksums(
             len(sizes),
         )
     mine = assign_longest_first(sizes, launch.size)[launch.rank]
-    paths = {number: _path_of(config, snapshot, number) for number in mine}
+    roots = config.roots
+    paths = {number: snapshot.path(number, roots) for number in mine}
     num_threads = max((storage.limits(path).max_files for path in paths.values()), default=1)
     sums_of_file = dict[int, Sums]()
     done = 0
@@ -77,9 +77,3 @@ def make_checksums(
             commit_sums(snapshot, [by_number[number] for number in range(snapshot.num_files)])
     launch.barrier()
     store.fetch_folder(CHECKSUMS, digest)
-
-
-def _path_of(config: Config, snapshot: Snapshot, number: int) -> str:
-    """Return the path of a file of the index, in the folder that the config names now."""
-    roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
-    return snapshot.path(number, roots)

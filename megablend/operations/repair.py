@@ -3,16 +3,16 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megablend.config import Config
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.index.build.build import Progress, build_index
+from megablend.index.build.source_spec import SourceSpec
 from megablend.index.verify.repair import find_damage, list_indexed_files
 from megablend.run.ledger import Ledger
 from megablend.storage.base import Storage
-from megablend.storage.location import find_root
 from megablend.system.log import LOG
 
 
@@ -38,16 +38,15 @@ def repair_kept_index(
     damage = launch.bcast(find_damage(config.cache_store, ledger.index) if is_first else None)
     if damage is None:
         return False
+    specs: Sequence[SourceSpec] = ()
     try:
-        roots = {name: find_root(source.token_paths) for name, source in config.all_sources.items()}
-        block_bytes = config.block_bytes
-        specs = (
-            list_indexed_files(
-                config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes
+        if is_first:
+            specs = list_indexed_files(
+                config.cache_store,
+                ledger.index,
+                roots=config.roots,
+                block_bytes=config.block_bytes,
             )
-            if is_first
-            else ()
-        )
     except CacheError:
         raise lost_index(ledger, newest, damage) from None
     repaired = build_index(

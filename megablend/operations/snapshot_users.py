@@ -12,7 +12,6 @@ from megablend.index.tables.cache_folders import external_references_dir
 from megablend.index.tables.list_snapshots import find_superseded, list_snapshots
 from megablend.index.verify.verify_data import SnapshotUse
 from megablend.run.ledger_file import load_ledger, run_names
-from megablend.storage.location import find_root
 from megablend.system.limited_json import missing_field, parse_json
 from megablend.system.safe_open import read_regular
 
@@ -74,10 +73,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
         if config is not None and (
             config.run in names or not (names or digest in references or digest in superseded)
         ):
-            roots = {
-                name: find_root(source.token_paths) for name, source in config.all_sources.items()
-            }
-            uses[digest] = SnapshotUse(roots=roots)
+            uses[digest] = SnapshotUse(roots=config.roots)
             continue
         repair = REPAIR_REMEDY
         if names:
