@@ -240,7 +240,7 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
         return None
     blocks = run.locator.readings(source)[-1].blocks
     name = run.data.index_names[source]
-    number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
+    number = blocks.snapshot.sources.numbers[name]
     if table_bytes(blocks.snapshot, number) is None:
         return None
     num_documents = int(part["documents"])

@@ -233,7 +233,7 @@ def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) 
     blocks = reading.blocks
     numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot
-    source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
+    source = snapshot.sources.numbers[name]
     # A table may have been made for another snapshot of the same files
     is_counted = snapshot.sources[source].documents
     if not is_counted or table_bytes(snapshot, source) is None:

@@ -269,11 +269,11 @@ def _build_document_tables(
         if not all(entry.documents for entry in snapshot.sources):
             continue  # planning refuses this snapshot, which is an older one
         store = open_block_store(config, snapshot, session.run_storage, number=number)
-        sources = {entry.name: source for source, entry in enumerate(store.snapshot.sources)}
+        numbers = store.snapshot.sources.numbers
         tables = build_tables(
             store,
             # Sources that are withdrawn may be missing
-            [sources[name] for name in config.sources_needing_lengths if name in sources],
+            [numbers[name] for name in config.sources_needing_lengths if name in numbers],
             launch=launch,
         )
     return tables  # those of the newest snapshot, which is the last one

@@ -90,7 +90,7 @@ def publish_splits(config: Config, store: BlockStore) -> None:
     owners = set[str]()
     for of_snapshot in store.stores:
         snapshot = of_snapshot.snapshot
-        numbers = {entry.name: number for number, entry in enumerate(snapshot.sources)}
+        numbers = snapshot.sources.numbers
         owners.add(snapshot.digest)
         owners |= {
             table_key(snapshot, numbers[name])

@@ -59,11 +59,12 @@ def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
     by_document = splits or config.needs_lengths or is_masked
     entries = []
     for name, source in config.all_sources.items():
-        number = snapshot.sources.numbers.get(name)
         has_no_effect = not by_document and source.append_eod is None
-        if number is None or source.documents is not None or has_no_effect:
+        if source.documents is not None or has_no_effect:
             continue
-        entry = snapshot.sources[number]
+        entry = snapshot.sources.find(name)
+        if entry is None:
+            continue
         is_by_row = len(entry.files) > 0 and entry.read.option(DOCUMENTS) is None
         if is_by_row and is_flat(snapshot.file(entry.files[0]).opened.meta):
             entries.append(entry)
@@ -74,9 +75,8 @@ def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
     """Return whether an index of the run has document counts for a source. It does if any setting
     other than the masks depends on them."""
     for digest in ledger.indices:
-        committed = open_snapshot(config.cache_store, digest)
-        number = committed.sources.numbers.get(name)
-        if number is not None and committed.sources[number].documents:
+        entry = open_snapshot(config.cache_store, digest).sources.find(name)
+        if entry is not None and entry.documents:
             return True
     return False
 

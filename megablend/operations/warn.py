@@ -100,7 +100,8 @@ def _warn_of_shared_files(compiled: Compiled) -> list[str]:
     not checked if there are more than _MAX_FILES files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
-    requested = {i for i, entry in enumerate(snapshot.sources) if entry.name in configured}
+    numbers = snapshot.sources.numbers
+    requested = {number for name, number in numbers.items() if name in configured}
     columns = snapshot.files.columns
     if len(columns) > _MAX_FILES or len(requested) < 2:
         return []

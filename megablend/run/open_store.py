@@ -122,8 +122,8 @@ def _open_store(
     plain = BlockStore(snapshot, append_eod, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
     for name, columns in runtime.extra_columns.items():
-        if name in snapshot.sources.numbers:
-            entry = snapshot.sources[snapshot.sources.numbers[name]]
+        entry = snapshot.sources.find(name)
+        if entry is not None:
             misfit = _find_missing_column(entry, columns)
             if misfit is not None:
                 raise _refuse(run, snapshot, misfit)
@@ -198,8 +198,7 @@ def _find_source_misfit(
     config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None
 ) -> Misfit | None:
     """Describe why one source is not what the config requests; see `find_misfit`."""
-    source_number = snapshot.sources.numbers.get(name)
-    entry = None if source_number is None else snapshot.sources[source_number]
+    entry = snapshot.sources.find(name)
     if entry is None:
         return Misfit(
             f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})"

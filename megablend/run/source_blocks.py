@@ -160,7 +160,7 @@ class SourceBlocks:
         ]
 
     def _entry(self, snapshot: Snapshot) -> SourceEntry:
-        return next(each for each in snapshot.sources if each.name == self.name)
+        return snapshot.sources[snapshot.sources.numbers[self.name]]
 
 
 def _drop_empty(ranges: Int64s) -> Int64s:

@@ -98,6 +98,11 @@ class Sources(LazyItems[SourceEntry]):
         self.reads = tuple(reads)
         self.numbers = {name: number for number, name in enumerate(self.names)}
 
+    def find(self, name: str) -> SourceEntry | None:
+        """Return the source with a name; None if there is none."""
+        number = self.numbers.get(name)
+        return None if number is None else self[number]
+
     @property
     def formats(self) -> set[str]:
         """Names of the formats of their files."""
