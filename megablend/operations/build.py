@@ -197,11 +197,12 @@ def _check_same_config(launch: Communicator, config: Config) -> None:
 def _list_token_files(session: Session) -> dict[str, list[str]]:
     """Return the names of the token files that the committed run reads, by their text source."""
     names = dict[str, list[str]]()
+    configured = session.config.all_sources
     for digest in session.ledger.indices if session.ledger else ():
         snapshot = open_snapshot(session.cache, digest)
         files = snapshot.file_names()
         for entry in snapshot.sources:
-            source = session.config.all_sources.get(entry.name)
+            source = configured.get(entry.name)
             if source is not None and source.text is not None:
                 names.setdefault(entry.name, []).extend(files[i] for i in entry.files)
     return names

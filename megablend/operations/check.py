@@ -25,6 +25,7 @@ from megablend.index.verify.check_files import FileChecker, check_each, check_fi
 from megablend.operations.results import Record
 from megablend.operations.runs import open_run
 from megablend.operations.session import ConfigLike, Session
+from megablend.operations.source_specs import has_text
 from megablend.operations.token_documents import warn_of_token_documents
 from megablend.operations.unindexed import open_newest
 from megablend.operations.warn import warn_of_epochs
@@ -206,14 +207,17 @@ def check_store(
 
 
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
-    """Warn if sources of text were not tokenised by the config's tokenizer, or it cannot be read.
-    Loaders read the existing tokens, but `build` refuses the config."""
+    """Warn if sources of text were tokenised by another tokenizer than the config's, or that one
+    cannot be read. Loaders read the tokens that there are, but `build` refuses the config."""
+    if not has_text(config) or config.tokenizer is None:
+        return
     from megablend.text.tokenizer import load_tokenizer, read_tokenizer_digest
 
     files = snapshot.file_names()
+    configured = config.all_sources
     for entry in snapshot.sources:
-        source = config.all_sources.get(entry.name)
-        if source is None or source.text is None or config.tokenizer is None or not entry.files:
+        source = configured.get(entry.name)
+        if source is None or source.text is None or not entry.files:
             continue
         digest = read_tokenizer_digest(files[entry.files[0]])
         try:

@@ -75,8 +75,9 @@ def dry_run(
     storage = session.storage
     estimates = list[DryRun]()
     tabled = checked_config.sources_needing_lengths
+    configured = checked_config.all_sources
     for spec in list_specs(checked_config):
-        if checked_config.all_sources[spec.name].text is not None:
+        if configured[spec.name].text is not None:
             estimates.append(_estimate_text(checked_config, spec, storage, processes))
             continue
         before = count_requests()

@@ -75,7 +75,8 @@ def find_unindexed(
         return Unindexed(
             f"the newest index of {config.cache} lacks {len(missing)} of the config's sources ({first})"
         )
-    requested = {} if is_kept else {name: config.all_sources[name] for name in names}
+    configured = config.all_sources
+    requested = {} if is_kept else {name: configured[name] for name in names}
     misfit = find_misfit(config, newest, requested)
     if misfit is not None:
         return Unindexed(f"the newest index of {config.cache} is {newest.digest}, {misfit.problem}")

@@ -183,8 +183,9 @@ def find_tokenised(
     Raises: CacheError if some text is not tokenised; the same errors as `find_text`.
     """
     token_specs = list[SourceSpec]()
+    configured = config.all_sources
     for spec in specs:
-        if config.all_sources[spec.name].text is None:
+        if configured[spec.name].text is None:
             token_specs.append(spec)
             continue
         source = find_text(config, spec, storage)

@@ -62,7 +62,8 @@ def tokenise(
     Returns: the sources, with the sources of text replaced by sources of their token files.
     Raises: ConfigError, DataError, CacheError.
     """
-    texts = [spec for spec in specs if config.all_sources[spec.name].text is not None]
+    configured = config.all_sources
+    texts = [spec for spec in specs if configured[spec.name].text is not None]
     if not texts:
         return list(specs)
     known = known or {}

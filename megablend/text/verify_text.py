@@ -31,8 +31,9 @@ def verify_text(
     Yields: a line for each problem.
     Raises: ConfigError, DataError.
     """
+    configured = config.all_sources
     for spec in specs:
-        if config.all_sources[spec.name].text is None:
+        if configured[spec.name].text is None:
             continue
         source = find_text(config, spec, storage)
         pending = source.pending
