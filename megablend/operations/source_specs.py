@@ -17,6 +17,7 @@ def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpe
 
     Raises: the same errors as `find_tokenised`; CacheError if some text is not tokenised.
     """
+    withdrawn = config.withdrawn
     specs = [
         SourceSpec(
             name=name,
@@ -27,7 +28,7 @@ def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpe
             place=source.place,
         )
         for name, source in config.all_sources.items()
-        if name not in config.withdrawn
+        if name not in withdrawn
     ]
     if storage is None or not has_text(config):
         return specs
