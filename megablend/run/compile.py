@@ -56,13 +56,13 @@ class Compiled:
         """Number of samples requested."""
         return self.stages[-1].end
 
-    @property
+    @cached_property
     def weights(self) -> tuple[Fraction, ...]:
         """The sources' shares of all samples, [num_sources], sum 1;
         empty if the split is not blended."""
         return self._over_all_stages([stage.mean_weights for stage in self.stages])
 
-    @property
+    @cached_property
     def requested(self) -> tuple[Fraction, ...]:
         """The weights before `on_exhausted: redistribute` changes them."""
         return self._over_all_stages(
