@@ -17,7 +17,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -94,9 +93,8 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
         head = json.loads(bytes(data[8 : 8 + size]))
         if not fits(head, _HEAD):
             return None
-        edges = np.cumsum([0, *head["sizes"]]).tolist()
         numbers = np.frombuffer(data[8 + size :], "<i8")
-        plan = _parse_plan(head["plan"], [numbers[start:stop] for start, stop in pairwise(edges)])
+        plan = _parse_plan(head["plan"], np.split(numbers, np.cumsum(head["sizes"])[:-1]))
         others = {
             split: _parse_other(ledger.run, record) for split, record in head["others"].items()
         }
