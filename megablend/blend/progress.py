@@ -3,6 +3,7 @@ spread. Everything is computed from the plan, without walking the run."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,15 +126,8 @@ def _samples_within(
 
 def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
     """Return the sample in [start, stop) with which the source has given `count` samples."""
-    low = start
-    high = stop - 1
-    while low < high:
-        middle = (low + high) // 2
-        if int(plan.counts(middle + 1)[source]) >= count:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    samples = range(start, stop - 1)  # it is the last one if it is none of these
+    return start + bisect_left(samples, count, key=lambda k: int(plan.counts(k + 1)[source]))
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from megablend.arrays import Int64s
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.index.read.document_table import PartDocuments, table_bytes
+from megablend.index.read.document_table import table_bytes
 from megablend.inspect.output_file import check_output
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
-from megablend.order.base import Spans, by_value
+from megablend.order.base import Spans, by_value, find_blocks
 from megablend.run.locator import Reading
 from megablend.run.run import Run
 from megablend.system.atomic_write import flush_folder, temp_sibling
@@ -241,22 +241,9 @@ def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) 
     first_row = snapshot.running("rows_before", [snapshot.sources[source].blocks.start])
     local = blocks.local_blocks(numbers)
     stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
-    documents = blocks.documents.index_blocks(_find_documents(blocks.documents, stored))
+    documents = blocks.documents.index_blocks(find_blocks(blocks.documents, stored))
     first_blocks = np.array(
         [snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64
     )
     rows: Int64s = documents - (snapshot.running("rows_before", first_blocks) - first_row)
     return rows
-
-
-def _find_documents(documents: PartDocuments, stored: Int64s) -> Int64s:
-    """Return the document of each stored token, int64 [n]: the last one that begins at or before
-    it, int64 [n]."""
-    low = np.zeros(len(stored), np.int64)
-    high = np.full(len(stored), documents.num_blocks)
-    while (high - low > 1).any():
-        middle = (low + high) // 2
-        begins_before = documents.before(middle) <= stored
-        low = np.where(begins_before, middle, low)
-        high = np.where(begins_before, high, middle)
-    return low

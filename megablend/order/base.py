@@ -110,6 +110,20 @@ class Order(Protocol):
         ...
 
 
+def find_blocks(blocks: Blocks, tokens: Int64s) -> Int64s:
+    """Return the blocks that contain `tokens` of an epoch in the order of the files, int64 [n]:
+    int64 [n]."""
+    low = np.zeros(len(tokens), np.int64)
+    high = np.full(len(tokens), blocks.num_blocks)
+    # Binary search; entries that are found do not change, since their middle is `low`
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        left = blocks.before(middle) <= tokens
+        low = np.where(left, middle, low)
+        high = np.where(left, high, middle)
+    return low
+
+
 def join_spans(parts: Sequence[Spans]) -> Spans:
     """Join the spans of several passes. Each pass continues the ranges of the previous pass."""
     if len(parts) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.order.base import Blocks, Placed, Spans, by_value
+from megablend.order.base import Blocks, Placed, Spans, by_value, find_blocks
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
@@ -43,7 +43,8 @@ class SequentialOrder(ListedOrder):
             if self._run == self._blocks.num_blocks:
                 yield inside, (epoch, first, self._list_run(0))
                 continue
-            for run, in_run in by_value(self._block_of(starts[inside] - first) // self._run):
+            blocks = find_blocks(self._blocks, starts[inside] - first)
+            for run, in_run in by_value(blocks // self._run):
                 begin = int(self._blocks.before(np.array([run * self._run]))[0])
                 yield (
                     np.arange(len(starts))[inside][in_run],
@@ -71,15 +72,3 @@ class SequentialOrder(ListedOrder):
         """Split tokens [starts, stops) of epoch 0, arrays of int64 [n], none empty, at block
         boundaries."""
         return self.spans(starts, stops - starts)
-
-    def _block_of(self, tokens: Int64s) -> Int64s:
-        """Return the blocks that contain `tokens` of epoch 0, int64 [n]: int64 [n]."""
-        low = np.zeros(len(tokens), np.int64)
-        high = np.full(len(tokens), self._blocks.num_blocks)
-        # Binary search; entries that are found do not change, since their middle is `low`
-        while (high - low > 1).any():
-            middle = (low + high) // 2
-            left = self._blocks.before(middle) <= tokens
-            low = np.where(left, middle, low)
-            high = np.where(left, high, middle)
-        return low
