@@ -207,8 +207,8 @@ def check_store(
 
 
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
-    """Warn if sources of text were tokenised by another tokenizer than the config's, or that one
-    cannot be read. Loaders read the tokens that there are, but `build` refuses the config."""
+    """Warn if sources of text were not tokenised by the config's tokenizer, or it cannot be read.
+    Loaders read the existing tokens, but `build` refuses the config."""
     if not has_text(config) or config.tokenizer is None:
         return
     from megablend.text.tokenizer import load_tokenizer, read_tokenizer_digest

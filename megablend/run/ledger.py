@@ -146,8 +146,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """A copy with the stages that a chain names, in place of those up to the chain's end.
-        Blends and later stages are kept."""
+        """A copy with the stages that a chain names, instead of those up to the chain's end. Blends
+        and later stages are kept."""
         starts = [0, *(link.stop for link in links)]
         within = [
             link for link, start in zip(links, starts, strict=False) if start < self.num_samples

@@ -198,8 +198,8 @@ def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
 
 
 def _write(cache: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
-    """Write the ranges of a run in place of the record `replaced`, or of none. Raises: as
-    CacheStore.write_record."""
+    """Write the ranges of a run instead of the record `replaced`, if any. Raises: see
+    `CacheStore.write_record`."""
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
     cache.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
 
