@@ -260,7 +260,7 @@ test_runs = table(
     fault("no index", remove("cache"), "holds no index; run `megablend build CONFIG` first", run_named,
           fails=lambda bench: megablend.check(str(bench.path))),
     fault("no run", {"run": "new"}, "run 'new' was not built there; run `megablend build CONFIG` first", run_named),
-    fault("a longer run", {"samples": 160}, "asks for 160; run `megablend build CONFIG` to extend it", run_named),
+    fault("a longer run", {"samples": 160}, "requests 160; run `megablend build CONFIG` to extend it", run_named),
     fault("a damaged ledger", damage(LEDGER, flip),
           r"default\.json: .*(damaged|cannot read the run's ledger).*; restore it from a backup, or reset the run",
           restore(LEDGER), (run_named, Run.build), fails=Run.build, works=Run.use),
