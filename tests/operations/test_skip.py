@@ -182,7 +182,7 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     ]
     with pytest.raises(
         ConfigError,
-        match=r"multiples of 256 .lanes and samples of a step., are the whole run of 200 samples",
+        match=r"multiples of 256 .lanes and samples per step., are the whole run of 200 samples",
     ):
         megablend.skip(config, 5, 9, batch_size=256)
     with pytest.raises(

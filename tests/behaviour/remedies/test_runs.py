@@ -348,7 +348,7 @@ test_runs = table(
             says, lambda bench: (bench.folder / "state.json").write_text(json.dumps(megablend.open(bench.given).state_dict(40))),
             fails="amend CONFIG --state {folder}/state.json")
       for content, says in (("{", r"state\.json: expected a state saved as JSON: .*"),
-                            ("[]", r"state\.json: found list, expected a state saved as JSON \(of `loader\.state_dict\(\)`\)$"))),
+                            ("[]", r"state\.json: found list, expected a state from `loader\.state_dict\(\)`, saved as JSON$"))),
     fault("a stage shorter than its lanes",
           {"samples": None, "tokens": 8 * 640, "run": "lanes", "lanes": 16, "stages": [{"tokens": 8 * 15}, {"lanes": 8}]},
           "it has 15 samples, fewer than its (16) lanes; let the stage end later, or lower `lanes`",

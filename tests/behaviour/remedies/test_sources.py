@@ -125,7 +125,7 @@ def folders() -> list[Fault]:
 
 def says_of(name: str) -> str:
     """Of a pair that lacks its `.bin`."""
-    return rf"(?s)^(?!.*did you mean).*/{name}\.bin.*restore the \.bin beside the \.idx"
+    return rf"(?s)^(?!.*did you mean).*/{name}\.bin.*restore the \.bin next to the \.idx"
 
 
 INT32 = pa.array(ROWS, pa.list_(pa.int32()))
