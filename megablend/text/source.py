@@ -117,7 +117,7 @@ class TextSource:
             raise DataError(
                 self.root,
                 f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({', '.join(map(str, bad))}), expected at "
-                f"most a fraction of {float(allowed):g}; fix them, or allow more with `on_bad_document: skip` and `max_bad`",
+                f"most {float(allowed) * 100:g} % of them; fix them, or allow more with `on_bad_document: skip` and `max_bad`",
             )
 
 

@@ -382,11 +382,11 @@ def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert f"source 'web': 100,000 documents were left out (no text): {first}; " in said
     with pytest.raises(
         DataError,
-        match=r"'web' has 100,007 bad documents of 100,308 .*expected at most a fraction of 0.001",
+        match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0.1 % of them",
     ):
         build(config | {"max_bad": 0.001})
     with pytest.raises(
-        DataError, match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0 of"
+        DataError, match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0 % of"
     ):
         build(config | {"on_bad_document": "error"})
 
