@@ -337,7 +337,7 @@ def test_a_missing_machine_of_torchrun(tmp_path: Path, caplog: pytest.LogCapture
             await start_machines(nodes, 2, 0)
             await nodes.read_all()
             assert is_read_once(source, 8)
-            assert "1 of 3 nodes are missing: machine 1: going on" in caplog.text
+            assert "1 of 3 nodes are missing: machine 1: continuing" in caplog.text
             # They have begun without it
             await start_machines(nodes, 1)
             key = await nodes.key("d/0")
