@@ -56,7 +56,7 @@ def test_a_majority_goes_on_and_says_who_is_missing(
             await nodes.start(0, 1)
             await nodes.read_all()
             assert is_read_once(source, 8)
-            missing = rf"1 of 3 nodes are missing: {nodes.names[2]} \(Cannot connect.*going on"
+            missing = rf"1 of 3 nodes are missing: {nodes.names[2]} \(Cannot connect.*continuing"
             assert re.search(missing, caplog.text)
             # Who comes later is met
             await nodes.start(2)
