@@ -393,7 +393,7 @@ class Datasets:
             for part in split_portions(await self._engine.call(self._engine.store.held, key)):
                 intact, data = await self._engine.read_held(PageWant(key, part))
                 num_bytes += len(data)
-                if count_pages(intact.masks) < count_pages(part.masks):
+                if count_pages(intact) < count_pages(part):
                     wrong.add(path)
         self.holding.change()
         return {"bytes": num_bytes, "wrong": sorted(wrong)}

@@ -258,7 +258,7 @@ class Holding:
         """Return the bytes of room that goals lack: see `find_short`."""
         wanted = Kept((state.share, WANTED) for state in states)
         needed = sum(
-            count_pages(pages.masks) * PAGE_BYTES
+            count_pages(pages) * PAGE_BYTES
             for key, pages in self._needs.list_needed().items()
             if key.digest not in wanted
         )
@@ -317,7 +317,7 @@ class Holding:
         is_partial = ~is_absent & (held < -(-share.sizes[begin:stop] // PAGE_BYTES))
         missing = int(share.num_pages[begin:stop][is_absent].sum())
         for index in (begin + np.flatnonzero(is_partial)).tolist():
-            missing += count_pages(self._find_missing(share, index).masks)
+            missing += count_pages(self._find_missing(share, index))
         return missing * PAGE_BYTES
 
     def _find_missing(self, share: Share, index: int) -> Pages:
@@ -358,7 +358,7 @@ class Holding:
                 try:
                     if error is None:
                         await self._get(part)
-                        state.missing -= count_pages(part.pages.masks) * PAGE_BYTES
+                        state.missing -= count_pages(part.pages) * PAGE_BYTES
                         num_done += 1
                 except Exception as new:
                     error = new
@@ -389,7 +389,7 @@ class Holding:
         pages = part.pages
         if part.twin is not None:
             held, data = await self._engine.read_held(PageWant(part.twin, pages))
-            if count_pages(held.masks) == count_pages(pages.masks):
+            if count_pages(held) == count_pages(pages):
                 store = self._engine.store
                 await self._engine.call(store.write, key, pages, memoryview(data), None)
         # Returns at once for pages that are held by now

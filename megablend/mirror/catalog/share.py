@@ -7,7 +7,7 @@ that are fetched become objects.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -66,7 +66,7 @@ class Share:
     @cached_property
     def num_bytes(self) -> int:
         """The number of bytes of the pages."""
-        return PAGE_BYTES * count_pages(self.rows.masks)
+        return PAGE_BYTES * count_pages(self.rows)
 
     def list_digests(self, begin: int, stop: int) -> list[str]:
         """Return the digests of some files, as hex digits."""
@@ -76,12 +76,11 @@ class Share:
     def pages_of(self, index: int) -> Pages:
         """Return the pages of a file."""
         begin, stop = np.searchsorted(self.file_index, [index, index + 1])
-        return Pages(self.rows.blocks[begin:stop], self.rows.masks[begin:stop])
+        return self.rows.at(slice(begin, stop))
 
     def select(self, is_own: Bools) -> Share:
         """Return a share with only those rows for which `is_own`, bool [rows], is true."""
-        rows = Pages(self.rows.blocks[is_own], self.rows.masks[is_own])
-        return Share(self.digests, self.sizes, self.file_index[is_own], rows)
+        return replace(self, file_index=self.file_index[is_own], rows=self.rows.at(is_own))
 
     def find_sizes(self) -> FileSizes:
         """Return the number of bytes of each file in the share."""

@@ -86,7 +86,7 @@ class MirroredFile:
     @property
     def is_complete(self) -> bool:
         """Whether all pages are held now."""
-        return not len(self.find_missing(pages_of_file(self._map.key.size)).blocks)
+        return not self.find_missing(pages_of_file(self._map.key.size))
 
     def find_missing(self, pages: Pages) -> Pages:
         """Return the pages that are not held now."""

@@ -154,15 +154,15 @@ class PageStore:
         if stored is not None:
             num_lost = stored.recover(self._boot)
             key = stored.key
-            num_pages = count_pages(stored.map.held().masks)
-            if len(stored.map.held(without=DURABLE).blocks):
+            num_pages = count_pages(stored.map.held())
+            if stored.map.held(without=DURABLE):
                 self._unsynced_files.add(digest)
         elif "map" in endings:
             discard(self.folder, digest)
             return 0
         elif small := read_small(self.folder, digest):
             key, _ = small
-            num_pages = count_pages(pages_of_file(key.size).masks)
+            num_pages = count_pages(pages_of_file(key.size))
         else:
             return 0
         self._add_to_count(self._add(key, use), num_pages)
@@ -197,7 +197,7 @@ class PageStore:
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
         if entry is None or not entry.num_held:
-            return pages_of_file(size) if is_small and len(pages.blocks) else pages
+            return pages_of_file(size) if is_small and pages else pages
         return NO_PAGES if is_small else self._open(digest).map.missing(pages)
 
     def count_held(self, digests: Sequence[str]) -> Int64s:
@@ -218,10 +218,10 @@ class PageStore:
         digest = key.digest
         entry = self._entries.get(digest) or self._add(key, self._num_uses)
         new = self.missing(key, pages)
-        num_new = count_pages(new.masks)
+        num_new = count_pages(new)
         if not num_new:
             return True
-        if len(new.blocks) > len(pages.blocks) or num_new > count_pages(pages.masks):
+        if subtract(new, pages):
             raise ValueError(f"{key.location}: a file of {key.size} bytes is written as a whole")
         if not self._make_room(num_new * PAGE_BYTES, due):
             return False
@@ -250,7 +250,7 @@ class PageStore:
     def make_room(self, key: FileKey, pages: Pages, due: float | None, in_flight: int = 0) -> bool:
         """Evict enough for pages that are due at `due`, and for `in_flight` bytes of other pages.
         Returns: False, with nothing evicted, if too few pages may be evicted."""
-        num_new = count_pages(self.missing(key, pages).masks)
+        num_new = count_pages(self.missing(key, pages))
         return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
@@ -258,10 +258,10 @@ class PageStore:
 
         If the checksum of a block is wrong, its pages are no longer held.
         """
-        if len(self.missing(key, pages).blocks):
+        if self.missing(key, pages):
             return None
         digest = key.digest
-        if not len(pages.blocks):
+        if not pages:
             return b""
         if key.size < SMALL_BYTES:
             small = read_small(self.folder, digest)
@@ -271,7 +271,7 @@ class PageStore:
             wrong = pages
         else:
             data, wrong = self._open(digest).read(pages)
-            if not len(wrong.blocks):
+            if not wrong:
                 return data
         LOG.warning("mirror: %s: dropped damaged bytes of %s", self.folder.path, key.location)
         self._remove(digest, wrong)
@@ -281,7 +281,7 @@ class PageStore:
         """Remove pages that were found to be wrong, and with them all of a damaged block."""
         digest = key.digest
         held = subtract(pages, self.missing(key, pages))
-        if not len(held.blocks):
+        if not held:
             return
         if key.size >= SMALL_BYTES:
             held = unite(held, self._open(digest).read(held)[1])
@@ -342,7 +342,7 @@ class PageStore:
                     stored.sync()
                 except DataError as error:
                     failure = error
-                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_held)
+                self._count_again(entry, stored)
             self._unsynced_files.discard(digest)
         uses = {digest: b"%d" % self._entries[digest].use for digest in self._unsaved_uses}
         self._database.put("use", uses)
@@ -358,7 +358,7 @@ class PageStore:
         num_bytes = 0
         wrong: list[tuple[FileKey, Pages]] = []
         for key, pages in self._to_scrub:
-            num_bytes += count_pages(pages.masks) * PAGE_BYTES
+            num_bytes += count_pages(pages) * PAGE_BYTES
             if self.read(key, pages) is None:
                 wrong.append((key, pages))
             if num_bytes >= max_bytes:
@@ -373,14 +373,15 @@ class PageStore:
             if entry.num_held and not is_small:
                 stored = self._open(digest)
                 stored.repair()
-                self._add_to_count(entry, count_pages(stored.map.held().masks) - entry.num_held)
+                self._count_again(entry, stored)
             for pages in by_block(self.held(entry.key)):
                 # Some pages may have been evicted before the turn of this block
                 left = subtract(pages, self.missing(entry.key, pages))
-                if len(left.blocks) and not is_small:
+                if not left:
+                    continue
+                if not is_small:
                     self._open(digest).forget_cached(int(left.blocks[0]))
-                if len(left.blocks):
-                    yield entry.key, left
+                yield entry.key, left
 
     def remove_all(self) -> None:
         """Delete the mirror's own files, and its folder if nothing else is in it."""
@@ -431,6 +432,10 @@ class PageStore:
         entry.num_held += num_more
         self._num_held += num_more
 
+    def _count_again(self, entry: _KnownFile, stored: StoredFile) -> None:
+        """Count the pages of a file that its map says are held: some may just have been given up."""
+        self._add_to_count(entry, count_pages(stored.map.held()) - entry.num_held)
+
     def _remove(self, digest: str, pages: Pages) -> None:
         """Give up pages. Raises: DataError if the disk fails; then they are not held, either."""
         entry = self._entries[digest]
@@ -439,11 +444,11 @@ class PageStore:
             self._add_to_count(entry, -entry.num_held)
         else:
             stored = self._open(digest)
-            missing = count_pages(stored.map.missing(pages).masks)
+            missing = count_pages(stored.map.missing(pages))
             try:
                 stored.remove(pages)
             finally:
-                self._add_to_count(entry, missing - count_pages(stored.map.missing(pages).masks))
+                self._add_to_count(entry, missing - count_pages(stored.map.missing(pages)))
         if not entry.num_held:
             self._discard(digest)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from megablend.arrays import Int64s, Uint32s, Uint64s
 
+K = TypeVar("K")
 PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
@@ -34,6 +35,14 @@ class Pages(NamedTuple):
     masks: Uint64s
     """The masks of the blocks: uint64 [n], none of them 0. Bit i stands for page i of the block."""
 
+    def __bool__(self) -> bool:
+        """Whether there are any pages."""
+        return len(self.blocks) > 0
+
+    def at(self, rows: Any) -> Pages:
+        """Return some of the blocks: those at an index that NumPy accepts for one dimension."""
+        return Pages(self.blocks[rows], self.masks[rows])
+
 
 NO_PAGES = Pages(np.empty(0, np.uint32), np.empty(0, np.uint64))
 
@@ -45,7 +54,7 @@ def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
         offsets, sizes: int64 [n], in bytes; ranges may be in any order and overlap.
     """
     _, rows = rows_of_ranges(offsets, sizes)
-    return _merge_blocks(*rows)
+    return merge_rows(rows)
 
 
 def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
@@ -94,7 +103,13 @@ _share_first = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
 
 def unite(a: Pages, b: Pages) -> Pages:
     """Return the union of two sets."""
-    return _merge_blocks(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
+    rows = Pages(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
+    return merge_rows(rows)
+
+
+def add_pages(sets: dict[K, Pages], key: K, pages: Pages) -> None:
+    """Add pages to the set of a key, which need not exist."""
+    sets[key] = unite(sets.get(key, NO_PAGES), pages)
 
 
 def intersect(a: Pages, b: Pages) -> Pages:
@@ -109,13 +124,12 @@ def subtract(a: Pages, b: Pages) -> Pages:
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
     """Make a set of ascending blocks, without the blocks whose mask is 0."""
-    nonempty = masks != 0
-    return Pages(blocks[nonempty], masks[nonempty])
+    return Pages(blocks, masks).at(masks != 0)
 
 
-def count_pages(masks: Uint64s) -> int:
-    """Return how many pages the masks contain."""
-    return int(count_each(masks).sum())
+def count_pages(pages: Pages) -> int:
+    """Return the number of pages of a set."""
+    return int(count_each(pages.masks).sum())
 
 
 def count_each(masks: Uint64s) -> Int64s:
@@ -130,7 +144,7 @@ def count_bytes(pages: Pages, file_size: int) -> int:
     last_page = (file_size - 1) // PAGE_BYTES
     is_in_last_block = pages.blocks == last_page // PAGES_PER_BLOCK
     last_bit = np.uint64(1 << last_page % PAGES_PER_BLOCK)
-    num_bytes = count_pages(pages.masks) * PAGE_BYTES
+    num_bytes = count_pages(pages) * PAGE_BYTES
     if (pages.masks[is_in_last_block] & last_bit).any():
         num_bytes -= -file_size % PAGE_BYTES  # the last page may be short
     return num_bytes
@@ -178,7 +192,7 @@ def split_portions(pages: Pages) -> list[Pages]:
 def by_block(pages: Pages) -> Iterator[Pages]:
     """Split a set by block."""
     for i in range(len(pages.blocks)):
-        yield Pages(pages.blocks[i : i + 1], pages.masks[i : i + 1])
+        yield pages.at(slice(i, i + 1))
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
@@ -191,19 +205,17 @@ def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
 
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
     """Return the masks of some blocks, 0 for blocks that are not in the set."""
-    if not len(pages.blocks):
+    if not pages:
         return np.zeros(len(blocks), np.uint64)
     row = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
     return np.where(pages.blocks[row] == blocks, pages.masks[row], np.uint64(0))
 
 
-def _merge_blocks(blocks: Uint32s, masks: Uint64s) -> Pages:
+def merge_rows(rows: Pages) -> Pages:
     """Return the pages of blocks that may be in any order and repeat: each block once, ascending,
     with its masks united."""
-    order = np.argsort(blocks, kind="stable")
-    blocks = blocks[order]
-    masks = masks[order]
-    first = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
-    if len(first) == len(blocks) or not len(blocks):
+    blocks, masks = rows.at(np.argsort(rows.blocks, kind="stable"))
+    first = np.flatnonzero(np.diff(blocks, prepend=-1))
+    if len(first) == len(blocks):
         return Pages(blocks, masks)
     return Pages(blocks[first], np.bitwise_or.reduceat(masks, first))

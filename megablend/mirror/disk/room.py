@@ -19,14 +19,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from megablend.arrays import Float64s, Int64s, Uint32s, Uint64s
+from megablend.arrays import Float64s, Int64s
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
+from megablend.mirror.disk.pages import PAGE_BYTES, Pages, merge_rows, subtract
 
 NEVER = 1 << 62
 """Greater than all due times in microseconds, and than all counts of uses."""
@@ -58,14 +58,13 @@ class Need(NamedTuple):
     """The monotonic time at which each row is read; infinite if never: float64 [rows]."""
 
     @classmethod
-    def of(cls, key: FileKey, pages: Pages, due: float) -> Need:
+    def of(cls, key: FileKey, pages: Pages, due: float = math.inf) -> Need:
         """Make a need of pages that are due at the same time."""
         return cls(key, pages, np.full(len(pages.blocks), due))
 
-    def sort(self) -> tuple[Uint32s, Uint64s, Float64s]:
-        """Return blocks, masks and due times, sorted by block."""
-        order = np.argsort(self.pages.blocks, kind="stable")
-        return self.pages.blocks[order], self.pages.masks[order], self.due[order]
+    def at(self, rows: Any) -> Need:
+        """Return some of the rows: see `Pages.at`."""
+        return Need(self.key, self.pages.at(rows), self.due[rows])
 
 
 class Kept(Protocol):
@@ -101,7 +100,7 @@ class Room:
         self._uses: dict[str, Int64s] = {}
         self._kept: Kept = dict[str, Int64s]()
         self._whole_files = set[str]()
-        self._due: dict[str, tuple[Uint32s, Uint64s, Float64s]] = {}  # see Need.sort
+        self._due: dict[str, Need] = {}  # sorted by block
         # Keys and masks of pages that were written since `set_due`, by digest and block
         self._due_of_written: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._queue: list[_Entry] = []  # a heap
@@ -125,9 +124,7 @@ class Room:
         by_file: dict[str, list[Need]] = {}
         for need in needs:
             by_file.setdefault(need.key.digest, []).append(need)
-        self._due = {
-            digest: _concatenate(file_needs).sort() for digest, file_needs in by_file.items()
-        }
+        self._due = {digest: _sort(file_needs) for digest, file_needs in by_file.items()}
         self._due_of_written = {}
         self._is_stale = True
 
@@ -217,7 +214,7 @@ class Room:
         """Return the (key, mask) of each due time in a block, except past ones."""
         due_pages = [*self._due_of_written.get((digest, block), [])]
         if digest in self._due:
-            blocks, masks, times = self._due[digest]
+            _, (blocks, masks), times = self._due[digest]
             begin, stop = np.searchsorted(blocks, np.array([block, block + 1], np.uint32))
             keys = map(_key_of, times[begin:stop].tolist())
             due_pages += zip(keys, masks[begin:stop].tolist(), strict=True)
@@ -239,7 +236,7 @@ class Room:
             if self._least_unqueued == NEVER:  # all blocks are in the queue
                 return
         self._sorted_at = self._now()
-        files = [(digest, pages) for digest, pages in self._list_held() if len(pages.blocks)]
+        files = [(digest, pages) for digest, pages in self._list_held() if pages]
         keys = [self._find_least_keys(digest, pages) for digest, pages in files]
         all_keys = np.concatenate([np.empty(0, np.int64), *keys])
         count = len(all_keys) if with_all else max(_MIN_SORTED, len(all_keys) // _SORTED_FRACTION)
@@ -264,15 +261,13 @@ class Room:
         if digest not in self._due:
             return keys
         is_pinned = keys >= PINNED
-        blocks, masks, times = self._due[digest]
-        is_coming = times >= self._now() - self._grace
-        if not is_coming.any():
+        need = self._due[digest]
+        coming = need.at(need.due >= self._now() - self._grace)
+        if not coming.pages:
             return keys
-        blocks = blocks[is_coming]
-        times = times[is_coming]
-        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-        due = Pages(blocks[starts], np.bitwise_or.reduceat(masks[is_coming], starts))
-        latest = np.maximum.reduceat(times, starts)
+        due = merge_rows(coming.pages)
+        starts = np.searchsorted(coming.pages.blocks, due.blocks)
+        latest = np.maximum.reduceat(coming.due, starts)
         # In other blocks a page without a due time has the least key, which is in `keys`
         is_all_due = np.isin(pages.blocks, subtract(pages, due).blocks, invert=True)
         rows = np.searchsorted(due.blocks, pages.blocks[is_all_due])
@@ -286,9 +281,14 @@ def _key_of(due: float) -> int:
     return -round(due * 1_000_000)
 
 
-def _concatenate(needs: list[Need]) -> Need:
-    """Make one need of all needs of a file."""
+def concatenate(needs: Sequence[Need]) -> tuple[Pages, Float64s]:
+    """Return the rows and the due times of one or more needs, one need after another."""
     blocks = np.concatenate([need.pages.blocks for need in needs])
     masks = np.concatenate([need.pages.masks for need in needs])
-    due = np.concatenate([need.due for need in needs])
-    return Need(needs[0].key, Pages(blocks, masks), due)
+    return Pages(blocks, masks), np.concatenate([need.due for need in needs])
+
+
+def _sort(needs: Sequence[Need]) -> Need:
+    """Make one need of all needs of a file, sorted by block."""
+    need = Need(needs[0].key, *concatenate(needs))
+    return need.at(np.argsort(need.pages.blocks, kind="stable"))

@@ -183,7 +183,7 @@ class StoredFile:
             self._punch(removed_pages)
         except OSError as error:
             raise disk_error(self.path, error) from error
-        return count_pages(removed_pages.masks)
+        return count_pages(removed_pages)
 
     def sync(self) -> None:
         """Make the held pages durable. Raises: DataError if the disk fails. Then pages that were
@@ -222,7 +222,7 @@ class StoredFile:
         held = self.map.held()
         try:
             allocated = os.fstat(self._fd).st_blocks * 512
-            if damaged or allocated > count_pages(held.masks) * PAGE_BYTES + _SLACK_BYTES:
+            if damaged or allocated > count_pages(held) * PAGE_BYTES + _SLACK_BYTES:
                 self.map.add_punch()
                 self._punch(subtract(pages_of_file(self.key.size), held))
         except OSError as error:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+
 from megablend.errors import ChangedFileError, ResourceError
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey
@@ -23,6 +25,7 @@ from megablend.mirror.disk.pages import (
     split_portions,
     subtract,
 )
+from megablend.mirror.disk.room import Need
 
 T = TypeVar("T")
 SOON_SECONDS = 15.0
@@ -55,6 +58,11 @@ class Want(NamedTuple):
     """The time at which the pages will be read, by the monotonic clock; infinite if unknown."""
     mode: Mode = Mode.NEEDED
 
+    @classmethod
+    def of(cls, need: Need, mode: Mode = Mode.NEEDED) -> Want:
+        """Make a want of a need's pages, all due at the earliest of its due times."""
+        return cls(need.key, need.pages, float(np.min(need.due, initial=math.inf)), mode)
+
 
 class Origins(NamedTuple):
     """The number of bytes that came from the source, and from other nodes."""
@@ -65,12 +73,8 @@ class Origins(NamedTuple):
 
 def sum_origins(parts: Iterable[Origins]) -> Origins:
     """Add up the bytes of several reads."""
-    source = 0
-    peers = 0
-    for part in parts:
-        source += part.source
-        peers += part.peers
-    return Origins(source, peers)
+    sources, peers = zip(Origins(), *parts, strict=True)
+    return Origins(sum(sources), sum(peers))
 
 
 Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
@@ -150,7 +154,7 @@ class Engine:
         """
         if want.mode is Mode.FRESH:
             held, _ = await self.read_held(want)
-            if len(subtract(want.pages, held).blocks):
+            if subtract(want.pages, held):
                 # This disk has changed some pages, which are dropped now: other nodes may have
                 # correct ones
                 want = want._replace(mode=Mode.NEEDED)
@@ -159,17 +163,17 @@ class Engine:
         own_flights = list[_Flight]()
         for _ in range(_MAX_TRIES):
             missing = await self.call(self._find_missing, want)
-            if not len(missing.blocks):
+            if not missing:
                 break
             new_flights = list[_Flight]()
             joined_flights = list[_Flight]()
             for part in split_portions(missing):
                 left = part
                 for flight in self._flights.get(_portion_of(want.key, part), []):
-                    if len(intersect(left, flight.want.pages).blocks):
+                    if intersect(left, flight.want.pages):
                         joined_flights.append(flight)
                         left = subtract(left, flight.want.pages)
-                if len(left.blocks):
+                if left:
                     new_flights.append(self._start(want._replace(pages=left)))
             own_flights += new_flights
             # Shielded, since other calls may await them: they continue if this call is cancelled
@@ -186,7 +190,7 @@ class Engine:
     def _find_missing(self, want: Want) -> Pages:
         """Return the pages that are not held. If all are held, record that they are used now."""
         missing = self.store.missing(want.key, want.pages)
-        if not len(missing.blocks):
+        if not missing:
             self.store.touch(want.key, want.pages)
         return missing
 

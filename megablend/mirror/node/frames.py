@@ -17,6 +17,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,7 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
     parts = list[bytes]()
     count = 0
     for key, pages, due in needs:
-        rows = np.empty(len(pages.blocks), _ROWS)
-        rows["block"] = pages.blocks
-        rows["pages"] = pages.masks
+        rows = _make_rows(pages)
         rows["due"] = np.clip((due - now) * 1000, -_NEVER, _NEVER).astype(np.int32)
         name = pack_json(key)
         parts += [_COUNT.pack(len(name)), name, _COUNT.pack(len(rows)), rows.tobytes()]
@@ -106,15 +105,15 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
     """Divide needs into one or more batches, each of which packs into about `max_bytes`."""
     batch = list[Need]()
     left = max_bytes
-    for key, pages, due in needs:
+    for need in needs:
         begin = 0
-        while begin < len(due):
-            left -= len(pack_json(key)) + 2 * _COUNT.size
-            rows = slice(begin, begin + max(1, left // _ROWS.itemsize))
-            need = Need(key, Pages(pages.blocks[rows], pages.masks[rows]), due[rows])
-            batch.append(need)
-            left -= len(need.due) * _ROWS.itemsize
-            begin = rows.stop
+        while begin < len(need.due):
+            left -= len(pack_json(need.key)) + 2 * _COUNT.size
+            stop = begin + max(1, left // _ROWS.itemsize)
+            part = need.at(slice(begin, stop))
+            batch.append(part)
+            left -= len(part.due) * _ROWS.itemsize
+            begin = stop
             if left < _ROWS.itemsize:
                 yield batch
                 batch = []
@@ -124,7 +123,7 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
 
 def check_pages(key: FileKey, pages: Pages) -> None:
     """Check that there are pages, ascending ones and of the file. Raises: ValueError."""
-    if not len(pages.blocks) or not _is_ascending(pages):
+    if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1
     last = int(pages.blocks[-1]) * BLOCK_BYTES + last_page * PAGE_BYTES
@@ -139,22 +138,21 @@ def _is_ascending(pages: Pages) -> bool:
 def unpack_needs(data: bytes) -> list[Need]:
     """Unpack the result of `pack_needs`. Raises: ValueError if it is damaged."""
     now = time.monotonic()
+    stream = BytesIO(data)
+
+    def read_count() -> int:
+        (count,) = _COUNT.unpack(stream.read(_COUNT.size))
+        return int(count)
+
+    needs = list[Need]()
     try:
-        (count,) = _COUNT.unpack_from(data)
-        offset = _COUNT.size
-        needs = list[Need]()
-        for _ in range(count):
-            (size,) = _COUNT.unpack_from(data, offset)
-            offset += _COUNT.size
-            location, etag, num_bytes = parse_json(data[offset : offset + size])
-            offset += size
-            (num_rows,) = _COUNT.unpack_from(data, offset)
-            offset += _COUNT.size
-            rows = np.frombuffer(data, _ROWS, num_rows, offset)
-            offset += rows.nbytes
+        for _ in range(read_count()):
+            location, etag, num_bytes = parse_json(stream.read(read_count()))
+            num_rows = read_count()
+            rows = np.frombuffer(stream.read(num_rows * _ROWS.itemsize), _ROWS, num_rows)
             due = np.where(rows["due"] == _NEVER, math.inf, now + rows["due"] / 1000)
-            pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
-            needs.append(Need(FileKey(str(location), str(etag), int(num_bytes)), pages, due))
+            key = FileKey(str(location), str(etag), int(num_bytes))
+            needs.append(Need(key, _read_rows(rows), due))
     except (struct.error, TypeError, OverflowError) as error:
         raise ValueError(f"cannot read the needs: {error}") from None
     return needs
@@ -162,9 +160,7 @@ def unpack_needs(data: bytes) -> list[Need]:
 
 def pack_pages(pages: Pages, data: bytes) -> bytes:
     """Pack pages, and their bytes one after another, for `unpack_pages`."""
-    rows = np.zeros(len(pages.blocks), _ROWS)
-    rows["block"] = pages.blocks
-    rows["pages"] = pages.masks
+    rows = _make_rows(pages)
     head = _COUNT.pack(len(rows)) + rows.tobytes()
     return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
 
@@ -180,18 +176,31 @@ def unpack_pages(answer: bytes, key: FileKey, requested: Pages) -> tuple[Pages, 
         (checksum,) = _COUNT.unpack_from(answer, _COUNT.size + rows.nbytes)
     except (struct.error, ValueError) as error:
         raise ValueError(f"cannot read the pages: {error}") from None
-    pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
+    pages = _read_rows(rows)
     head = answer[: _COUNT.size + rows.nbytes]
     data = memoryview(answer)[len(head) + _COUNT.size :]
     # The checksum covers the list of pages, which matters as much as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
         raise ValueError("the bytes are not those that were sent")
-    if not _is_ascending(pages) or len(subtract(pages, requested).blocks):
+    if not _is_ascending(pages) or subtract(pages, requested):
         raise ValueError("found pages that were not requested")
     expected = count_bytes(pages, key.size)
     if len(data) != expected:
         raise ValueError(f"found {len(data)} bytes, expected {expected}, the size of its pages")
     return pages, data
+
+
+def _make_rows(pages: Pages) -> Any:
+    """Make rows of _ROWS for pages, with due times of 0."""
+    rows = np.zeros(len(pages.blocks), _ROWS)
+    rows["block"] = pages.blocks
+    rows["pages"] = pages.masks
+    return rows
+
+
+def _read_rows(rows: Any) -> Pages:
+    """Return the pages of rows of _ROWS."""
+    return Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
 
 
 def pack_error(error: Exception) -> bytes:

@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.node.engine import Engine, Mode, Want, sum_origins
@@ -174,10 +172,7 @@ class LocalServer:
             self.needs.set(client, unpack_needs(payload))
             return b""
         if kind == Kind.WANT:
-            wants = [
-                Want(need.key, need.pages, float(np.min(need.due, initial=np.inf)))
-                for need in unpack_needs(payload)
-            ]
+            wants = map(Want.of, unpack_needs(payload))
             return ORIGINS.pack(*sum_origins([await self.engine.serve(want) for want in wants]))
         if kind == Kind.DISTRUST:
             for key, pages, _ in unpack_needs(payload):

@@ -10,23 +10,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megablend.arrays import Float64s, Uint32s, Uint64s
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
-    NO_PAGES,
     PAGE_BYTES,
     PORTION_BLOCKS,
     Pages,
+    add_pages,
     count_bytes,
     count_each,
+    merge_rows,
     split_portions,
-    unite,
 )
-from megablend.mirror.disk.room import PAST_SECONDS, Need
+from megablend.mirror.disk.room import PAST_SECONDS, Need, concatenate
 from megablend.mirror.node.engine import SOON_SECONDS, AwayError, Engine, Want
 from megablend.storage.hints import Filled
-from megablend.system.log import LOG
+from megablend.system.limited_log import LimitedLog
 
 _PAUSE_SECONDS = 0.2
 """Least time between two changes of all due times, which is work for each row."""
@@ -35,7 +34,6 @@ _LEAD_SHARE = 32
 """At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
 _MIN_GRACE_SECONDS = 0.5
 """Least time from its due time until a page counts as read, if the mirror is small."""
-_WARN_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 """Pause before a fetch is tried again that found no room, or whose node was unreachable."""
 
@@ -69,7 +67,7 @@ class Needs:
     _has_parts: asyncio.Event = field(default_factory=asyncio.Event)
     _num_fetching: int = 0
     _grace: float = PAST_SECONDS
-    _warned_at: float = -_WARN_SECONDS
+    _log: LimitedLog = field(default_factory=LimitedLog)
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """Replace the needs of a client."""
@@ -94,7 +92,7 @@ class Needs:
         needed: dict[FileKey, Pages] = {}
         for needs in [*self._of_clients.values(), *self._of_nodes.values()]:
             for need in needs:
-                needed[need.key] = unite(needed.get(need.key, NO_PAGES), need.pages)
+                add_pages(needed, need.key, need.pages)
         return needed
 
     def announce_again(self) -> None:
@@ -125,17 +123,14 @@ class Needs:
 
     async def _apply(self, own: list[Need]) -> None:
         """Replace the store's due times, and the list of parts, which has the clients' needs only."""
-        loop = asyncio.get_running_loop()
         of_nodes = [need for needs in self._of_nodes.values() for need in needs]
         usage = await self.engine.call(self.engine.store.usage)
-        lead_bytes = usage.num_bytes // _LEAD_SHARE
-        lead = await loop.run_in_executor(None, find_lead, own, lead_bytes)
+        lead = await asyncio.to_thread(find_lead, own, usage.num_bytes // _LEAD_SHARE)
         self.engine.lead = lead
         self._grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))
         await self.engine.call(self.engine.store.set_due, own + of_nodes, self._grace)
-        parts = await loop.run_in_executor(None, order_by_due, own)
+        self._parts = await asyncio.to_thread(order_by_due, own)
         self._list_number += 1
-        self._parts = parts
         self._put_off = []
         self._refused = set()
         self._has_parts.set()
@@ -154,10 +149,8 @@ class Needs:
             except AwayError:
                 pass
             except Exception as error:
-                if time.monotonic() - self._warned_at > _WARN_SECONDS:
-                    self._warned_at = time.monotonic()
-                    is_fault = not isinstance(error, MegablendError)
-                    LOG.warning("mirror: cannot fetch ahead: %s", error, exc_info=is_fault)
+                fault = None if isinstance(error, MegablendError) else error
+                self._log.warn("cannot fetch ahead", str(error), fault)
                 await asyncio.sleep(_RETRY_SECONDS)
             if list_number == self._list_number:
                 self._put_off.append(part)
@@ -205,9 +198,7 @@ class Needs:
         filled = Filled()
         portions = list[Want]()
         for need in own:
-            if not len(need.pages.blocks):
-                continue
-            pages = _unite_rows(need.key, *need.sort()).pages
+            pages = merge_rows(need.pages)
             missing = await self.engine.call(self.engine.store.missing, need.key, pages)
             filled = filled.plus(
                 Filled(
@@ -240,14 +231,15 @@ class Needs:
 
 def find_lead(needs: Sequence[Need], size: int) -> float:
     """Return in how many seconds `size` bytes of needs will be due; at most SOON_SECONDS."""
-    due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - time.monotonic()
-    masks = np.concatenate([np.empty(0, np.uint64), *(need.pages.masks for need in needs)])
-    is_coming = (due >= 0) & (due < SOON_SECONDS)
-    due = due[is_coming]
-    order = np.argsort(due)
-    sizes = PAGE_BYTES * count_each(masks[is_coming][order])
+    if not needs:
+        return SOON_SECONDS
+    rows, due_at = concatenate(needs)
+    due = due_at - time.monotonic()
+    coming = np.flatnonzero((due >= 0) & (due < SOON_SECONDS))
+    ordered = coming[np.argsort(due[coming])]
+    sizes = PAGE_BYTES * count_each(rows.masks[ordered])
     row = int(np.searchsorted(np.cumsum(sizes), size))
-    return float(due[order[row]]) if row < len(order) else SOON_SECONDS
+    return float(due[ordered[row]]) if row < len(ordered) else SOON_SECONDS
 
 
 def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
@@ -257,14 +249,12 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
         return iter(())
     counts = [len(need.pages.blocks) for need in needs]
     need_index = np.repeat(np.arange(len(needs), dtype=np.uint32), counts)
-    blocks = np.concatenate([need.pages.blocks for need in needs])
-    masks = np.concatenate([need.pages.masks for need in needs])
-    due = np.concatenate([need.due for need in needs])
+    all_pages, due = concatenate(needs)
     # Whole seconds, so that parts are larger: a second more or less does not matter
     seconds = np.floor(due)
-    order = np.lexsort((blocks, need_index, seconds))
+    order = np.lexsort((all_pages.blocks, need_index, seconds))
     order = order[: np.searchsorted(seconds[order], math.inf)]
-    portions = blocks[order] // PORTION_BLOCKS
+    portions = all_pages.blocks[order] // PORTION_BLOCKS
     begins_part = np.diff(seconds[order]) > 0
     begins_part |= np.diff(need_index[order]) != 0
     begins_part |= np.diff(portions) != 0
@@ -277,16 +267,9 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
             begin = stop
             if len(rows):
                 key = needs[need_index[rows[0]]].key
-                yield _unite_rows(key, blocks[rows], masks[rows], due[rows])
+                yield Want(key, merge_rows(all_pages.at(rows)), float(due[rows].min()))
 
     return parts()
-
-
-def _unite_rows(key: FileKey, blocks: Uint32s, masks: Uint64s, due: Float64s) -> Want:
-    """Make one want of rows of a file, whose blocks are ascending and may repeat."""
-    starts = np.flatnonzero(np.diff(blocks.astype(np.int64), prepend=-1))
-    pages = Pages(blocks[starts], np.bitwise_or.reduceat(masks, starts))
-    return Want(key, pages, float(due.min()))
 
 
 def _replace(needs: dict[str, Sequence[Need]], name: str, new: Sequence[Need]) -> None:

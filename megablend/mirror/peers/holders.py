@@ -10,7 +10,6 @@ source only those that no node has announced.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -23,11 +22,11 @@ from megablend.mirror.disk.pages import (
     NO_PAGES,
     PIECE_BLOCKS,
     Pages,
+    add_pages,
     count_bytes,
     intersect,
     split_portions,
     subtract,
-    unite,
 )
 from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import Homes
@@ -102,8 +101,7 @@ class Holders:
         keeps_copy = self._own in order[1 : self.copies]
         for name in order:
             if name != self._own and (name != giver or keeps_copy):
-                unannounced = self._unannounced[name]
-                unannounced[key] = unite(unannounced.get(key, NO_PAGES), pages)
+                add_pages(self._unannounced[name], key, pages)
                 self.news[name].set()
         if self.successor is not None:
             self.successor.note_own(key, pages, giver)
@@ -135,9 +133,8 @@ class Holders:
             order = self._find_places(key, pages, self.copies + 1)
             for place in np.unique(order).tolist():
                 if place in places:
-                    is_its = (order == place).any(axis=1)
-                    its_pages = Pages(pages.blocks[is_its], pages.masks[is_its])
-                    held[places[place]].append(Need.of(key, its_pages, math.inf))
+                    its_pages = pages.at((order == place).any(axis=1))
+                    held[places[place]].append(Need.of(key, its_pages))
         return held
 
     def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
@@ -151,33 +148,30 @@ class Holders:
         unannounced = self._unannounced[name]
         self._unannounced[name] = {}
         self.news[name].clear()
-        return [Need.of(key, pages, math.inf) for key, pages in unannounced.items()]
+        return [Need.of(key, pages) for key, pages in unannounced.items()]
 
     def put_back(self, name: str, needs: Sequence[Need]) -> None:
         """Restore pages that could not be announced to a node."""
-        unannounced = self._unannounced[name]
         for key, pages, _ in needs:
-            unannounced[key] = unite(unannounced.get(key, NO_PAGES), pages)
+            add_pages(self._unannounced[name], key, pages)
         self.news[name].set()
 
     async def note_announced(self, name: str, needs: Sequence[Need]) -> None:
         """Record that another node has announced pages. Those that this node must also hold will be
         copied."""
         for key, pages, _ in needs:
-            by_node = self._announced.setdefault(key, {})
-            by_node[name] = unite(by_node.get(name, NO_PAGES), pages)
-            own_missing = self.select_own(Need.of(key, pages, math.inf)).pages
-            own_missing = await self._engine.call(self._engine.store.missing, key, own_missing)
-            if len(own_missing.blocks):
-                self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), own_missing)
+            add_pages(self._announced.setdefault(key, {}), name, pages)
+            own = self.select_own(Need.of(key, pages)).pages
+            own_missing = await self._engine.call(self._engine.store.missing, key, own)
+            if own_missing:
+                add_pages(self._to_copy, key, own_missing)
                 self._has_work.set()
 
     def select_own(self, need: Need) -> Need:
         """Return the part of a need that this node is a home of."""
-        key, pages, due = need
         place = self._names.index(self._own)
-        is_own = (self._find_places(key, pages, self.copies) == place).any(axis=1)
-        return Need(key, Pages(pages.blocks[is_own], pages.masks[is_own]), due[is_own])
+        places = self._find_places(need.key, need.pages, self.copies)
+        return need.at((places == place).any(axis=1))
 
     def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
         """Return whether this node is a home of each row's block: bool [rows]; see
@@ -188,13 +182,13 @@ class Holders:
         """Return the nodes that announced some of the pages, each with the pages that it announced."""
         by_node = self._announced.get(key, {})
         common = [(name, intersect(pages, held)) for name, held in by_node.items()]
-        return [(name, held) for name, held in common if len(held.blocks)]
+        return [(name, held) for name, held in common if held]
 
     def forget(self, name: str, key: FileKey, pages: Pages) -> None:
         """Record that a node does not hold pages that it announced."""
         by_node = self._announced.get(key, {})
         left = subtract(by_node.pop(name, NO_PAGES), pages)
-        if len(left.blocks):
+        if left:
             by_node[name] = left
         elif not by_node:
             self._announced.pop(key, None)
@@ -228,13 +222,11 @@ class Holders:
                 self._to_copy[key] = subtract(pages, portion)
             self._num_copying += 1
             try:
-                await self._engine.obtain(Want(key, portion, math.inf, Mode.COPY))
+                await self._engine.obtain(Want(key, portion, mode=Mode.COPY))
             except AwayError:
                 # A node that holds them may come back; other pages are copied in the meantime
                 if self.find_announced(key, portion):
-                    self._to_copy_later[key] = unite(
-                        self._to_copy_later.get(key, NO_PAGES), portion
-                    )
+                    add_pages(self._to_copy_later, key, portion)
             except ResourceError:
                 pass  # no room here; the node that announced the pages holds them
             except MegablendError as error:
@@ -245,7 +237,7 @@ class Holders:
     def retry(self) -> None:
         """Try again to copy the pages that could not be copied, since a node is back."""
         for key, pages in self._to_copy_later.items():
-            self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), pages)
+            add_pages(self._to_copy, key, pages)
             self._has_work.set()
         self._to_copy_later = {}
 
@@ -253,11 +245,10 @@ class Holders:
         """Divide needs by the homes of their pieces, and leave out those whose home is this
         node."""
         by_home: dict[str, list[Need]] = {}
-        for key, pages, due in needs:
-            first = self._find_places(key, pages, 1)[:, 0]
+        for need in needs:
+            first = self._find_places(need.key, need.pages, 1)[:, 0]
             for place in np.unique(first).tolist():
-                is_its = first == place
-                its_need = Need(key, Pages(pages.blocks[is_its], pages.masks[is_its]), due[is_its])
+                its_need = need.at(first == place)
                 by_home.setdefault(self._names[place], []).append(its_need)
         by_home.pop(self._own, None)
         return by_home

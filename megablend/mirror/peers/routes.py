@@ -74,7 +74,7 @@ class Routes:
 
         async def take(name: str, pages: Pages, data: memoryview) -> None:
             nonlocal missing
-            if len(pages.blocks):
+            if pages:
                 missing = subtract(missing, pages)
                 await keep(pages, data, Origins(peers=len(data)))
                 self.holders.note_own(key, pages, name)
@@ -90,7 +90,7 @@ class Routes:
                     continue
                 self.holders.forget(name, key, subtract(missing, pages))
                 await take(name, pages, data)
-                if not len(missing.blocks):
+                if not missing:
                     return
         if want.mode is Mode.COPY:
             raise AwayError("no node that announced these pages still has them")
@@ -110,13 +110,13 @@ class Routes:
                 LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
                 break
             await take(name, pages, data)
-            if not len(missing.blocks):
+            if not missing:
                 return
 
         for name in self._list_readers(want):
             with contextlib.suppress(AwayError, MegablendError):
                 await take(name, *await fetch(name, only_held=True, settles=True))
-            if not len(missing.blocks):
+            if not missing:
                 return
         if self.ended.done():
             raise EndedError
@@ -196,7 +196,7 @@ class TrackedSource(PageReader):
         concerned = [
             done
             for done, other in self._reading.items()
-            if other.key == want.key and len(intersect(other.pages, want.pages).blocks)
+            if other.key == want.key and intersect(other.pages, want.pages)
         ]
         if concerned:
             await asyncio.wait(concerned)

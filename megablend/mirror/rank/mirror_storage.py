@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,13 @@ from megablend.storage.objects.urls import split_query
 from megablend.storage.process_counts import count
 from megablend.storage.waits import wait_for
 from megablend.storage.wrapper import WrapperStorage
-from megablend.system.log import LOG
+from megablend.system.limited_log import LimitedLog
 
 _MAX_REQUESTS = 8
 """The most requests of a read for its pages, which may be evicted before they are read."""
-_WARN_SECONDS = 60.0
-"""Least time between warnings about a mirror."""
 _NUM_THREADS = 16
+_LOG = LimitedLog()
+"""Warns of each mirror once a minute at most."""
 
 
 @dataclass(slots=True)
@@ -97,7 +96,6 @@ class MirrorStorage(WrapperStorage):
         inner: Storage,
         options: MirrorOptions,
         objects: ObjectOptions,
-        *,
         checking: bool = False,
     ) -> None:
         super().__init__(inner)
@@ -107,8 +105,7 @@ class MirrorStorage(WrapperStorage):
         self._opened: dict[str, _Opened] = {}
 
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[Any, ...]]:
-        make = partial(MirrorStorage, checking=self._checking)
-        return make, (self.inner, self._options, self._objects)
+        return MirrorStorage, (self.inner, self._options, self._objects, self._checking)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking. The node process is asked for states."""
@@ -116,9 +113,8 @@ class MirrorStorage(WrapperStorage):
 
     def for_reading(self) -> Storage:
         """See Storage.for_reading."""
-        return MirrorStorage(
-            self.inner.for_reading(), self._options, self._objects, checking=self._checking
-        )
+        inner = self.inner.for_reading()
+        return MirrorStorage(inner, self._options, self._objects, self._checking)
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits. A file that is held completely has the limits of a local disk."""
@@ -299,10 +295,7 @@ class MirrorStorage(WrapperStorage):
 
     def warn(self, error: BaseException) -> None:
         """Warn that the source is read without the mirror, once a minute at most."""
-        now = time.monotonic()
-        if now - _warned.get(self.folder, -math.inf) > _WARN_SECONDS:
-            _warned[self.folder] = now
-            LOG.warning("mirror: %s: reading the source without it: %s", self.folder, error)
+        _LOG.warn(self.folder, f"reading the source without it: {error}")
 
 
 @dataclass(slots=True)
@@ -374,10 +367,6 @@ class _Read:
             raise replaced_error(self.path)
         count("direct_bytes", len(out))
         return out, begins
-
-
-_warned = dict[str, float]()
-"""The time of the last warning about each mirror, in monotonic seconds, by folder."""
 
 
 @lru_cache(maxsize=1)

@@ -252,7 +252,7 @@ class Files:
                 await self._engine.serve(want)
                 async with turns, self._turns:
                     held, data = await self._engine.read_held(want)
-                    if count_pages(held.masks) == count_pages(want.pages.masks):
+                    if count_pages(held) == count_pages(want.pages):
                         await response.prepare(request)
                         begin = part.start % PAGE_BYTES
                         portion = memoryview(data)[begin : begin + len(part)]

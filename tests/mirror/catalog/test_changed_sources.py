@@ -32,7 +32,7 @@ async def check_held(node: Node, file: DataFile, data: bytes) -> bool:
         data[offset : offset + size]
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
     ), file.path
-    return count_pages(held.masks) == count_pages(every.masks)
+    return count_pages(held) == count_pages(every)
 
 
 async def ask(node: Node, verb: str, **about: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_a_share_has_the_pages_of_its_files(seed: int, monkeypatch: pytest.Monke
         is_own = (homes.order_blocks(file.key.digest, blocks, 2) == 1).any(axis=1)
         expected.append(Pages(blocks[is_own], masks[is_own]))
     assert pages_by_file(part) == [(each.blocks.tolist(), each.masks.tolist()) for each in expected]
-    counts = [count_pages(pages.masks) for pages in expected]
+    counts = [count_pages(pages) for pages in expected]
     assert part.num_pages.tolist() == counts
     assert part.num_bytes == sum(counts) * PAGE_BYTES == part.find_sizes().num_bytes
 
