@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import megablend
-from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import PAGE_BYTES
-from megablend.mirror.disk.room import Need
 from megablend.mirror.greeting import Greeter
 from megablend.mirror.members.launchers import Members, Pace, describe_members
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
-from megablend.mirror.node.metrics import format_metrics
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.mirror.node.states import States
@@ -96,8 +91,10 @@ class Node:
         # pinned
         store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
         self.engine = Engine(store, self.cluster or self.source)
-        tell_needs = None if self.cluster is None else self.cluster.tell_needs
-        self.needs = Needs(self.engine, tell_needs, self._select)
+        if self.cluster is None:
+            self.needs = Needs(self.engine)
+        else:
+            self.needs = Needs(self.engine, self.cluster.tell_needs, self.cluster.select)
         self._greeter = Greeter(
             options, objects, folder, describe_members(options, os.environ), is_service
         )
@@ -125,7 +122,7 @@ class Node:
             from megablend.mirror.peers.cluster import Cluster
         paths = ("/v1/manifest", "/v1/forgotten") if members.views is not None else ()
         handlers = {("POST", path): partial(self._answer_mate, path) for path in paths}
-        return Cluster(self.options, members, self.source, self.get_metrics, self._pace, handlers)
+        return Cluster(self.options, members, self.source, self.get_status, self._pace, handlers)
 
     def _make_web(self) -> WebServer:
         with requires_nodes("data_port"):
@@ -232,10 +229,6 @@ class Node:
             "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
 
-    async def get_metrics(self) -> str:
-        """Return the status as text for Prometheus."""
-        return format_metrics(await self.get_status())
-
     async def _stop(self) -> dict[str, Any]:
         asyncio.get_running_loop().call_later(_STOP_SECONDS, self._ended.set)
         return {"pid": os.getpid()}
@@ -268,16 +261,6 @@ class Node:
             return {"nodes": 1, "failures": []}
         return {"nodes": self.cluster.num_nodes, "failures": await self.cluster.check()}
 
-    async def _select(self, need: Need) -> Need:
-        """Return the part of a need that this node should hold, whichever node reads it."""
-        return need if self.cluster is None else await self.cluster.select(need)
-
-    async def _find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Return which blocks this node should hold: bool [rows]; see Homes.order_rows."""
-        if self.cluster is None:
-            return np.ones(len(blocks), np.bool_)
-        return await self.cluster.find_own(ids, blocks)
-
     async def _find_datasets(self) -> Datasets:
         """Return the datasets that are wanted here; the first call imports and opens them."""
         from megablend.mirror.catalog.datasets import Datasets
@@ -285,7 +268,7 @@ class Node:
         async with self._datasets_lock:
             if self._datasets is None:
                 self._datasets = await Datasets.open(
-                    self.engine, self.source, self.needs, self._find_own, self._find_mates()
+                    self.engine, self.source, self.needs, self.cluster, self._find_mates()
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)

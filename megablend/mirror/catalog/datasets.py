@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.holding import FILES_AT_A_TIME, FindOwn, Holding, State
+from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.share import Kept, make_share
@@ -26,7 +26,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 
 if TYPE_CHECKING:
-    from megablend.mirror.catalog.mates import Mates
+    from megablend.mirror.catalog.mates import Mates, Nodes
     from megablend.mirror.catalog.shared import SharedCatalog
 
 _PLAN_SECONDS = 10.0
@@ -88,15 +88,18 @@ class Datasets:
         engine: Engine,
         source: SourceReader,
         needs: Needs,
-        find_own: FindOwn,
+        nodes: Nodes | None = None,
         mates: Mates | None = None,
     ) -> Datasets:
         """Open the datasets of a mirror, which keeps wanted revisions from now on. Raises: DataError
-        if the catalog cannot be read."""
+        if the catalog cannot be read.
+
+        Args:
+            nodes: the nodes among which wanted revisions are divided; None without other nodes.
+        """
         own = "" if mates is None else mates.nodes.own
         catalog = await engine.call(Catalog, engine.store.folder, own)
-        get_nodes = (lambda: mates.nodes.names) if mates else tuple
-        holding = Holding(engine, needs, find_own, catalog, get_nodes)
+        holding = Holding(engine, needs, catalog, nodes)
         await engine.call(holding.keep_all)
         return cls(engine, source, catalog, holding, mates)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import (
     ChangedFileError,
     DataError,
@@ -25,6 +24,7 @@ from megablend.errors import (
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.folders import Folders
 from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.mates import Nodes
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
 from megablend.mirror.catalog.share import NO_SHARE, Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
@@ -51,9 +51,6 @@ FILES_AT_A_TIME = 256
 """The number of files that are handled in one call of the store's thread: other calls wait for it."""
 _COUNTED_AT_A_TIME = 4096
 """The same for counts of held pages: more, since most of these are in memory."""
-FindOwn = Callable[[Uint64s, Uint32s], Awaitable[Bools]]
-"""Returns whether this node must hold each row's block: bool [rows]. Arguments: the first eight bytes
-of the digest of each row's file, uint64 [rows]; the blocks, uint32 [rows]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,24 +99,17 @@ class Holding:
     Args:
         engine: fetches pages.
         needs: the needs of jobs, which come first.
-        find_own: finds the pages that this node must hold.
         catalog: the revisions and wants.
-        get_nodes: returns the names of all nodes, in a cluster with etcd.
+        nodes: the nodes among which wanted revisions are divided; None without other nodes.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        needs: Needs,
-        find_own: FindOwn,
-        catalog: Catalog,
-        get_nodes: Callable[[], Sequence[str]] = tuple,
+        self, engine: Engine, needs: Needs, catalog: Catalog, nodes: Nodes | None = None
     ) -> None:
         self._engine = engine
         self._needs = needs
-        self._find_own = find_own
         self._catalog = catalog
-        self._get_nodes = get_nodes
+        self._nodes = nodes
         self.folders = Folders(engine.store)
         self.states: list[State] = []
         self.trouble = "not looked at yet"
@@ -223,7 +213,7 @@ class Holding:
 
     async def _plan(self) -> None:
         """Find out which pages must be held, and have the store keep them. Raises: the errors of
-        `find_own`; DataError."""
+        `Nodes.meet`; DataError."""
         call = self._engine.call
         for want in self._catalog.wants.values():
             if want.is_past:
@@ -265,7 +255,7 @@ class Holding:
         return find_short(goals, [state.share.find_sizes() for state in states], capacity, needed)
 
     async def _inspect(self, want: Want, revision: Revision) -> State:
-        """Return the state of a revision that may have to be held. Raises: see `find_own`."""
+        """Return the state of a revision that may have to be held. Raises: see `Nodes.meet`."""
         goal = Goal(want, revision, want.is_pinned)
         try:
             share = await self.find_share(want, revision)
@@ -288,19 +278,20 @@ class Holding:
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
         """Return the pages of a revision that this node must hold. Raises: the errors of
-        `find_own`; DataError."""
+        `Nodes.meet`; DataError."""
         key = self._share_key(want, revision)
         if key in self._shares:
             return self._shares[key]
         files = await asyncio.to_thread(self._catalog.read_files, revision.digest)
         share = await asyncio.to_thread(make_share, files)
-        if not want.is_whole and not want.nodes and not want.copies:
-            share = share.select(await self._find_own(share.row_ids, share.rows.blocks))
-        elif not want.is_whole:
+        nodes = self._nodes
+        if nodes is not None and not want.is_whole:
+            if not want.nodes:
+                await nodes.meet()
             # The pages whose homes, among these nodes alone, include this node
-            names = sorted(want.nodes or self._get_nodes())
-            own = self._catalog.own
-            share = await asyncio.to_thread(_select_own, share, names, own, want.copies)
+            names = sorted(want.nodes or nodes.names)
+            copies = want.copies or nodes.copies
+            share = await asyncio.to_thread(_select_own, share, names, nodes.own, copies)
         self._shares[key] = share
         return share
 

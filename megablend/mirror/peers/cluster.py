@@ -16,9 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
-import numpy as np
 
-from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.disk.pages import Pages, subtract
 from megablend.mirror.disk.room import Need
@@ -72,7 +70,7 @@ class Cluster:
         options: the settings of the mirror.
         members: the nodes, or how they are found out.
         source: reads the source.
-        get_metrics: returns this node's numbers as text for Prometheus.
+        get_status: returns this node's numbers.
         pace: the times after which nodes count as away.
         more: handlers of further requests, by method and path.
     """
@@ -82,7 +80,7 @@ class Cluster:
         options: MirrorOptions,
         members: Members,
         source: PageReader,
-        get_metrics: Callable[[], Awaitable[str]],
+        get_status: Callable[[], Awaitable[dict[str, Any]]],
         pace: Pace = Pace(),  # noqa: B008  (a tuple)
         more: Mapping[tuple[str, str], Handle] = MappingProxyType({}),
     ) -> None:
@@ -108,7 +106,7 @@ class Cluster:
             ("GET", "/v1/ping"): _pong,
             **more,
         }
-        self._server = PeerServer(handlers, self._verifier, get_metrics)
+        self._server = PeerServer(handlers, self._verifier, get_status)
         self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
@@ -186,8 +184,7 @@ class Cluster:
         if not self._agreement.is_reached:
             return
         assembly = self._assemblies[0]
-        loop = asyncio.get_running_loop()
-        by_node = await loop.run_in_executor(None, assembly.holders.divide_by_home, needs)
+        by_node = await asyncio.to_thread(assembly.holders.divide_by_home, needs)
         batches = {name: list(batch_needs(by_node.get(name, []))) for name in assembly.peers}
         await announce_due(assembly.peers, batches)
 
@@ -242,13 +239,6 @@ class Cluster:
         await self.meet()
         assert self._holders is not None
         return self._holders.select_own(need)
-
-    async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Return whether this node is a home of each row's block, for blocks of many files: bool
-        [rows]; see `Homes.order_rows`. Raises: see `meet`."""
-        await self._agreement.wait()
-        assert self._holders is not None
-        return await asyncio.to_thread(self._holders.find_own, ids, blocks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the state of the cluster, for people and metrics."""
@@ -455,18 +445,15 @@ class Cluster:
 
     async def _send_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
-        key = need.key
-        pages = need.pages
-        check_pages(key, pages)
-        if len(pages.blocks) > _MAX_BLOCKS:
-            raise ValueError(f"{len(pages.blocks)} blocks, expected at most {_MAX_BLOCKS}")
+        check_pages(need.key, need.pages)
+        if len(need.due) > _MAX_BLOCKS:
+            raise ValueError(f"{len(need.due)} blocks, expected at most {_MAX_BLOCKS}")
         if self._assemblies and ("held" not in query or "settle" in query):
             self._check_left_out(node, query.get("view", ""))
             self._find_assembly(query, self._assemblies[:1])
         if self._assemblies and node not in self._peers:
             raise ConfigError(explain_unknown(node, self._members.own))
-        mode = Mode.FRESH if "fresh" in query else Mode.NEEDED
-        want = Want(key, pages, float(np.min(need.due, initial=math.inf)), mode)
+        want = Want.of(need, Mode.FRESH if "fresh" in query else Mode.NEEDED)
         if "settle" in query:
             await self._source.settle(want)
         if "held" not in query:

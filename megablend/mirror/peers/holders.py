@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from megablend.arrays import Bools, Int64s, Uint32s, Uint64s
+from megablend.arrays import Int64s
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
@@ -172,11 +172,6 @@ class Holders:
         place = self._names.index(self._own)
         places = self._find_places(need.key, need.pages, self.copies)
         return need.at((places == place).any(axis=1))
-
-    def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """Return whether this node is a home of each row's block: bool [rows]; see
-        `Homes.order_rows`."""
-        return self._homes.find_own(self._own, ids, blocks, self.copies)
 
     def find_announced(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
         """Return the nodes that announced some of the pages, each with the pages that it announced."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from megablend.errors import ConfigError
+from megablend.mirror.node.metrics import CONTENT_TYPE, format_metrics
 from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
@@ -25,6 +28,16 @@ class _Faults(logging.Logger):
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             LOG.error("mirror: this is a bug in megablend: %s", record.msg, exc_info=error)
+
+
+def add_metrics(app: web.Application, get_status: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    """Have an application answer `GET /metrics` with the node's numbers."""
+
+    async def answer(_: web.Request) -> web.Response:
+        text = format_metrics(await get_status())
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    app.router.add_get("/metrics", answer)
 
 
 @dataclass(eq=False)

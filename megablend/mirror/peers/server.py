@@ -26,14 +26,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
 from megablend.errors import MegablendError
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import MAX_PAYLOAD, PROTOCOL, pack_error
-from megablend.mirror.node.metrics import CONTENT_TYPE
-from megablend.mirror.peers.listener import Listener
+from megablend.mirror.peers.listener import Listener, add_metrics
 from megablend.mirror.peers.peer import (
     AWAY_STATUS,
     ERROR_STATUS,
@@ -63,7 +63,8 @@ class PeerServer:
     handlers: Mapping[tuple[str, str], Handle]
     """The handler of each kind of request, by method and path."""
     verifier: Verifier
-    get_metrics: Callable[[], Awaitable[str]]
+    get_status: Callable[[], Awaitable[dict[str, Any]]]
+    """Returns the node's numbers."""
     _listener: Listener = field(default_factory=lambda: Listener("`mirror.port`, in `nodes` too,"))
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
@@ -71,7 +72,7 @@ class PeerServer:
         app = web.Application(client_max_size=MAX_PAYLOAD)
         for method, path in self.handlers:
             app.router.add_route(method, path, self._answer)
-        app.router.add_get("/metrics", self._answer_metrics)
+        add_metrics(app, self.get_status)
         await self._listener.start(app, host, port, tls)
 
     async def stop(self) -> None:
@@ -119,7 +120,3 @@ class PeerServer:
         headers = {PROTOCOL_HEADER: str(PROTOCOL), SESSION: self.verifier.session}
         headers[ANSWER] = self.verifier.sign_answer(request.headers, status, data)
         return web.Response(status=status, body=data, headers=headers)
-
-    async def _answer_metrics(self, _: web.Request) -> web.Response:
-        text = await self.get_metrics()
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

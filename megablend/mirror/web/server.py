@@ -20,8 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.metrics import CONTENT_TYPE, format_metrics
-from megablend.mirror.peers.listener import Listener
+from megablend.mirror.peers.listener import Listener, add_metrics
 from megablend.mirror.peers.signing import make_reader_context, read_token
 from megablend.mirror.web.files import ROOT, Files, Place
 from megablend.mirror.web.page import format_page
@@ -75,7 +74,7 @@ class WebServer:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(_PING, _pong)
         app.router.add_get("/", self._answer_page)
-        app.router.add_get("/metrics", self._answer_metrics)
+        add_metrics(app, self._get_status)
         app.router.add_get(ROOT + "{_:.*}", self._files.answer)
         app.on_response_prepare.append(_add_headers)
         if self._is_open and self._tls is None:
@@ -103,10 +102,6 @@ class WebServer:
                 raise web.HTTPUnauthorized(headers=realm)
             self._note_use()
         return await handler(request)
-
-    async def _answer_metrics(self, _: web.Request) -> web.Response:
-        text = format_metrics(await self._get_status())
-        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _answer_page(self, _: web.Request) -> web.Response:
         datasets = await self._find_datasets()

@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import MissingFileError
 from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
@@ -52,10 +50,6 @@ class FailingReader:
     async def read(self, want: engine.Want, keep: Keep) -> None:
         self.num_asked += 1
         raise MissingFileError(want.key.location, "is gone")
-
-
-async def find_all(ids: Uint64s, blocks: Uint32s) -> Bools:
-    return np.ones(len(blocks), np.bool_)
 
 
 def make_catalog(store: PageStore, *datasets: str) -> Catalog:
@@ -100,7 +94,7 @@ def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
                 return super().list_needed()
 
         catalog = make_catalog(store, "d")
-        holding = Holding(pages, LateNeeds(pages), find_all, catalog)
+        holding = Holding(pages, LateNeeds(pages), catalog)
         running = asyncio.ensure_future(holding.run())
         await reader.is_asked.wait()
         holding.change()
@@ -121,7 +115,7 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         catalog = make_catalog(store, "d")
         (manifest,) = (tmp_path / "m" / "manifests").iterdir()
         manifest.write_bytes(b"x" * 50)
-        holding = Holding(pages, Needs(pages), find_all, catalog)
+        holding = Holding(pages, Needs(pages), catalog)
         running = asyncio.ensure_future(holding.run())
         await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
         (state,) = holding.states
@@ -146,7 +140,7 @@ def test_a_manifest_that_is_lost_later_is_told_and_waited_for(tmp_path: Path) ->
         store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
         pages = Engine(store, FailingReader())
         catalog = make_catalog(store, "d")
-        holding = Holding(pages, Needs(pages), find_all, catalog)
+        holding = Holding(pages, Needs(pages), catalog)
         await holding._plan()
         (manifest,) = (tmp_path / "m" / "manifests").iterdir()
         manifest.unlink()
@@ -170,7 +164,7 @@ def test_a_manifest_that_no_node_has_is_told_and_waited_for(tmp_path: Path) -> N
         catalog.own = "a:1"
         (manifest,) = (tmp_path / "m" / "manifests").iterdir()
         manifest.unlink()
-        holding = Holding(pages, Needs(pages), find_all, catalog)
+        holding = Holding(pages, Needs(pages), catalog)
         await holding._plan()
         assert not await holding._fetch()
         assert "no node has sent its manifest yet" in holding.states[0].trouble
@@ -186,7 +180,7 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
         reader = FailingReader()
         store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
         pages = Engine(store, reader)
-        holding = Holding(pages, Needs(pages), find_all, make_catalog(store, "d", "e"))
+        holding = Holding(pages, Needs(pages), make_catalog(store, "d", "e"))
         running = asyncio.ensure_future(holding.run())
         await asyncio.wait_for(
             holding.wait_for(
@@ -226,7 +220,7 @@ def test_a_dataset_that_is_removed_while_it_is_fetched_ends_no_process(tmp_path:
                     catalog.remove_revision(revision)
                 return super().list_needed()
 
-        holding = Holding(pages, RemovingNeeds(pages), find_all, catalog)
+        holding = Holding(pages, RemovingNeeds(pages), catalog)
         running = asyncio.ensure_future(holding.run())
         # It is fetched as it was planned, and is not there at the next look
         await asyncio.wait_for(reader.is_asked.wait(), 10)
@@ -273,7 +267,7 @@ def test_what_takes_long_where_files_are_many_holds_up_no_request(
         reader.gate.set()
         store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
         pages = Engine(store, reader)
-        held = Holding(pages, Needs(pages), find_all, make_catalog(store, "a"))
+        held = Holding(pages, Needs(pages), make_catalog(store, "a"))
         running = asyncio.ensure_future(held.run())
         await held.wait_for(lambda: bool(held.states) and not held.states[0].missing)
         running.cancel()

@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from megablend.arrays import Bools, Uint32s, Uint64s
 from megablend.errors import ConfigError, MissingFileError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed
-from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
@@ -106,10 +104,6 @@ class LocalMates:
         assert shared is not None
         return await shared.answer(path, body)
 
-    async def find_own(self, ids: Uint64s, blocks: Uint32s) -> Bools:
-        """As the cluster does, with one copy."""
-        return Homes(sorted(self.names)).find_own(self.own, ids, blocks, 1)
-
     async def start(self) -> None:
         source = str(self._cluster.source)
         options = parse_mirror(
@@ -120,7 +114,7 @@ class LocalMates:
         self.engine = Engine(self.store, self.source)
         needs = Needs(self.engine)
         self.datasets = await Datasets.open(
-            self.engine, self.source, needs, self.find_own, Mates(self, self)
+            self.engine, self.source, needs, self, Mates(self, self)
         )
         with contextlib.suppress(EtcdAwayError):
             self.lease = await self.etcd.grant(60)
