@@ -156,6 +156,8 @@ def _is_near(location: str) -> bool:
 _FIELDS = {option.name: option.default for option in dataclasses.fields(MirrorOptions)}
 CLUSTER_DEFAULTS = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
 """Defaults of `nodes`, and of the fields that follow `nodes`, which have no meaning without it."""
+_PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate", "key", "ca"}
+"""The fields of all options that are paths on this machine."""
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
@@ -166,32 +168,23 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
         for prefix in options.prefixes
     )
     return dataclasses.replace(
-        options,
-        folder=_make_absolute(options.folder, base),
+        _make_paths_absolute(options, base),
         prefixes=tuple(prefixes),
         nodes=_make_absolute(options.nodes, base) if names_file else options.nodes,
-        token_file=_make_absolute(options.token_file, base),
-        secret_file=_make_absolute(options.secret_file, base),
-        tls=_make_files_absolute(options.tls, base),
-        etcd=_make_etcd_absolute(options.etcd, base),
     )
 
 
-def _make_etcd_absolute(etcd: EtcdOptions | None, base: Path) -> EtcdOptions | None:
-    if etcd is None:
-        return None
-    password_file = _make_absolute(etcd.password_file, base)
-    tls = _make_files_absolute(etcd.tls, base)
-    return dataclasses.replace(etcd, password_file=password_file, tls=tls)
+def _make_paths_absolute(options: Any, base: Path) -> Any:
+    """Return the same options with those of _PATHS made absolute, also within inner options."""
+    absolute = dict[str, Any]()
+    for option in dataclasses.fields(options):
+        value = getattr(options, option.name)
+        if dataclasses.is_dataclass(value):
+            absolute[option.name] = _make_paths_absolute(value, base)
+        elif option.name in _PATHS and value is not None:
+            absolute[option.name] = _make_absolute(value, base)
+    return dataclasses.replace(options, **absolute)
 
 
-def _make_files_absolute(files: TlsFiles | None, base: Path) -> TlsFiles | None:
-    if files is None:
-        return None
-    paths = dataclasses.asdict(files)
-    return TlsFiles(**{name: _make_absolute(path, base) for name, path in paths.items()})
-
-
-def _make_absolute(path: Any, base: Path) -> Any:
-    """Return a path made absolute; a setting that is not set stays so."""
-    return path and os.path.normpath(base / Path(path).expanduser())
+def _make_absolute(path: Any, base: Path) -> str:
+    return os.path.normpath(base / Path(path).expanduser())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from megablend.storage.location import find_scheme, lower_scheme
@@ -80,10 +81,15 @@ def _check_cluster(options: MirrorOptions) -> None:
         raise ValueError(f"data_port: found {options.port}, which is `port`; choose another")
 
 
-def _parse_prefixes(value: object) -> tuple[str, ...]:
+def _check_list(value: object, expected: str) -> Sequence[Any]:
+    """Check that a value is a list with at least one item. Raises: ValueError."""
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"found {value!r}, expected a list of URL prefixes and folders")
-    prefixes = tuple(map(parse_text, value))
+        raise ValueError(f"found {value!r}, expected a list of {expected}")
+    return value
+
+
+def _parse_prefixes(value: object) -> tuple[str, ...]:
+    prefixes = tuple(map(parse_text, _check_list(value, "URL prefixes and folders")))
     for prefix in prefixes:
         is_folder = not find_scheme(prefix) and prefix.startswith(("/", "~"))
         if not is_folder and not lower_scheme(prefix).startswith(REMOTE_PREFIXES):
@@ -100,30 +106,27 @@ def _parse_nodes(value: object) -> tuple[str, ...] | str:
         if address is not None and address.port is not None:
             raise ValueError(f"found {path!r}, expected a list of nodes: [{path}, ...]")
         return path
-    if not isinstance(value, list | tuple) or not value:
-        names = ", ".join(f"`{launcher}`" for launcher in LAUNCHERS)
-        raise ValueError(
-            f"found {value!r}, expected a list of host:port, the path of a file with one per line, or {names}"
-        )
-    for i, node in enumerate(value):
+    names = ", ".join(f"`{launcher}`" for launcher in LAUNCHERS)
+    nodes = _check_list(value, f"host:port, the path of a file with one per line, or {names}")
+    for i, node in enumerate(nodes):
         address = split_address(node) if isinstance(node, str) else None
         if address is None or address.port is None:
             raise ValueError(f"found {node!r}, expected host:port")
-        if node in value[:i]:
+        if node in nodes[:i]:
             raise ValueError(f"found {node!r} twice; list each node once")
-    return tuple(value)
+    return tuple(nodes)
 
 
 def _parse_copies(value: object) -> int | str:
     if value == ALL:
         return ALL
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise ValueError(f"found {value!r}, expected a whole number, 1 or more, or `{ALL}`")
     return value
 
 
 def _parse_port(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 16:
+    if type(value) is not int or not 0 < value < 1 << 16:
         raise ValueError(f"found {value!r}, expected a port, 1 to 65535")
     return value
 
@@ -143,9 +146,7 @@ def _parse_tls(value: object) -> TlsFiles:
 
 
 def _parse_endpoints(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"found {value!r}, expected a list of URLs such as http://host:2379")
-    endpoints = tuple(map(parse_text, value))
+    endpoints = tuple(map(parse_text, _check_list(value, "URLs such as http://host:2379")))
     for endpoint in endpoints:
         parts = urlsplit(endpoint)
         is_server = parts.path in ("", "/") and not parts.query and split_address(parts.netloc)

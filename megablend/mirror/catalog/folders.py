@@ -19,6 +19,7 @@ from megablend.errors import ResourceError
 from megablend.mirror.catalog.catalog import Revision
 from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.disk_calls import disk_error
+from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.disk.stored_file import SMALL_BYTES
@@ -45,11 +46,12 @@ class Folders:
                 self._make_parent(path)
                 if not self._store.is_complete(file.key):
                     raise _not_held(path)
-                if file.key.size >= SMALL_BYTES:
-                    self._link(path, file)
-                elif not path.exists() or path.stat().st_size != file.key.size:
-                    # Missing, or cut off by a power failure
-                    self._write(path, file)
+                if not self._is_made(path, file.key):
+                    new = path.with_name(f".{file.key.digest}.new")
+                    new.unlink(missing_ok=True)
+                    if not self._make_file(new, file.key):
+                        raise _not_held(path)
+                    new.rename(path)
         except OSError as error:
             raise disk_error(folder, error) from error
 
@@ -60,29 +62,30 @@ class Folders:
                 place.mkdir(mode=0o700)
                 self._store.folder.open_to_group(place)
 
-    def _link(self, path: Path, file: DataFile) -> None:
-        copy = self._store.folder.data_path(file.key.digest)
-        if path.exists() and path.samefile(copy):
-            return
-        new = path.with_name(f".{file.key.digest}.new")
-        new.unlink(missing_ok=True)
+    def _is_made(self, path: Path, key: FileKey) -> bool:
+        """Whether a file is in its folder. A small one may have been cut off by a power failure."""
+        if not path.exists():
+            return False
+        if key.size < SMALL_BYTES:
+            return path.stat().st_size == key.size
+        return path.samefile(self._store.folder.data_path(key.digest))
+
+    def _make_file(self, path: Path, key: FileKey) -> bool:
+        """Link or write a file. Returns: False if it is no longer held."""
+        if key.size < SMALL_BYTES:
+            data = self._store.read(key, pages_of_file(key.size))
+            if data is None:
+                return False
+            path.write_bytes(data)
+            path.chmod(self._store.folder.file_mode)
+            return True
         try:
-            os.link(copy, new)
+            os.link(self._store.folder.data_path(key.digest), path)
         except FileNotFoundError:
             # The copy was deleted by someone else: the mirror gives it up, and fetches it again
-            self._store.remove_file(file.key)
-            raise _not_held(path) from None
-        new.rename(path)
-
-    def _write(self, path: Path, file: DataFile) -> None:
-        data = self._store.read(file.key, pages_of_file(file.key.size))
-        if data is None:
-            raise _not_held(path)
-        new = path.with_name(f".{file.key.digest}.new")
-        new.unlink(missing_ok=True)
-        new.write_bytes(data)
-        new.chmod(self._store.folder.file_mode)
-        new.rename(path)
+            self._store.remove_file(key)
+            return False
+        return True
 
     def remove(self, revision: Revision, files: Sequence[DataFile], kept: Container[str]) -> None:
         """Remove a revision's folder, and give up the copies that it linked to.

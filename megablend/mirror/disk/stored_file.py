@@ -127,9 +127,10 @@ class StoredFile:
             raise
         fence()
         begin = 0
-        for block, mask in _list_blocks(pages):
+        for part in by_block(pages):
+            block, mask = _block_of(part)
             record = self.map.load(block)
-            stop = begin + self._count_bytes(block, mask)
+            stop = begin + count_bytes(part, self.key.size)
             checksum = record.checksum + sum_of_pages(mask, data[begin:stop])
             # Without DURABLE: the new pages are not synced yet
             self.map.store(block, record.pages | mask, 0, checksum & _CHECKSUM_MASK)
@@ -143,18 +144,15 @@ class StoredFile:
         """
         parts = []
         wrong = []
-        for block, mask in _list_blocks(pages):
+        for part in by_block(pages):
+            block, _ = _block_of(part)
             held, _, checksum = self.map.load(block)
-            data = self._read_block(block, held)
-            is_whole = len(data) == self._count_bytes(block, held)
-            if not is_whole or sum_of_pages(held, memoryview(data)) != checksum:
+            held_pages = pages_of_rows([(block, held)])
+            data = self._read(held_pages)
+            if data is None or sum_of_pages(held, data) != checksum:
                 wrong.append((block, held))
             else:
-                held_pages = pages_of_rows([(block, held)])
-                wanted_pages = pages_of_rows([(block, mask)])
-                parts.append(
-                    select_bytes(held_pages, memoryview(data), wanted_pages, self.key.size)
-                )
+                parts.append(select_bytes(held_pages, data, part, self.key.size))
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
@@ -163,15 +161,17 @@ class StoredFile:
         Raises: DataError if the disk fails. Then the pages are not held, either.
         """
         removed_rows = []
-        for block, mask in _list_blocks(pages):
+        for part in by_block(pages):
+            block, mask = _block_of(part)
             held, flags, checksum = self.map.load(block)
             kept = held & ~mask
             if kept:
                 removed = held & mask
-                data = self._read_block(block, removed)
-                checksum -= sum_of_pages(removed, memoryview(data))
-                if len(data) < self._count_bytes(block, removed):
+                data = self._read(pages_of_rows([(block, removed)]))
+                if data is None:
                     kept = 0  # the checksum of the others cannot be computed
+                else:
+                    checksum -= sum_of_pages(removed, data)
             self.map.store(block, kept, flags, checksum & _CHECKSUM_MASK)
             removed_rows.append((block, held & ~kept))
         removed_pages = pages_of_rows(removed_rows)
@@ -232,13 +232,14 @@ class StoredFile:
         """Drop a block from the system's page cache, so that its next read comes from the disk."""
         os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
 
-    def _read_block(self, block: int, mask: int) -> bytes:
-        """Return the bytes of some pages of a block; fewer if the disk fails."""
+    def _read(self, pages: Pages) -> memoryview | None:
+        """Return the bytes of pages, one after another; None if the disk fails."""
         parts = []
         with suppress(OSError):
-            for offset, size in self._list_ranges(pages_of_rows([(block, mask)])):
+            for offset, size in self._list_ranges(pages):
                 parts.append(os.pread(self._fd, size, offset))
-        return b"".join(parts)
+        data = b"".join(parts)
+        return memoryview(data) if len(data) == count_bytes(pages, self.key.size) else None
 
     def _punch(self, pages: Pages) -> None:
         for offset, size in self._list_ranges(pages):
@@ -247,10 +248,6 @@ class StoredFile:
     def _list_ranges(self, pages: Pages) -> Iterator[tuple[int, int]]:
         offsets, sizes = ranges_of_pages(pages, self.key.size)
         return zip(offsets.tolist(), sizes.tolist(), strict=True)
-
-    def _count_bytes(self, block: int, mask: int) -> int:
-        """Return the size of some pages of a block."""
-        return count_bytes(pages_of_rows([(block, mask)]), self.key.size)
 
 
 def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | None:
@@ -300,8 +297,9 @@ def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
 
 
-def _list_blocks(pages: Pages) -> Iterator[tuple[int, int]]:
-    return zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True)
+def _block_of(pages: Pages) -> tuple[int, int]:
+    """Return the block and the mask of pages of one block."""
+    return int(pages.blocks[0]), int(pages.masks[0])
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
