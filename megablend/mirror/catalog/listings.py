@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from megablend.errors import MegablendError
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
@@ -42,24 +42,6 @@ _NUM_AT_A_TIME = 4
 Put = Callable[[Revision, Revision | None], Awaitable[None]]
 """Puts a revision into the catalog; if a second revision is given, only if that is still the
 dataset's latest."""
-
-
-class _Contents(NamedTuple):
-    """The files that a source has."""
-
-    manifest: Manifest
-    digest: str
-    packed: bytes
-    """The packed manifest."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the fields of a revision that describe its files."""
-        return {
-            "digest": self.digest,
-            "num_files": len(self.manifest),
-            "num_bytes": int(self.manifest.sizes.sum()),
-            "added": time.time(),
-        }
 
 
 class Listings:
@@ -110,7 +92,7 @@ class Listings:
             every: seconds until the source is listed again; None for the same as before.
         """
         check_name(dataset)
-        contents = await self._source.ask(lambda storage: self._list(storage, sources))
+        manifest = await self._source.ask(lambda storage: self._list(storage, sources))
         # Queries of URLs may be signatures: they are kept in memory only
         self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
         plain_sources = [split_query(each)[0] for each in sources]
@@ -124,13 +106,13 @@ class Listings:
             every = revisions[-1].every if revisions else EVERY
         revision = Revision(
             dataset=dataset,
-            **contents.describe(),
+            **await asyncio.to_thread(_describe, manifest),
             sources=tuple(recorded),
             by=self._catalog.own,
             every=every,
             is_plain=recorded == plain_sources,
         )
-        revision = await self._store_manifest(revision, contents)
+        revision = await self._store_manifest(revision, manifest)
         await self._put(revision, None)
         await self._put_listed(dataset, "")
         return revision
@@ -140,16 +122,15 @@ class Listings:
         storage: Storage,
         sources: Sequence[str],
         paths: Mapping[str, str] = MappingProxyType({}),
-    ) -> _Contents:
+    ) -> Manifest:
         """List sources: see `list_files`."""
-        manifest = list_files(storage, sources, self._source.check_allowed, paths)
-        return _Contents(manifest, manifest.revision, manifest.pack())
+        return list_files(storage, sources, self._source.check_allowed, paths)
 
-    async def _store_manifest(self, revision: Revision, contents: _Contents) -> Revision:
+    async def _store_manifest(self, revision: Revision, manifest: Manifest) -> Revision:
         """Store the manifest of a revision. Returns: the revision, dated."""
-        revision = self._catalog.date(revision)
-        await self._engine.call(self._catalog.put_manifest, revision.digest, contents.packed)
-        return revision
+        packed = await asyncio.to_thread(manifest.pack)
+        await self._engine.call(self._catalog.put_manifest, revision.digest, packed)
+        return self._catalog.date(revision)
 
     async def run(self) -> None:
         """List sources again when it is time, until cancelled."""
@@ -236,36 +217,37 @@ class Listings:
         """List the source of a dataset again, and put a new revision if it has changed. Returns: the
         trouble with the source; empty if there is none. Raises: see `add`."""
 
-        def compare(storage: Storage) -> tuple[_Contents, list[DataFile]]:
-            """Return the files of the source, and those of the revision that it no longer has."""
+        def compare(storage: Storage) -> tuple[Manifest, list[DataFile]]:
+            """Return the files of the source, and those of the revision that it has no longer."""
             if latest.is_plain:
-                contents = self._list(storage, latest.sources)
+                manifest = self._list(storage, latest.sources)
             else:
                 # Paths cannot be computed, since the patterns that they follow from are not stored
                 files = self._catalog.read_files(latest.digest)
                 paths = {file.key.location: file.path for file in files}
-                contents = self._list(storage, [*map(_escape, paths)], paths)
-            if contents.digest == latest.digest:
-                return contents, []
+                manifest = self._list(storage, [*map(_escape, paths)], paths)
+            if manifest.revision == latest.digest:
+                return manifest, []
             files = self._catalog.read_files(latest.digest)
-            return contents, list(files.list_gone(contents.manifest))
+            return manifest, list(files.list_gone(manifest))
 
         if not await self._is_held(latest):
             # Otherwise a source that changes all the time would never be held
             self.counts["waiting"] += 1
             return self._catalog.listed[latest.dataset].trouble
-        contents, gone = await self._source.ask(compare)
+        manifest, gone = await self._source.ask(compare)
         if gone:
             return self._fail(
                 latest,
                 f"{len(gone):,} files are gone, such as {gone[0].key.location}: {latest} stays the latest revision\n"
                 f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
             )
-        if contents.digest == latest.digest:
+        if manifest.revision == latest.digest:
             self.counts["same"] += 1
             return ""
-        revision = replace(latest, by=self._catalog.own, is_found=True, **contents.describe())
-        revision = await self._store_manifest(revision, contents)
+        facts = await asyncio.to_thread(_describe, manifest)
+        revision = replace(latest, by=self._catalog.own, is_found=True, **facts)
+        revision = await self._store_manifest(revision, manifest)
         await self._put(revision, latest)
         self.counts["new"] += 1
         LOG.info("mirror: the source of %s has changed: %s", latest, revision)
@@ -289,6 +271,16 @@ class Listings:
         """Return the numbers of listings, for metrics."""
         failing = sum(bool(each["trouble"]) for each in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
+
+
+def _describe(manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of a revision that describe its files."""
+    return {
+        "digest": manifest.revision,
+        "num_files": len(manifest),
+        "num_bytes": int(manifest.sizes.sum()),
+        "added": time.time(),
+    }
 
 
 def _escape(location: str) -> str:

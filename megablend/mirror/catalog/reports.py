@@ -50,8 +50,6 @@ class Progress(NamedTuple):
     want: Want
     num_nodes: int
     """The number of nodes that must hold a part of the want."""
-    num_complete: int
-    """The number of nodes that hold their part."""
     shortfalls: dict[str, Shortfall]
     """The shortfall of each node that reports one, by node."""
     silent: list[str]
@@ -60,14 +58,14 @@ class Progress(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether all nodes hold their parts."""
-        return self.num_complete == self.num_nodes
+        return not self.shortfalls and not self.silent
 
     def as_json(self) -> dict[str, Any]:
         """Return the progress for people and programs."""
         return {
             "want": self.want.target,
             "nodes": self.num_nodes,
-            "complete": self.num_complete,
+            "complete": self.num_nodes - len(self.shortfalls) - len(self.silent),
             "missing": sum(each.missing for each in self.shortfalls.values()),
             "owing": {node: each._asdict() for node, each in self.shortfalls.items()},
             "silent": self.silent,
@@ -182,8 +180,7 @@ class NodeReports:
                 silent.append(node)
             elif want.name in report["owed"]:
                 shortfalls[node] = Shortfall.from_json(report["owed"][want.name])
-        num_complete = len(nodes) - len(silent) - len(shortfalls)
-        return Progress(want, len(nodes), num_complete, shortfalls, silent)
+        return Progress(want, len(nodes), shortfalls, silent)
 
     async def is_settled(self, dataset: str) -> bool:
         """Whether all reachable nodes hold their parts of the latest revision of a dataset, as far

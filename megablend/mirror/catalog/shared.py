@@ -120,17 +120,7 @@ class SharedCatalog:
 
     async def run(self) -> None:
         """Keep the copy in agreement with etcd, and write reports, until cancelled."""
-        tasks = [
-            asyncio.ensure_future(each)
-            for each in (self._follow(), self._fetch_manifests(), self.reports.run())
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            for each in tasks:
-                each.cancel()
+        await asyncio.gather(self._follow(), self._fetch_manifests(), self.reports.run())
 
     async def change(
         self,
@@ -332,9 +322,7 @@ class SharedCatalog:
             lacking = await self._call(self._catalog.list_lacking)
             for revision in lacking:
                 await self._fetch_manifest(revision)
-            if any(each.name in self._catalog.revisions for each in lacking) and (
-                await self._call(self._catalog.list_lacking)
-            ):
+            if lacking and await self._call(self._catalog.list_lacking):
                 await asyncio.sleep(random.uniform(0, 2 * _LOOK_SECONDS))
             else:
                 # Look again after a while, since a damaged manifest is deleted when it is read

@@ -13,7 +13,6 @@ after a restart, and puts it back if etcd has lost it.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +23,7 @@ from megablend.errors import CacheError, ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed, Value
 from megablend.mirror.members.views import View, Views, propose
-from megablend.mirror.node.frames import PROTOCOL
+from megablend.mirror.node.frames import PROTOCOL, pack_json
 from megablend.storage.mirror_options import EtcdOptions
 from megablend.system.atomic_write import keep_computed
 from megablend.system.limited_json import fits, parse_json
@@ -192,7 +191,7 @@ class EtcdMembers(Views):
             "protocol": PROTOCOL,
         }
         expected = {key: 0 if earlier is None else earlier.revision}
-        if await self.etcd.change(expected, {key: _pack(about)}, lease=lease) is None:
+        if await self.etcd.change(expected, {key: pack_json(about)}, lease=lease) is None:
             return False
         value = await self._get(self._view_key)
         # If the value is not a view, `follow` reports that
@@ -208,37 +207,36 @@ class EtcdMembers(Views):
         return values.get(key)
 
     async def _keep_lease(self) -> None:
-        """Renew the lease, until cancelled; take another one when it has ended."""
+        """Renew the lease, until cancelled; take another one when it has ended. Raises:
+        EtcdAwayError, as does `_propose_views`: `_persist` begins both again."""
         while True:
-            try:
-                began = time.monotonic()
-                if self.lease and await self.etcd.keep(self.lease):
-                    self._renewed_at = began
-                else:
-                    self.lease = 0
-                    if not await self._register():
-                        LOG.warning("mirror: another node has the name %s", self._own)
-            except EtcdAwayError:
-                pass
+            began = time.monotonic()
+            if self.lease and await self.etcd.keep(self.lease):
+                self._renewed_at = began
+            else:
+                self.lease = 0
+                if not await self._register():
+                    LOG.warning("mirror: another node has the name %s", self._own)
             is_well = self.lease and self.etcd.away_since is None
             await asyncio.sleep(self._seconds / _NUM_RENEWALS if is_well else _RETRY_SECONDS)
 
     async def _propose_views(self) -> None:
-        """Propose views while this node is a proposer, until cancelled."""
+        """Propose views whenever this node is a proposer, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._is_proposer():
+                await self._propose_in_turn()
+
+    async def _propose_in_turn(self) -> None:
+        """Propose views while this node is a proposer."""
         nodes = Followed(self.etcd, self._nodes_prefix)
-        following: asyncio.Task[None] | None = None
+        following = asyncio.ensure_future(nodes.run())
         differs_since = math.inf
         try:
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 if not self._is_proposer():
-                    if following is not None:
-                        following.cancel()
-                        following = None
-                    continue
-                if following is None:
-                    nodes = Followed(self.etcd, self._nodes_prefix)
-                    following = asyncio.ensure_future(nodes.run())
+                    return
                 if following.done():
                     following.result()
                 is_known = nodes.revision and self.shared.revision
@@ -252,8 +250,7 @@ class EtcdMembers(Views):
                     differs_since = math.inf
                     await self._put(proposed)
         finally:
-            if following is not None:
-                following.cancel()
+            following.cancel()
 
     def _is_proposer(self) -> bool:
         """Whether this node is one of the first nodes of the view that respond, or not in the view."""
@@ -274,7 +271,7 @@ class EtcdMembers(Views):
         """Put a view, unless another node has put one since this node read the last one."""
         current = self.shared.values.get(self._view_key)
         expected = {self._view_key: 0 if current is None else current.revision}
-        await self.etcd.change(expected, {self._view_key: _pack(_as_json(view))})
+        await self.etcd.change(expected, {self._view_key: pack_json(_as_json(view))})
 
     def _read_view(self, value: Value | None) -> View | None:
         """Return the view in a value, None without one. Raises: ConfigError if it is not a view."""
@@ -299,7 +296,7 @@ class EtcdMembers(Views):
 
     def _store(self, view: View) -> None:
         try:
-            keep_computed(self._path, _pack({"root": self._root, **_as_json(view)}))
+            keep_computed(self._path, pack_json({"root": self._root, **_as_json(view)}))
         except CacheError as error:
             LOG.warning("mirror: %s", error)
 
@@ -315,10 +312,6 @@ async def _persist(work: Callable[[], Awaitable[None]]) -> None:
             LOG.warning("mirror: %s", error)
             await asyncio.sleep(10 * _RETRY_SECONDS)
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-def _pack(about: dict[str, Any]) -> bytes:
-    return json.dumps(about).encode()
 
 
 def _parse(value: Value) -> dict[str, Any]:

@@ -211,14 +211,13 @@ class Needs:
             return filled
         remaining = iter(portions)
 
-        async def fetch() -> Filled:
-            fetched = Filled()
+        async def fetch() -> None:
+            nonlocal filled
             for portion in remaining:
-                fetched = fetched.plus(await self._fill_portion(portion))
-            return fetched
+                fetched = await self._fill_portion(portion)
+                filled = filled.plus(fetched)
 
-        for fetched in await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS))):
-            filled = filled.plus(fetched)
+        await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
         return filled
 
     async def _fill_portion(self, portion: Want) -> Filled:

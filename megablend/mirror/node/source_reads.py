@@ -113,7 +113,7 @@ class SourceReader:
     async def _open(self, key: FileKey) -> Storage:
         """Return a view of the storage that reads this version. It is opened once, and kept."""
         opening = self._views.get(key)
-        if opening is None or (opening.done() and not _has_succeeded(opening)):
+        if opening is None or (opening.done() and opening.exception() is not None):
             opening = asyncio.ensure_future(self._open_view(key))
             self._views[key] = opening
             if len(self._views) > _MAX_VIEWS:
@@ -135,10 +135,6 @@ class SourceReader:
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
-
-
-def _has_succeeded(task: asyncio.Future[Storage]) -> bool:
-    return not task.cancelled() and task.exception() is None
 
 
 def make_key(location: str, state: FileStat) -> FileKey:

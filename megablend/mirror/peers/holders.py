@@ -190,18 +190,13 @@ class Holders:
 
     async def copy(self) -> None:
         """Copy the pages that this node must hold from other nodes, until cancelled."""
-        copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
-        try:
-            while True:
-                done, _ = await asyncio.wait(
-                    copiers, timeout=_RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                for each in done:
-                    each.result()
-                self.retry()
-        finally:
-            for each in copiers:
-                each.cancel()
+        copiers = [self._copy_some() for _ in range(_NUM_COPIERS)]
+        await asyncio.gather(*copiers, self._retry_regularly())
+
+    async def _retry_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_SECONDS)
+            self.retry()
 
     async def _copy_some(self) -> None:
         """Copy one portion after another, until cancelled."""
