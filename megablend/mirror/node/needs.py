@@ -42,8 +42,8 @@ _RETRY_SECONDS = 1.0
 class Needs:
     """Merges the needs of clients, and fetches ahead in the order in which they are due.
 
-    After each change the needs are divided anew into a list of parts (see `order_by_due`), of
-    which fetchers take one after another.
+    After each change the needs are divided anew into a list of parts (see `order_by_due`), whose
+    fetchers replace those of the earlier list. What these have begun to fetch goes on.
     """
 
     engine: Engine
@@ -56,16 +56,8 @@ class Needs:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_announced: bool = True
     """Whether `announce` was called since the last change."""
-    _list_number: int = 0
-    """The number of the present list of parts."""
-    _parts: Iterator[Want] = field(default_factory=lambda: iter(()))
-    """The parts of the list that no fetcher has taken yet."""
-    _put_off: list[Want] = field(default_factory=list)
-    """The parts of the list whose fetch failed: they come last."""
-    _refused: MutableSet[float] = field(default_factory=set)
-    """Due times of parts for which there is no room at present."""
-    _has_parts: asyncio.Event = field(default_factory=asyncio.Event)
-    _num_fetching: int = 0
+    _fetching: asyncio.Task[None] | None = None
+    """Fetches the parts of the present list; None before the first one."""
     _grace: float = PAST_SECONDS
     _log: LimitedLog = field(default_factory=LimitedLog)
 
@@ -85,7 +77,7 @@ class Needs:
     @property
     def is_fetching(self) -> bool:
         """Whether a page is being fetched ahead, or will be."""
-        return self._has_parts.is_set() or self._num_fetching > 0
+        return self._fetching is not None and not self._fetching.done()
 
     def list_needed(self) -> dict[FileKey, Pages]:
         """Return all pages that clients or other nodes need."""
@@ -102,14 +94,16 @@ class Needs:
 
     async def run(self) -> None:
         """Fetch ahead until cancelled."""
-        fetchers = [asyncio.ensure_future(self._fetch()) for _ in range(_NUM_FETCHERS)]
         announcing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
                 own = [need for needs in self._of_clients.values() for need in needs]
-                await self._apply(own)
+                parts = await self._apply(own)
+                if self._fetching is not None:
+                    self._fetching.cancel()
+                self._fetching = asyncio.ensure_future(self._fetch_all(parts))
                 # Not after changes by other nodes, or all would announce to one another for ever
                 if self.announce is not None and not self._is_announced:
                     self._is_announced = True
@@ -118,77 +112,62 @@ class Needs:
                     announcing = asyncio.ensure_future(self.announce(own))
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            for task in (*fetchers, announcing):
-                task.cancel()
+            for task in (self._fetching, announcing):
+                if task is not None:
+                    task.cancel()
 
-    async def _apply(self, own: list[Need]) -> None:
-        """Replace the store's due times, and the list of parts, which has the clients' needs only."""
+    async def _apply(self, own: list[Need]) -> Iterator[Want]:
+        """Replace the store's due times. Returns: the list of parts, of the clients' needs only."""
         of_nodes = [need for needs in self._of_nodes.values() for need in needs]
         usage = await self.engine.call(self.engine.store.usage)
         lead = await asyncio.to_thread(find_lead, own, usage.num_bytes // _LEAD_SHARE)
         self.engine.lead = lead
         self._grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))
         await self.engine.call(self.engine.store.set_due, own + of_nodes, self._grace)
-        self._parts = await asyncio.to_thread(order_by_due, own)
-        self._list_number += 1
-        self._put_off = []
-        self._refused = set()
-        self._has_parts.set()
+        return await asyncio.to_thread(order_by_due, own)
 
-    async def _fetch(self) -> None:
-        """Fetch one part after another of the present list."""
-        while True:
-            part = await self._take_part()
-            list_number = self._list_number
-            try:
-                while list_number == self._list_number and not self._is_past(part):
-                    if await self._try_fetch(part):
-                        break
+    async def _fetch_all(self, parts: Iterator[Want]) -> None:
+        """Fetch parts in their order, and those whose fetch failed after all others."""
+        put_off = list[Want]()
+        refused = set[float]()
+
+        async def fetch() -> None:
+            for part in parts:
+                if not await self._fetch(part, refused):
+                    put_off.append(part)
+            while put_off:
+                part = put_off.pop(0)
+                await asyncio.sleep(_RETRY_SECONDS)
+                if not await self._fetch(part, refused):
+                    put_off.append(part)
+
+        await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
+
+    async def _fetch(self, part: Want, refused: MutableSet[float]) -> bool:
+        """Fetch a part, as soon as there is room for it and for earlier ones, unless it was due so
+        long ago that it counts as read.
+
+        Args:
+            refused: due times of parts for which there is no room at present.
+
+        Returns: False if the fetch failed, and has to be tried again.
+        """
+        while part.due >= time.monotonic() - self._grace:
+            if not any(due < part.due for due in refused):
+                refused.discard(part.due)
+                try:
+                    await self.engine.obtain(part)
+                    return True
+                except ResourceError:
+                    refused.add(part.due)
+                except AwayError:
+                    return False
+                except Exception as error:
+                    fault = None if isinstance(error, MegablendError) else error
+                    self._log.warn("cannot fetch ahead", str(error), fault)
                     await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            except AwayError:
-                pass
-            except Exception as error:
-                fault = None if isinstance(error, MegablendError) else error
-                self._log.warn("cannot fetch ahead", str(error), fault)
-                await asyncio.sleep(_RETRY_SECONDS)
-            if list_number == self._list_number:
-                self._put_off.append(part)
-                self._has_parts.set()
-
-    async def _take_part(self) -> Want:
-        """Wait for the next part of the list, and take it out."""
-        while True:
-            part = next(self._parts, None)
-            if part is None and self._put_off:
-                # A pause, since these parts have been tried and put off
-                await asyncio.sleep(_RETRY_SECONDS)
-                # Meanwhile there may be a new list, whose parts come first
-                part = next(self._parts, None)
-                if part is None and self._put_off:
-                    part = self._put_off.pop(0)
-            if part is not None:
-                return part
-            self._has_parts.clear()
-            await self._has_parts.wait()
-
-    def _is_past(self, part: Want) -> bool:
-        """Whether a part was due so long ago that it counts as read."""
-        return part.due < time.monotonic() - self._grace
-
-    async def _try_fetch(self, part: Want) -> bool:
-        """Fetch a part. Returns: False if there is no room yet for it, or for an earlier one."""
-        if any(due < part.due for due in self._refused):
-            return False
-        self._refused.discard(part.due)
-        self._num_fetching += 1
-        try:
-            await self.engine.obtain(part)
-        except ResourceError:
-            self._refused.add(part.due)
-            return False
-        finally:
-            self._num_fetching -= 1
+                    return False
+            await asyncio.sleep(_RETRY_SECONDS)
         return True
 
     async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
