@@ -164,12 +164,11 @@ def ask_node(
         raise ConfigError(
             f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
+    agreed = options.alone() if agrees else None
     try:
         with (
             _warning_if_slow(options.folder),
-            closing(
-                Connection(options, objects, starts=starts, asks_only=not agrees, joins=False)
-            ) as connection,
+            closing(Connection(options, objects, agreed, starts=starts)) as connection,
         ):
             return connection.command(Kind[kind], about)
     except NodeLostError as error:

@@ -167,8 +167,9 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
         prefix if find_scheme(prefix) else _make_absolute(prefix, base)
         for prefix in options.prefixes
     )
+    absolute: MirrorOptions = _make_paths_absolute(options, base)
     return dataclasses.replace(
-        _make_paths_absolute(options, base),
+        absolute,
         prefixes=tuple(prefixes),
         nodes=_make_absolute(options.nodes, base) if names_file else options.nodes,
     )

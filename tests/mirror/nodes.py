@@ -35,7 +35,8 @@ def mirror(folder: Path, url: str, **settings: Any) -> Iterator[dict[str, Any]]:
 
 def connect(settings: dict[str, Any], objects: ObjectOptions | None = None) -> Connection:
     """A connection of its own to a mirror's node process."""
-    return Connection(parse_mirror(settings), objects or ObjectOptions())
+    options = parse_mirror(settings)
+    return Connection(options, objects or ObjectOptions(), options)
 
 
 def options_of(settings: dict[str, Any]) -> MirrorOptions:

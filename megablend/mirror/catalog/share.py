@@ -114,7 +114,6 @@ class Kept:
 
     def __init__(self, shares: Iterable[tuple[Share, int]]) -> None:
         self._shares = [(share, level, np.argsort(share.ids)) for share, level in shares]
-        self._sorted_ids = [share.ids[order] for share, _, order in self._shares]
         self.get = lru_cache(_NUM_RECENT)(self._find)
         """The same as `_find`, cached, since the blocks of a file are looked up one after another."""
 
@@ -138,10 +137,9 @@ class Kept:
         the share's level."""
         found = []
         number = np.uint64(int(digest[:16], 16))
-        for (share, level, order), ids in zip(self._shares, self._sorted_ids, strict=True):
-            place = int(np.searchsorted(ids, number))
-            if place < len(ids) and ids[place] == number:
-                index = int(order[place])
-                if share.list_digests(index, index + 1) == [digest]:
-                    found.append((share.pages_of(index).blocks, int(share.sizes[index]), level))
+        for share, level, order in self._shares:
+            place = int(np.searchsorted(share.ids, number, sorter=order))
+            index = int(order[place]) if place < len(order) else 0
+            if share.list_digests(index, index + 1) == [digest]:
+                found.append((share.pages_of(index).blocks, int(share.sizes[index]), level))
         return found

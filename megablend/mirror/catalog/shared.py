@@ -263,10 +263,9 @@ class SharedCatalog:
         one to notice the loss. Returns: whether etcd has changed, by this node or by another one."""
         entries: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
         packed = {self._key_of(each): pack_entry(each) for each in entries}
-        lost = {key: data for key, data in packed.items() if key not in values}
-        keys = sorted(lost)
-        for begin in range(0, len(keys), _MAX_CHANGES):
-            some = {key: lost[key] for key in keys[begin : begin + _MAX_CHANGES]}
+        lost = sorted(packed.keys() - values.keys())
+        for begin in range(0, len(lost), _MAX_CHANGES):
+            some = {key: packed[key] for key in lost[begin : begin + _MAX_CHANGES]}
             if await self._keys.etcd.change(dict.fromkeys(some, 0), some) is None:
                 return True
         if lost:

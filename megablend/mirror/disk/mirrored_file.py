@@ -105,7 +105,7 @@ class MirroredFile:
         Raises: DataError if the disk fails.
         """
         for _ in range(_TRIES):
-            punches = self._map.punches
+            punches = self.load_punches()
             fence()
             if not self._are_held(offsets, sizes):
                 return False
@@ -113,9 +113,13 @@ class MirroredFile:
             if not self.fill(offsets, sizes, begins, out):
                 return False
             fence()
-            if self._map.punches == punches:
+            if self.load_punches() == punches:
                 return punches != RETIRED
         return False
+
+    def load_punches(self) -> int:
+        """Return the current value of the map's counter of punches."""
+        return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
         """Like `read_into`, without a check that the ranges are held. Returns: False if a range

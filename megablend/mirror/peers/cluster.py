@@ -237,8 +237,7 @@ class Cluster:
     async def select(self, need: Need) -> Need:
         """Return the part of a need that this node is a home of. Raises: see `meet`."""
         await self.meet()
-        assert self._holders is not None
-        return self._holders.select_own(need)
+        return self._assemblies[0].holders.select_own(need)
 
     def as_json(self) -> dict[str, Any]:
         """Return the state of the cluster, for people and metrics."""

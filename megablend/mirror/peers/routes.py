@@ -13,7 +13,6 @@ pages that are due soon from the source, since other nodes may be the homes of i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,17 +78,20 @@ class Routes:
                 await keep(pages, data, Origins(peers=len(data)))
                 self.holders.note_own(key, pages, name)
 
+        async def take_held(name: str, *, settles: bool = False) -> None:
+            try:
+                pages, data = await fetch(name, only_held=True, settles=settles)
+            except AwayError:
+                return
+            except MegablendError as error:
+                LOG.info("mirror: node %s did not provide %s: %s", name, key.location, error)
+                return
+            self.holders.forget(name, key, subtract(missing, pages))
+            await take(name, pages, data)
+
         if want.mode is not Mode.FRESH:
             for name, _ in self.holders.find_announced(key, missing):
-                try:
-                    pages, data = await fetch(name, only_held=True)
-                except AwayError:
-                    continue
-                except MegablendError as error:
-                    LOG.info("mirror: node %s did not provide %s: %s", name, key.location, error)
-                    continue
-                self.holders.forget(name, key, subtract(missing, pages))
-                await take(name, pages, data)
+                await take_held(name)
                 if not missing:
                     return
         if want.mode is Mode.COPY:
@@ -114,8 +116,7 @@ class Routes:
                 return
 
         for name in self._list_readers(want):
-            with contextlib.suppress(AwayError, MegablendError):
-                await take(name, *await fetch(name, only_held=True, settles=True))
+            await take_held(name, settles=True)
             if not missing:
                 return
         if self.ended.done():

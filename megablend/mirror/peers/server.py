@@ -97,11 +97,8 @@ class PeerServer:
         try:
             data = await handle(request.headers.get(NODE, ""), request.query, body)
             status = 200
-        except OtherViewError as error:
-            status = VIEW_STATUS
-            data = str(error).encode()
         except AwayError as error:
-            status = AWAY_STATUS
+            status = VIEW_STATUS if isinstance(error, OtherViewError) else AWAY_STATUS
             data = str(error).encode()
         except MegablendError as error:
             status = ERROR_STATUS

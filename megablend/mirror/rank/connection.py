@@ -65,27 +65,23 @@ class Connection:
     the node process has ended, and anew in each process after a fork.
 
     Args:
-        starts: whether a node process is started if none is running.
-        asks_only: whether only commands are sent. Then the settings need not agree with the
-            settings of the node process, since no files are read.
-        joins: whether this process reads together with the `nodes` of its settings; if not, only
-            its other settings need to agree.
+        agreed: the settings that need to agree with those of the node process; None if only
+            commands are sent, and no files are read.
+        starts: whether a node process is started, with `options`, if none is running.
     """
 
     def __init__(
         self,
         options: MirrorOptions,
         objects: ObjectOptions,
+        agreed: MirrorOptions | None,
         *,
         starts: bool = True,
-        asks_only: bool = False,
-        joins: bool = True,
     ) -> None:
         self._options = options
         self._objects = objects
+        self._agreed = agreed
         self._starts = starts
-        self._asks_only = asks_only
-        self._joins = joins
         self._reset()
 
     def _reset(self) -> None:
@@ -244,13 +240,12 @@ class Connection:
 
     def _make_hello(self, folder: MirrorFolder) -> dict[str, Any]:
         hello: dict[str, Any] = {"protocol": PROTOCOL}
-        if not self._asks_only:
-            options = self._options if self._joins else self._options.alone()
+        if self._agreed is not None:
             hello |= {
                 "credentials": find_credentials(self._objects, folder.id),
                 "queries": [[url, query] for url, query in self._objects.urls if query],
-                "options": options.as_json(),
-                "members": describe_members(self._options, os.environ) if self._joins else [],
+                "options": self._agreed.as_json(),
+                "members": describe_members(self._agreed, os.environ),
             }
         return hello
 
@@ -343,7 +338,7 @@ class Connection:
 @lru_cache(maxsize=16)
 def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
     """Return the connection to a mirror's node process, which this whole process shares."""
-    return Connection(options, objects)
+    return Connection(options, objects, options)
 
 
 def _repeat(function: Callable[[], T]) -> T:

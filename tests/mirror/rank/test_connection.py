@@ -74,7 +74,7 @@ def test_a_process_of_another_version_can_stop_a_node_process(
         monkeypatch.setattr(connection, "PROTOCOL", 0)
         with pytest.raises(ConfigError, match=r"this process speaks 0\n.*`megablend node stop`"):
             connect(settings).command(Kind.STATUS)
-        other = Connection(options_of(settings), ObjectOptions(), starts=False, asks_only=True)
+        other = Connection(options_of(settings), ObjectOptions(), None, starts=False)
         other.command(Kind.STOP)
         end = time.monotonic() + 60
         while find_node(tmp_path / "m") is not None:
