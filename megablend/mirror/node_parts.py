@@ -73,7 +73,6 @@ class Node:
     ) -> None:
         self.options = options
         self._folder = folder
-        self._members = members
         self._is_service = is_service
         self._pace = pace
         self.source = SourceReader(options, objects)
@@ -277,14 +276,13 @@ class Node:
 
     def _find_mates(self) -> Mates | None:
         """Return the nodes that share datasets with this one; None if datasets are not shared."""
-        views = None if self._members is None else self._members.views
-        if views is None or self.cluster is None:
+        if self.cluster is None or self.cluster.views is None:
             return None
         from megablend.mirror.catalog.mates import Mates
         from megablend.mirror.members.etcd_members import EtcdMembers
 
-        assert isinstance(views, EtcdMembers)
-        return Mates(self.cluster, views)
+        assert isinstance(self.cluster.views, EtcdMembers)
+        return Mates(self.cluster, self.cluster.views)
 
     async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
         return await (await self._find_datasets()).answer(request)

@@ -40,7 +40,7 @@ def run_node(
     objects: ObjectOptions,
     *,
     is_service: bool,
-    ready: Callable[[], None] = lambda: None,
+    ready: Callable[[], None],
 ) -> None:
     """Run a node process until it is stopped.
 

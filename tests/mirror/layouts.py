@@ -178,8 +178,8 @@ async def _use(nodes: NodesOf, source: FaultySource, names: list[str]) -> dict[s
     await one._answer_datasets({"verb": "remove", "dataset": "gone"})
     for listen in clients.busy_listeners:
         listen("s3://elsewhere", 1.0)
-    assert other._members is not None
-    etcd = other._members.views.etcd  # type: ignore[union-attr]
+    assert other.cluster is not None
+    etcd = other.cluster.views.etcd  # type: ignore[union-attr]
     while True:
         values, _ = await etcd.get("megablend/")
         found = {key: each.data for key, each in values.items()}

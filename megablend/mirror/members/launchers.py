@@ -11,7 +11,7 @@ import itertools
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,11 +163,10 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
 
 
 def find_self(
-    names: Iterable[str], port: int, advertise: str | None, environ: Mapping[str, str]
+    names: Sequence[str], port: int, advertise: str | None, environ: Mapping[str, str]
 ) -> str:
     """Find the name of this node among all names. Raises: ConfigError if none of them, or several,
     can be this machine's."""
-    names = list(names)
     if advertise is not None:
         own = make_name(advertise, port)
         if own in names:
@@ -204,15 +203,14 @@ def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list
 def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
     """Find the nodes by settings and environment; None if there are no others. With etcd, only the
     name of this node is found. Raises: ConfigError."""
-    found = describe_members(options, environ)
+    if options.nodes is None:
+        return None
     if options.etcd is not None:
         return Members((), make_name(options.advertise or socket.gethostname(), options.port))
     if options.nodes != "torch":
-        if not found:
-            return None
-        own = find_self(found, options.port, options.advertise, environ)
-        return Members(tuple(found), own)
-    torchrun = Torchrun(*found)
+        names = list_nodes(options.nodes, options.port, environ)
+        return Members(tuple(names), find_self(names, options.port, options.advertise, environ))
+    torchrun = find_torchrun(options.port, environ)
     if not torchrun.rank:
         own = torchrun.first
     elif options.advertise is not None:
@@ -266,5 +264,5 @@ def _is_local(name: str) -> bool:
     return target == own or is_loopback(f"{target}:0")
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -81,11 +80,15 @@ class Cluster:
         members: Members,
         source: PageReader,
         get_status: Callable[[], Awaitable[dict[str, Any]]],
-        pace: Pace = Pace(),  # noqa: B008  (a tuple)
-        more: Mapping[tuple[str, str], Handle] = MappingProxyType({}),
+        pace: Pace,
+        more: Mapping[tuple[str, str], Handle],
     ) -> None:
         self._options = options
         self._members = members
+        self.own = members.own
+        """This node's name."""
+        self.views = members.views
+        """The views of a cluster whose nodes come and go; None otherwise."""
         self._source = TrackedSource(source)
         self._pace = pace
         self._secret = read_secret(options)
@@ -124,9 +127,9 @@ class Cluster:
         self._engine = engine
         self._needs = needs
         server_tls, client_tls = self._tls or (None, None)
-        names = self._members.names or (self._members.own,)
+        names = self._members.names or (self.own,)
         check_openness(self._options, names)
-        own_host = self._members.own.rpartition(":")[0].strip("[]")
+        own_host = self.own.rpartition(":")[0].strip("[]")
         host = own_host if all(map(is_loopback, names)) else None
         await self._server.start(host, self._options.port, server_tls)
         connector = aiohttp.TCPConnector(limit=0, ssl=client_tls or True)
@@ -135,11 +138,10 @@ class Cluster:
             connector=connector, timeout=timeout, auto_decompress=False
         )
         self._busy.start()
-        views = self._members.views
-        if views is not None:
-            views.find_away = self.find_away
+        if self.views is not None:
+            self.views.find_away = self.find_away
             try:
-                await views.start()
+                await self.views.start()
             except MegablendError:
                 await self.stop()
                 raise
@@ -159,8 +161,8 @@ class Cluster:
         for peer in self._peers.values():
             peer.close()
         await self._http.close()
-        if self._members.views is not None:
-            await self._members.views.stop()
+        if self.views is not None:
+            await self.views.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
@@ -193,11 +195,6 @@ class Cluster:
         return self._assemblies[0].holders if self._assemblies else None
 
     @property
-    def own(self) -> str:
-        """This node's name."""
-        return self._members.own
-
-    @property
     def names(self) -> Sequence[str]:
         """The names of all nodes, sorted; empty before they are known."""
         return self._assemblies[0].view.names if self._assemblies else ()
@@ -226,7 +223,7 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         """The number of nodes of the cluster, including this one."""
-        has_views = self._members.views is not None and self._assemblies
+        has_views = self.views is not None and self._assemblies
         return len(self.names) if has_views else self._agreement.size
 
     @property
@@ -242,9 +239,8 @@ class Cluster:
     def as_json(self) -> dict[str, Any]:
         """Return the state of the cluster, for people and metrics."""
         away = sorted(self.find_away())
-        views = self._members.views
         status = {
-            "own": self._members.own,
+            "own": self.own,
             "nodes": self.num_nodes,
             "view": self._assemblies[0].view.number if self._assemblies else None,
             "away": len(away),
@@ -252,7 +248,7 @@ class Cluster:
             "formed": self._agreement.is_reached,
             "sent_bytes": self._sent_bytes,
             "bad": {each.name: each.num_bad for each in self._peers.values() if each.num_bad},
-            **({} if views is None else {"etcd": views.as_json()}),
+            **({} if self.views is None else {"etcd": self.views.as_json()}),
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
         return status if self._holders is None else status | self._holders.count_debts()
@@ -270,7 +266,7 @@ class Cluster:
         peers = list(self._peers.values())
         await asyncio.gather(*(peer.ping() for peer in peers))
         return [
-            f"{self._members.own} does not reach {peer.name}: {str(peer.obstacle).splitlines()[0]}"
+            f"{self.own} does not reach {peer.name}: {str(peer.obstacle).splitlines()[0]}"
             for peer in peers
             if peer.obstacle is not None
         ]
@@ -293,20 +289,19 @@ class Cluster:
 
     async def _run(self) -> None:
         """Find out the nodes, and begin to meet them; with etcd, those of each new view."""
-        views = self._members.views
         try:
-            if views is not None:
+            if self.views is not None:
                 await self._check_address()
-                async for view in views.follow():
+                async for view in self.views.follow():
                     self.take(view)
                 return
             names = await self._joining.gather()
             await self._check_address()
-            if self._members.own in names:
+            if self.own in names:
                 self.take(View(0, tuple(names)))
             else:
                 self._agreement.fall_short(
-                    f"{self._members.own}: joined after the others had started without it"
+                    f"{self.own}: joined after the others had started without it"
                 )
         except MegablendError as error:
             self._agreement.fail(error)
@@ -314,27 +309,29 @@ class Cluster:
     def take(self, view: View) -> None:
         """Begin to meet the nodes of a view, which includes this one. The view comes into force
         when they have met; until then the earlier one stays in force."""
-        own = self._members.own
         names = view.names
-        for name in names:
-            if name != own and name not in self._peers:
+        others = [name for name in names if name != self.own]
+        for name in others:
+            if name not in self._peers:
                 self._peers[name] = self._make_peer(name)
-        peers = {name: self._peers[name] for name in names if name != own}
+        peers = {name: self._peers[name] for name in others}
         copies = len(names) if self._options.copies == ALL else int(self._options.copies)
-        holders = Holders(self._engine, names, own, copies)
+        holders = Holders(self._engine, names, self.own, copies)
         routes = Routes(
             self._source,
             holders,
             peers,
-            own,
+            self.own,
             view.number,
             partial(self._may_read, view.number, peers.values()),
-            [*map(Homes, view.earlier)],
+            list(map(Homes, view.earlier)),
             self._pace,
         )
         session = self._verifier.session
-        new = Assembly(view, own, session, peers, holders, routes, self._agreement, self._joining)
-        if self._members.views is not None:
+        new = Assembly(
+            view, self.own, session, peers, holders, routes, self._agreement, self._joining
+        )
+        if self.views is not None:
             self._agreement.size = len(names)
         for each in self._assemblies:
             each.holders.successor = holders
@@ -352,8 +349,7 @@ class Cluster:
             number: the number of the view that this node knows.
             peers: the other nodes of that view.
         """
-        views = self._members.views
-        doubt_since = None if views is None else views.find_doubt(number)
+        doubt_since = None if self.views is None else self.views.find_doubt(number)
         if doubt_since is None:
             return True
         now = time.monotonic()
@@ -388,7 +384,7 @@ class Cluster:
         assembly.tasks.append(self._start_task(assembly.holders.copy()))
 
     def _make_peer(self, name: str) -> Peer:
-        signer = Signer(self._secret, self._members.own)
+        signer = Signer(self._secret, self.own)
 
         def meet(peer: Peer) -> None:
             for each in self._assemblies:
@@ -408,7 +404,7 @@ class Cluster:
 
     async def _check_address(self) -> None:
         """Check that no other process responds at this node's name. Raises: ConfigError."""
-        own_peer = self._make_peer(self._members.own)
+        own_peer = self._make_peer(self.own)
         responds = await own_peer.ping()
         own_peer.close()
         if responds and own_peer.session != self._verifier.session:
@@ -430,7 +426,7 @@ class Cluster:
             if query.get("view") in (None, str(assembly.view.number)):
                 return assembly
         raise OtherViewError(
-            f"{self._members.own} is in view {assemblies[0].view.number}, not {query['view']}"
+            f"{self.own} is in view {assemblies[0].view.number}, not {query['view']}"
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
@@ -438,9 +434,7 @@ class Cluster:
         otherwise the node would wait in vain for this one to be in its view. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
-            raise AwayError(
-                f"{self._members.own} is in view {number}, which does not include {node}"
-            )
+            raise AwayError(f"{self.own} is in view {number}, which does not include {node}")
 
     async def _send_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
@@ -451,7 +445,7 @@ class Cluster:
             self._check_left_out(node, query.get("view", ""))
             self._find_assembly(query, self._assemblies[:1])
         if self._assemblies and node not in self._peers:
-            raise ConfigError(explain_unknown(node, self._members.own))
+            raise ConfigError(explain_unknown(node, self.own))
         want = Want.of(need, Mode.FRESH if "fresh" in query else Mode.NEEDED)
         if "settle" in query:
             await self._source.settle(want)

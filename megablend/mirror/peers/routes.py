@@ -47,13 +47,13 @@ class Routes:
     peers: Mapping[str, Peer]
     own: str
     """This node's name."""
-    view: int = 0
+    view: int
     """The number of the view."""
-    may_read: Callable[[], bool] = lambda: True
+    may_read: Callable[[], bool]
     """Returns whether this node is surely in the view in force, and so may read the source."""
-    earlier: list[Homes] = field(default_factory=list)
+    earlier: Sequence[Homes]
     """The homes of earlier views, whose nodes may still be reading from the source."""
-    pace: Pace = Pace()  # noqa: RUF009  (a tuple)
+    pace: Pace
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

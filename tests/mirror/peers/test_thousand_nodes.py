@@ -29,6 +29,7 @@ from megablend.mirror.disk.pages import (
 )
 from megablend.mirror.disk.room import Need, Room
 from megablend.mirror.members.homes import Homes
+from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins, Want
 from megablend.mirror.node.needs import find_lead, order_by_due
 from megablend.mirror.peers.holders import Holders
@@ -143,7 +144,7 @@ def test_what_a_dead_node_kept_comes_from_the_second_home() -> None:
             name: cast(Peer, StubPeer(name, asked, is_gone=name == dead)) for name in NAMES[1:]
         }
         source = StubSource()
-        routes = Routes(source, holders, peers, NAMES[0])
+        routes = Routes(source, holders, peers, NAMES[0], 0, lambda: True, [], Pace())
         expected = Counter[str]()
         num_bytes = 0
 
