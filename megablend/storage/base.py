@@ -17,8 +17,14 @@ from megablend.storage.find import Found
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
+"""Returns memory for so many bytes."""
 KnownFiles: TypeAlias = Mapping[str, Any]
 """Facts about files, such as their versions, by path or by scheme; picklable, without credentials."""
+
+
+def allocate_bytes(size: int) -> Bytes:
+    """Return new memory for so many bytes: an `Allocate`."""
+    return np.empty(size, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.storage.base import Bytes, Storage
+from megablend.storage.base import Bytes, Storage, allocate_bytes
 
 _MAX_PENDING = 16
 """The number of portions that are requested at a time, if reads wait for a network."""
@@ -37,7 +37,7 @@ def read_portions(
                     path,
                     np.array([start]),
                     np.array([length]),
-                    lambda total: np.empty(total, np.uint8),
+                    allocate_bytes,
                 )
                 pending.append((start, read))
             start, read = pending.popleft()

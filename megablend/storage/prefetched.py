@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.storage.base import Allocate, Bytes, Storage
+from megablend.storage.base import Allocate, Bytes, Storage, allocate_bytes
 from megablend.storage.futures import call_now
 from megablend.storage.head_and_tail import TAIL_BYTES, get_ends
 from megablend.storage.ranges import merge_ranges
@@ -123,7 +123,7 @@ class PrefetchedStorage(WrapperStorage):
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), _allocate)
+        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
         return out[begins[0] : begins[0] + size].tobytes()
 
     def read_ranges(
@@ -165,7 +165,7 @@ class PrefetchedStorage(WrapperStorage):
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
     ) -> Future[tuple[Bytes, Int64s]]:
         """Start a read of `inner`, which can be cancelled with all others."""
-        read = self.inner.fetch(path, offsets, sizes, allocate or _allocate)
+        read = self.inner.fetch(path, offsets, sizes, allocate or allocate_bytes)
         self._reads.add(read)
         return read
 
@@ -305,7 +305,3 @@ def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:
         size = min(len(out) - num_copied, each.stop - position)
         out[num_copied : num_copied + size] = data[begin : begin + size]
         num_copied += size
-
-
-def _allocate(size: int) -> Bytes:
-    return np.empty(size, np.uint8)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import numpy as np
-
 from megablend.errors import (
     CHANGED_REMEDY,
     ChangedFileError,
@@ -19,7 +17,7 @@ from megablend.errors import (
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import ranges_of_pages
 from megablend.mirror.node.engine import Keep, Origins, Want, is_soon
-from megablend.storage.base import Bytes, FileStat, Storage
+from megablend.storage.base import FileStat, Storage, allocate_bytes
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.location import find_scheme
 from megablend.storage.mirror_options import MirrorOptions
@@ -98,11 +96,11 @@ class SourceReader:
                 view = await self._open(key)
                 if view.limits(key.location).is_synchronous:
                     out, _ = await self._call(
-                        lambda: view.read_ranges(key.location, offsets, sizes, _allocate)
+                        lambda: view.read_ranges(key.location, offsets, sizes, allocate_bytes)
                     )
                 else:
                     out, _ = await asyncio.wrap_future(
-                        view.fetch(key.location, offsets, sizes, _allocate)
+                        view.fetch(key.location, offsets, sizes, allocate_bytes)
                     )
             status = "ok"
         finally:
@@ -142,7 +140,3 @@ def make_key(location: str, state: FileStat) -> FileKey:
     modification, since its device, and perhaps its inode, differ between mounts."""
     etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
     return FileKey(location, etag, state.size)
-
-
-def _allocate(size: int) -> Bytes:
-    return np.empty(size, np.uint8)

@@ -22,7 +22,7 @@ from megablend.mirror.disk.room import Need
 from megablend.mirror.node.frames import ORIGINS
 from megablend.mirror.node.source_reads import make_key
 from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
-from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage, allocate_bytes
 from megablend.storage.find import Found
 from megablend.storage.futures import fail_now, forward_result
 from megablend.storage.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
@@ -163,13 +163,13 @@ class MirrorStorage(WrapperStorage):
         size = self._open(path).key.size
         head = min(HEAD_BYTES, size)
         tail = min(TAIL_BYTES, size)
-        self.read_ranges(path, np.array([0, size - tail]), np.array([head, tail]), _allocate)
+        self.read_ranges(path, np.array([0, size - tail]), np.array([head, tail]), allocate_bytes)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
         if not self._covers(path):
             return self.inner.read(path, offset, size)
-        out, _ = self.read_ranges(path, np.array([offset]), np.array([size]), _allocate)
+        out, _ = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
         return out.tobytes()
 
     def read_ranges(
@@ -373,7 +373,3 @@ class _Read:
 def _threads(process: int) -> ThreadPoolExecutor:
     """Return a process's threads for reads that may wait: threads do not survive a fork."""
     return ThreadPoolExecutor(_NUM_THREADS, "megablend-mirror")
-
-
-def _allocate(size: int) -> Bytes:
-    return np.empty(size, np.uint8)

@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
 from megablend.arrays import Int64s
-from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage, allocate_bytes
 from megablend.storage.find import Found
 from megablend.storage.head_and_tail import HeadAndTail, KeptHeadsAndTails
 from megablend.storage.local import replaced_error
@@ -183,8 +181,3 @@ class _HelperStorage(WrapperStorage):
         call."""
         if ends is not None:
             self._ends.put(path, ends)
-
-
-def allocate_bytes(size: int) -> Bytes:
-    """Allocate memory for ranges in the helper."""
-    return np.empty(size, np.uint8)

@@ -19,7 +19,15 @@ from megablend.errors import (
     MissingFileError,
     UnsupportedFileError,
 )
-from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
+from megablend.storage.base import (
+    Allocate,
+    Bytes,
+    FileStat,
+    KnownFiles,
+    ReadLimits,
+    Storage,
+    allocate_bytes,
+)
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
 from megablend.storage.head_and_tail import HeadAndTail
@@ -172,9 +180,7 @@ class ObjectStorage:
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        out, begins = self.read_ranges(
-            path, np.array([offset]), np.array([size]), lambda total: np.empty(total, np.uint8)
-        )
+        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
         return out[begins[0] : begins[0] + size].tobytes()
 
     def read_ranges(
