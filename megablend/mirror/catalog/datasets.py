@@ -222,10 +222,9 @@ class Datasets:
     async def pin(self, target: str) -> dict[str, Any]:
         """Pin a revision, wanted or not."""
         _, revision = self.catalog.find(target)
-        earlier = None if revision is None else self.catalog.wants.get(revision.name)
-        if earlier is None or revision is None:
+        if revision is None or revision.name not in self.catalog.wants:
             return await self.want(target, pin=True)
-        want = replace(earlier, is_pinned=True)
+        want = replace(self.catalog.wants[revision.name], is_pinned=True)
         await self._check_size(want, revision)
         await self._change([want])
         return {"want": want.target}

@@ -441,11 +441,12 @@ class Cluster:
         check_pages(need.key, need.pages)
         if len(need.due) > _MAX_BLOCKS:
             raise ValueError(f"{len(need.due)} blocks, expected at most {_MAX_BLOCKS}")
-        if self._assemblies and ("held" not in query or "settle" in query):
-            self._check_left_out(node, query.get("view", ""))
-            self._find_assembly(query, self._assemblies[:1])
-        if self._assemblies and node not in self._peers:
-            raise ConfigError(explain_unknown(node, self.own))
+        if self._assemblies:
+            if "held" not in query or "settle" in query:
+                self._check_left_out(node, query.get("view", ""))
+                self._find_assembly(query, self._assemblies[:1])
+            if node not in self._peers:
+                raise ConfigError(explain_unknown(node, self.own))
         want = Want.of(need, Mode.FRESH if "fresh" in query else Mode.NEEDED)
         if "settle" in query:
             await self._source.settle(want)
