@@ -40,6 +40,7 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.storage.waits import wait_for
+from megablend.system.after_fork import unlock_in_children
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 from megablend.system.private_folder import find_private_folder
@@ -82,11 +83,11 @@ class Connection:
         self._objects = objects
         self._agreed = agreed
         self._starts = starts
-        self._reset()
+        self.unlock_after_fork()
+        unlock_in_children(self)
 
-    def _reset(self) -> None:
-        """Begin without a connection, also after a fork: the parent keeps its own."""
-        self._pid = os.getpid()
+    def unlock_after_fork(self) -> None:
+        """Begin without a connection: a forked child's parent keeps its own."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pending: dict[int, Future[bytes]] = {}
@@ -117,8 +118,6 @@ class Connection:
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
         """Announce the needs of a reader of this process, which replace its last announcement. On
         a new connection all announcements are repeated. Raises: NodeLostError."""
-        if self._pid != os.getpid():
-            self._reset()
         self._due = {**self._due, reader: needs}
         if not needs:
             del self._due[reader]
@@ -158,8 +157,6 @@ class Connection:
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
         """Like `request`. Also raises _EndedError if the node process ends during the call."""
         answer = Future[bytes]()
-        if self._pid != os.getpid():
-            self._reset()
         with self._lock:
             connection = self._socket or self._open()
             number = next(self._numbers)
@@ -181,13 +178,14 @@ class Connection:
         if time.monotonic() - self._lost_at < self._options.patience:
             raise NodeLostError("it was not responding a moment ago")
         deadline = time.monotonic() + self._options.patience
-        connected = self._connect() or self._start()
-        while connected is None:
+        while True:
+            connected = self._connect() or self._start()
+            if connected is not None:
+                break
             if time.monotonic() > deadline:
                 self._lost_at = time.monotonic()
                 raise NodeLostError(f"waited {self._options.patience:g} s for a response")
             time.sleep(_RETRY_SECONDS)
-            connected = self._connect() or self._start()
         self._socket = connected
         threading.Thread(
             target=self._receive,
