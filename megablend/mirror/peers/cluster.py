@@ -167,18 +167,17 @@ class Cluster:
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
         ConfigError if the nodes do not agree."""
-        missing = want.pages
 
         async def keep_some(pages: Pages, data: memoryview, origins: Origins) -> None:
-            nonlocal missing
-            missing = subtract(missing, pages)
+            nonlocal want
+            want = want._replace(pages=subtract(want.pages, pages))
             await keep(pages, data, origins)
 
         while True:
             await self._agreement.wait()
             routes = self._assemblies[0].routes
             with contextlib.suppress(EndedError):
-                await routes.read(want._replace(pages=missing), keep_some)
+                await routes.read(want, keep_some)
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:

@@ -63,42 +63,35 @@ class Routes:
         """See `PageReader.read`. Raises: EndedError before the source is read, if a later view is
         in force; AwayError also if there may be a later view that this node has not heard of."""
         key = want.key
-        missing = want.pages
-
-        async def fetch(
-            name: str, *, only_held: bool, settles: bool = False
-        ) -> tuple[Pages, memoryview]:
-            rest = want._replace(pages=missing)
-            return await self._fetch(name, rest, only_held=only_held, settles=settles)
 
         async def take(name: str, pages: Pages, data: memoryview) -> None:
-            nonlocal missing
+            nonlocal want
             if pages:
-                missing = subtract(missing, pages)
+                want = want._replace(pages=subtract(want.pages, pages))
                 await keep(pages, data, Origins(peers=len(data)))
                 self.holders.note_own(key, pages, name)
 
         async def take_held(name: str, *, settles: bool = False) -> None:
             try:
-                pages, data = await fetch(name, only_held=True, settles=settles)
+                pages, data = await self._fetch(name, want, only_held=True, settles=settles)
             except AwayError:
                 return
             except MegablendError as error:
                 LOG.info("mirror: node %s did not provide %s: %s", name, key.location, error)
                 return
-            self.holders.forget(name, key, subtract(missing, pages))
+            self.holders.forget(name, key, subtract(want.pages, pages))
             await take(name, pages, data)
 
         if want.mode is not Mode.FRESH:
-            for name, _ in self.holders.find_announced(key, missing):
+            for name, _ in self.holders.find_announced(key, want.pages):
                 await take_held(name)
-                if not missing:
+                if not want.pages:
                     return
         if want.mode is Mode.COPY:
             raise AwayError("no node that announced these pages still has them")
         for name in self._list_before(want):
             try:
-                pages, data = await fetch(name, only_held=False)
+                pages, data = await self._fetch(name, want, only_held=False)
             except AwayError:
                 if not is_soon(want.due) and not self.peers[name].is_gone:
                     raise
@@ -112,12 +105,12 @@ class Routes:
                 LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
                 break
             await take(name, pages, data)
-            if not missing:
+            if not want.pages:
                 return
 
         for name in self._list_readers(want):
             await take_held(name, settles=True)
-            if not missing:
+            if not want.pages:
                 return
         if self.ended.done():
             raise EndedError
@@ -130,7 +123,7 @@ class Routes:
             await keep(pages, data, origins)
             self.holders.note_own(key, pages, None)
 
-        await self.source.read(want._replace(pages=missing), keep_and_note)
+        await self.source.read(want, keep_and_note)
 
     async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
         """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Also
