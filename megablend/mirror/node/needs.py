@@ -58,6 +58,9 @@ class Needs:
     """Whether `announce` was called since the last change."""
     _fetching: asyncio.Task[None] | None = None
     """Fetches the parts of the present list; None before the first one."""
+    _has_parts: bool = False
+    """Whether the list has parts that no fetcher has taken yet."""
+    _num_fetching: int = 0
     _grace: float = PAST_SECONDS
     _log: LimitedLog = field(default_factory=LimitedLog)
 
@@ -77,7 +80,7 @@ class Needs:
     @property
     def is_fetching(self) -> bool:
         """Whether a page is being fetched ahead, or will be."""
-        return self._fetching is not None and not self._fetching.done()
+        return self._has_parts or self._num_fetching > 0
 
     def list_needed(self) -> dict[FileKey, Pages]:
         """Return all pages that clients or other nodes need."""
@@ -103,6 +106,7 @@ class Needs:
                 parts = await self._apply(own)
                 if self._fetching is not None:
                     self._fetching.cancel()
+                self._has_parts = True
                 self._fetching = asyncio.ensure_future(self._fetch_all(parts))
                 # Not after changes by other nodes, or all would announce to one another for ever
                 if self.announce is not None and not self._is_announced:
@@ -135,6 +139,7 @@ class Needs:
             for part in parts:
                 if not await self._fetch(part, refused):
                     put_off.append(part)
+            self._has_parts = False
             while put_off:
                 part = put_off.pop(0)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -156,7 +161,7 @@ class Needs:
             if not any(due < part.due for due in refused):
                 refused.discard(part.due)
                 try:
-                    await self.engine.obtain(part)
+                    await self._obtain(part)
                     return True
                 except ResourceError:
                     refused.add(part.due)
@@ -169,6 +174,13 @@ class Needs:
                     return False
             await asyncio.sleep(_RETRY_SECONDS)
         return True
+
+    async def _obtain(self, part: Want) -> None:
+        self._num_fetching += 1
+        try:
+            await self.engine.obtain(part)
+        finally:
+            self._num_fetching -= 1
 
     async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
         """Fetch now the pages of needs that this node should hold, regardless of when they are due,

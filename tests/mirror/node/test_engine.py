@@ -254,6 +254,27 @@ def test_what_failed_is_fetched_later(folder: MirrorFolder) -> None:
     asyncio.run(run())
 
 
+def test_nobody_waits_for_what_cannot_be_fetched(folder: MirrorFolder) -> None:
+    """Datasets are fetched while nothing is fetched for jobs, also if a job needs what is gone."""
+
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.errors = [MissingFileError(KEY.location, "is gone")] * 1000
+        needs = Needs(engine)
+        running = asyncio.ensure_future(needs.run())
+        needs.set("client", [Need.of(KEY, pages_of_file(KEY.size), time.monotonic() + 100)])
+        while not needs.is_fetching:
+            await asyncio.sleep(0.001)
+        while needs.is_fetching:
+            await asyncio.sleep(0.01)
+        assert engine.store.missing(KEY, pages_of_file(KEY.size)).blocks.size
+        running.cancel()
+        await asyncio.wait([running])
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 def test_nodes_do_not_tell_one_another_again_and_again(folder: MirrorFolder) -> None:
     """What another node tells is no reason to tell it what this one needs."""
 
