@@ -218,7 +218,7 @@ class Listings:
         trouble with the source; empty if there is none. Raises: see `add`."""
 
         def compare(storage: Storage) -> tuple[Manifest, list[DataFile]]:
-            """Return the files of the source, and those of the revision that it has no longer."""
+            """Return the files of the source, and those of the revision that it no longer has."""
             if latest.is_plain:
                 manifest = self._list(storage, latest.sources)
             else:

@@ -262,7 +262,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
-        """Return the error that a response with another status than 200 means."""
+        """Return the error that a response with a status other than 200 means."""
         if status in (VIEW_STATUS, AWAY_STATUS):
             kind = OtherViewError if status == VIEW_STATUS else AwayError
             return kind(data.decode(errors="replace"))
