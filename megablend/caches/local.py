@@ -15,6 +15,7 @@ from megablend.system.atomic_write import (
     reading,
     remove_leftovers,
     replace_file,
+    replace_folder,
     temp_sibling,
     translate_os_errors,
     write_flushed,
@@ -173,13 +174,7 @@ class LocalCacheStore:
         for member, data in replaced.items():
             write_flushed(written / member, [data])
         flush_folder(written)
-        if final.exists():
-            aside = temp_sibling(final)
-            final.rename(aside)
-            written.rename(final)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            written.rename(final)
+        replace_folder(final, written)
         flush_folder(final.parent)
         return True
 

@@ -25,7 +25,7 @@ from megablend.operations.session import ConfigLike, Session
 from megablend.order.base import Spans, by_value, find_blocks
 from megablend.run.locator import Reading
 from megablend.run.run import Run
-from megablend.system.atomic_write import flush_folder, temp_sibling
+from megablend.system.atomic_write import flush_folder, replacing
 from megablend.system.failures import translating
 
 CHUNK = 1 << 14
@@ -127,8 +127,7 @@ def _write(
     run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None
 ) -> None:
     """Write the rows of samples [start, stop) to a file that appears when it is complete."""
-    unfinished = temp_sibling(path)
-    try:
+    with replacing(path) as unfinished:
         with pq.ParquetWriter(
             unfinished, SCHEMA.with_metadata(_describe(run)), compression="zstd"
         ) as writer:
@@ -139,11 +138,7 @@ def _write(
                     progress(int(ks[-1]) + 1 - start, stop - start)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
-        unfinished.replace(path)
-        flush_folder(path.parent)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    flush_folder(path.parent)
 
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:

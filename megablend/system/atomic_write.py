@@ -13,13 +13,12 @@ from types import TracebackType
 from typing import IO, TypeVar
 
 from megablend.errors import CacheError, ConfigError, MegablendError
+from megablend.system.digest import DIGEST_BYTES
 from megablend.system.failures import cache_remedy_of, cause_of, remedy_of
 from megablend.system.safe_open import check_folder, open_again, open_regular
 
 TEMPORARY = ".tmp-"
 """The prefix of the names of unfinished files and folders."""
-DIGEST_BYTES = 16
-"""The size of the BLAKE2b digests that seal files."""
 _READ_BYTES = 1 << 20
 """The bytes that `checksum` reads at a time."""
 _CACHE = "the cache"
@@ -134,17 +133,44 @@ def keep_computed(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, *, is_flushed: bool) -> None:
-    """Write a temporary file, and rename it to `path`."""
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)
+        if is_flushed:
+            flush(file)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Provide a path for writing a file, which is renamed to `path` at the end; after an error it
+    is removed instead."""
     temporary = temp_sibling(path)
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            if is_flushed:
-                flush(file)
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def unfinished_folder(path: Path) -> Iterator[Path]:
+    """Create an empty folder next to `path`, which is removed at the end unless it was renamed."""
+    folder = temp_sibling(path)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_folder(path: Path, written: Path) -> None:
+    """Rename a folder to `path`; readers of a folder that was there keep the files that they have
+    opened."""
+    aside = temp_sibling(path)
+    if path.exists():
+        path.rename(aside)
+    written.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_target(path: Path) -> None:

@@ -9,7 +9,6 @@ is one more version, without content.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
@@ -22,6 +21,7 @@ from megablend.caches.base import Record
 from megablend.errors import CacheError
 from megablend.storage.objects.prefix import ObjectPrefix
 from megablend.system.atomic_write import checksum
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
@@ -212,4 +212,4 @@ def _measure(data: bytes | Path) -> tuple[int, str]:
     """Return the size and the checksum of a content."""
     if isinstance(data, Path):
         return data.stat().st_size, checksum(data)
-    return len(data), hashlib.blake2b(data, digest_size=16).hexdigest()
+    return len(data), hex_digest(data)

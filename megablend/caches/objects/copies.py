@@ -23,7 +23,15 @@ from megablend.caches.objects.commits import Commit, parse_commit
 from megablend.caches.objects.node import try_lock_node
 from megablend.errors import CacheError
 from megablend.storage.objects.prefix import ObjectPrefix
-from megablend.system.atomic_write import checksum, flush_folder, replace_file, temp_sibling
+from megablend.system.atomic_write import (
+    checksum,
+    flush_folder,
+    replace_file,
+    replace_folder,
+    replacing,
+    temp_sibling,
+    unfinished_folder,
+)
 from megablend.system.log import LOG
 from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
@@ -174,45 +182,30 @@ class Copies:
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
         """Replace one file of the copy by the one of a commit, which is downloaded."""
-        path = self._node / folder / name
-        temporary = temp_sibling(path)
-        self._download(folder, commit, name, temporary)
-        temporary.replace(path)
+        with replacing(self._node / folder / name) as temporary:
+            self._download(folder, commit, name, temporary)
 
     def _download_all(self, folder: str, commit: Commit) -> None:
         """Download all files of a commit to a new copy, which replaces the old one."""
         path = self._node / folder
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = temp_sibling(path)
-        written.mkdir()
-        try:
+        with unfinished_folder(path) as written:
             with log_slow_wait(f"the download of {self._prefix.location}/{folder}"):
                 for name in commit.files:
                     self._download(folder, commit, name, written / name)
             flush_folder(written)
-            if path.exists():  # readers keep the files that they have opened
-                aside = temp_sibling(path)
-                path.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
-            written.rename(path)
-        finally:
-            shutil.rmtree(written, ignore_errors=True)
+            replace_folder(path, written)
 
     def _download(self, folder: str, commit: Commit, name: str, path: Path) -> None:
         """Download a file of a commit to a new file, `path`, and verify its checksum."""
         file = commit.files[name]
         key = f"{folder}/{file.at}/{name}"
-        try:
-            self._prefix.download(key, file.bytes, path)
-            found = checksum(path)
-            if found != file.blake2b:
-                raise CacheError(
-                    f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "
-                    "committed; rebuild the index to repair it"
-                )
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        self._prefix.download(key, file.bytes, path)
+        found = checksum(path)
+        if found != file.blake2b:
+            raise CacheError(
+                f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "
+                "committed; rebuild the index to repair it"
+            )
 
     def _receipt(self, folder: str) -> Path:
         return self._node / RECEIPTS / f"{folder.replace('/', '-')}.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import time
@@ -13,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from megablend.system.atomic_write import TEMPORARY, translate_os_errors
+from megablend.system.digest import hex_digest
 from megablend.system.private_folder import find_private_folder
 from megablend.system.safe_open import check_folder, open_again
 from megablend.system.waits import log_slow_wait
@@ -31,7 +31,7 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
 
     Raises: CacheError if it cannot be created.
     """
-    key = hashlib.blake2b(f"{location}\n{endpoint or ''}".encode(), digest_size=12).hexdigest()
+    key = hex_digest(f"{location}\n{endpoint or ''}", 12)
     if local_cache:
         folder = Path(local_cache).absolute() / key
         with translate_os_errors(folder):

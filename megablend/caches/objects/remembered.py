@@ -10,7 +10,6 @@ that is not the next one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from typing import Any
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import NoResponseError, ObjectEntry, ObjectPrefix
 from megablend.system.atomic_write import replace_file
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 from megablend.system.safe_open import read_regular
@@ -110,9 +110,7 @@ class RememberedPrefix(ObjectPrefix):
         if self.is_held or not self.is_mirrored:
             return ask(self)
         folder = self._find_folder() / _ANSWERS
-        paths = [
-            folder / hashlib.blake2b(name.encode(), digest_size=16).hexdigest() for name in names
-        ]
+        paths = [folder / hex_digest(name) for name in names]
         remembered = [_load(path) for path in paths]
         is_usable = all(remembered) and is_on_one_machine(os.environ)
         try:
