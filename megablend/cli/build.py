@@ -165,7 +165,7 @@ def print_index(built: BuiltIndex) -> None:
         "removed": "removed",
         "scanned MB": lambda _: f"{report.scanned_bytes / 1e6:,.1f}",
         "ranks": lambda _: built.ranks,
-        "s": lambda _: f"{report.seconds:.2f}",
+        "s": "seconds:.2f",
     }
     print_table(f"index {report.digest}", columns, [report])
     documents = built.documents

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from megablend.cli.node import ask_node, format_gb
-from megablend.cli.options import Command, as_json, finish
-from megablend.cli.output import print_line, print_lines, print_table
+from megablend.cli.options import CommandGroup, as_json, finish
+from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
 from megablend.storage.mirror_options import VARIABLE
 
@@ -38,7 +38,7 @@ of_mirror = click.option(
 of_target = click.argument("target", metavar="NAME[@REVISION]")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def datasets() -> None:
     """Hold datasets and models on mirrors, whichever jobs run.
 
@@ -47,7 +47,7 @@ def datasets() -> None:
     """
 
 
-@datasets.command("add", cls=Command)
+@datasets.command("add")
 @click.argument("name")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option(
@@ -98,7 +98,7 @@ def _name_place(located: dict[str, list[str]], message: str) -> str:
     return message
 
 
-@datasets.command("want", cls=Command)
+@datasets.command("want")
 @of_target
 @click.option(
     "--copies",
@@ -154,7 +154,7 @@ def _add_simple(verb: str, outcome: str, help_text: str) -> None:
     """Add a command that sends `verb` and one target to the node process, and prints the name of
     the want with its `outcome`."""
 
-    @datasets.command(verb, cls=Command, help=help_text)
+    @datasets.command(verb, help=help_text)
     @of_target
     @of_mirror
     @as_json
@@ -172,7 +172,7 @@ _add_simple(
 )
 
 
-@datasets.command("list", cls=Command)
+@datasets.command("list")
 @of_mirror
 @as_json
 def list_command(mirror: str | None, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def list_command(mirror: str | None, as_json: bool) -> None:
     finish(_ask(mirror, "list"), as_json, _print_list)
 
 
-@datasets.command("status", cls=Command)
+@datasets.command("status")
 @click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
 @of_mirror
 @as_json
@@ -194,7 +194,7 @@ def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
         _print_status(_ask(mirror, "status"))
 
 
-@datasets.command("path", cls=Command)
+@datasets.command("path")
 @of_target
 @of_mirror
 @as_json
@@ -207,7 +207,7 @@ def path_command(target: str, mirror: str | None, as_json: bool) -> None:
     finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
 
 
-@datasets.command("verify", cls=Command)
+@datasets.command("verify")
 @of_target
 @of_mirror
 @as_json
@@ -222,7 +222,7 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
         sys.exit(3)
 
 
-@datasets.command("gc", cls=Command)
+@datasets.command("gc")
 @of_mirror
 @as_json
 def gc_command(mirror: str | None, as_json: bool) -> None:
@@ -233,7 +233,7 @@ def gc_command(mirror: str | None, as_json: bool) -> None:
     finish(_ask(mirror, "gc"), as_json, _print_forgotten)
 
 
-@datasets.command("remove", cls=Command)
+@datasets.command("remove")
 @click.argument("name")
 @of_mirror
 @as_json
@@ -358,9 +358,9 @@ def _print_wanted(found: dict[str, Any]) -> None:
 
 def _print_list(found: dict[str, Any]) -> None:
     """Print a table of revisions, and the wants."""
-    columns = {
+    columns: dict[str, Column] = {
         "revision": lambda each: f"{each['dataset']}@{each['digest'][:12]}",
-        "files": lambda each: each["num_files"],
+        "files": "num_files",
         "size": lambda each: format_gb(each["num_bytes"]),
         "added": lambda each: _format_time(each["added"]),
         "by": lambda each: "listing again" if each.get("is_found") else "add",

@@ -233,7 +233,7 @@ def print_summary(found: RunDescription) -> None:
         "source": "name",
         "share": lambda source: _write_share(source.actual_share),
         "tokens read": "tokens_read",
-        "epochs": lambda source: f"{source.epochs:,.2f}",
+        "epochs": "epochs:,.2f",
         "look at": lambda source: ", ".join(_find_remarks(source, train)),
     }
     print_table(_title_split("train", train), columns, train.sources, words=("look at",))
@@ -439,13 +439,13 @@ def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
 
     columns: dict[str, Column] = {
         "changed source": "name",
-        "share": lambda source: f"{source.share:.6f}",
-        "actual": lambda source: f"{source.actual_share:.6f}",
+        "share": "share:.6f",
+        "actual": "actual_share:.6f",
         "samples": "samples",
         "tokens": "tokens",
         "first sample": "first_sample",
         "last sample": "last_sample",
-        "worst error": lambda source: f"{source.worst_prefix_error:.2f}",
+        "worst error": "worst_prefix_error:.2f",
     }
     before: dict[str, float] = {}
     for number, stage in enumerate(stages[:STAGES]):

@@ -222,7 +222,7 @@ def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") ->
 def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
     """Print a line for each sample of a step."""
     columns: dict[str, Column] = {
-        "sample": lambda each: f"{each.sample:,}",
+        "sample": "sample",
         "source": "source",
         "epoch": lambda each: ", ".join(map(str, each.epochs)),
         "pieces": lambda each: len(each.document_starts),
@@ -328,7 +328,7 @@ def split_place(place: str) -> tuple[str, int | None]:
 def _print_found(found: FindResult, *, counts_steps: bool) -> None:
     """Print a table of the samples that read each file."""
     columns: dict[str, Column] = {
-        "sample": lambda each: f"{each.sample:,}",
+        "sample": "sample",
         "step": lambda each: "skipped" if each.skipped else each.step,
         "epoch": "epoch",
         "tokens of the sample": lambda each: ", ".join(

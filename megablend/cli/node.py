@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import Command, as_json, finish, in_cache
+from megablend.cli.options import CommandGroup, as_json, finish, in_cache
 from megablend.cli.output import print_line, print_lines
 from megablend.errors import ConfigError
 from megablend.system.log import LOG
@@ -27,7 +27,7 @@ _SLOW_SECONDS = 10.0
 of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def node() -> None:
     """Keep data from object stores on this machine's disk.
 
@@ -35,7 +35,7 @@ def node() -> None:
     """
 
 
-@node.command("run", cls=Command)
+@node.command("run")
 @click.argument("config")
 @as_json
 def run_command(config: str, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def run_command(config: str, as_json: bool) -> None:
     run_node(options, objects, is_service=True, ready=say_ready)
 
 
-@node.command("status", cls=Command)
+@node.command("status")
 @of_mirror
 @as_json
 def status_command(what: str, as_json: bool) -> None:
@@ -64,7 +64,7 @@ def status_command(what: str, as_json: bool) -> None:
     finish(ask_node(what, "STATUS"), as_json, _print_status)
 
 
-@node.command("check", cls=Command)
+@node.command("check")
 @of_mirror
 @as_json
 def check_command(what: str, as_json: bool) -> None:
@@ -78,7 +78,7 @@ def check_command(what: str, as_json: bool) -> None:
         sys.exit(3)
 
 
-@node.command("fill", cls=Command)
+@node.command("fill")
 @click.argument("config")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only print what would be fetched.")
 @in_cache
@@ -100,7 +100,7 @@ def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) ->
         sys.exit(3)
 
 
-@node.command("stop", cls=Command)
+@node.command("stop")
 @of_mirror
 @as_json
 def stop_command(what: str, as_json: bool) -> None:
@@ -108,7 +108,7 @@ def stop_command(what: str, as_json: bool) -> None:
     finish(ask_node(what, "STOP"), as_json, lambda done: print_line(f"process {done['pid']} ends"))
 
 
-@node.command("scrub", cls=Command)
+@node.command("scrub")
 @of_mirror
 @as_json
 def scrub_command(what: str, as_json: bool) -> None:
@@ -123,7 +123,7 @@ def scrub_command(what: str, as_json: bool) -> None:
         sys.exit(3)
 
 
-@node.command("remove", cls=Command)
+@node.command("remove")
 @of_mirror
 @as_json
 def remove_command(what: str, as_json: bool) -> None:

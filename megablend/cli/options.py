@@ -70,6 +70,12 @@ command = partial(click.command, cls=Command)
 """A decorator like `click.command`, which makes a `Command`."""
 
 
+class CommandGroup(click.Group):
+    """A group whose commands are made by its decorator `command`, each a `Command`."""
+
+    command_class = Command
+
+
 def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
     """Print the result of a command, as JSON or by `show`."""
     if as_json:

@@ -14,8 +14,9 @@ import click
 from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""The content of a table's column: the attribute of each row with this name, or the result of this
-function for each row."""
+"""The content of a table's column: the attribute (or the item, of a dict) of each row with this name,
+which may be followed by a format specification, as in `share:.4f`; or the result of this function
+for each row."""
 _INDENT = "  "
 """Indentation of the lines that continue a wrapped one."""
 _LOG_WIDTH = 160
@@ -151,10 +152,15 @@ def _group_columns(widths: Sequence[int], room: int) -> list[list[int]]:
 
 def _to_text(column: Column, row: Any) -> str:
     """Return the text of a table's cell."""
-    value = getattr(row, column, None) if isinstance(column, str) else column(row)
+    digits = ""
+    if isinstance(column, str):
+        name, _, digits = column.partition(":")
+        value = row[name] if isinstance(row, Mapping) else getattr(row, name, None)
+    else:
+        value = column(row)
     if value is None:
         return ""
-    return value if isinstance(value, str) else f"{value:,}"
+    return value if isinstance(value, str) else format(value, digits or ",")
 
 
 def _find_width() -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megablend.cli.options import (
-    Command,
+    CommandGroup,
     as_json,
     command,
     finish,
@@ -34,7 +34,7 @@ named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def runs() -> None:
     """List, show, rename, reset or remove the runs of a cache.
 
@@ -42,7 +42,7 @@ def runs() -> None:
     """
 
 
-@runs.command("list", cls=Command)
+@runs.command("list")
 @of_what
 @as_json
 def list_command(what: str, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def list_command(what: str, as_json: bool) -> None:
     finish({"runs": [each.to_dict() for each in found]}, as_json, lambda _: print_runs(found))
 
 
-@runs.command("show", cls=Command)
+@runs.command("show")
 @of_what
 @named_or_own
 @as_json
@@ -68,7 +68,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
     finish(show_run(what, Session(what, run=run).run), as_json, _print_run)
 
 
-@runs.command("rename", cls=Command)
+@runs.command("rename")
 @of_what
 @named
 @click.argument("new", metavar="NEW")
@@ -88,7 +88,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
     )
 
 
-@runs.command("reset", cls=Command)
+@runs.command("reset")
 @of_what
 @named_or_own
 @as_json
@@ -107,7 +107,7 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
     finish({"run": run, "ledger_moved_to": aside}, as_json, lambda _: print_line(text))
 
 
-@runs.command("remove", cls=Command)
+@runs.command("remove")
 @of_what
 @named
 @as_json
@@ -148,7 +148,7 @@ def _print_run(found: RunCommitment) -> None:
     blend = dict(found.blend)
     sources = blend.pop("sources")
     keys = dict.fromkeys(key for source in sources for key in source if key != "name")
-    columns: dict[str, Column] = {"source": lambda source: source["name"]}
+    columns: dict[str, Column] = {"source": "name"}
     titles = {"cycles": "cycles per period"}
     columns |= {titles.get(key, key): partial(_write_setting, key) for key in keys}
     print_table(f"run {found.run!r}", columns, sources)
@@ -285,8 +285,8 @@ def print_drain(drain: Drain) -> None:
     )
     columns: dict[str, Column] = {
         "source": "name",
-        "share": lambda source: f"{source.share:.4f}",
-        "share before": lambda source: f"{source.share_before:.4f}",
+        "share": "share:.4f",
+        "share before": "share_before:.4f",
         "samples": "samples",
         "beyond its share": lambda source: (
             f"{source.samples - source.share_before * samples:+,.1f}"
