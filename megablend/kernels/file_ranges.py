@@ -4,6 +4,7 @@ better read together."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,22 @@ def read_ranges(
                 return i
             done += num_read
     return len(offsets)
+
+
+def fill_ranges(
+    fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
+) -> Iterator[int]:
+    """Read ranges as `read_ranges` does, to the last one. Yields the number of each range that was
+    not read completely, for the caller to complete it before the next ones are read."""
+    num_read = 0
+    while True:
+        num_read += read_ranges(
+            fd, offsets[num_read:], sizes[num_read:], begins[num_read:], ahead, out
+        )
+        if num_read == len(offsets):
+            return
+        yield num_read
+        num_read += 1
 
 
 @kernel

@@ -4,6 +4,7 @@ which finds and reads each location through the storage of its scheme."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
@@ -46,8 +47,8 @@ class StorageByScheme(RoutingStorage):
         self._checking = checking
         self._made: dict[str, Storage] = {}
 
-    def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
-        return _restore, (self._options, self._checking)
+    def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions]]:
+        return partial(StorageByScheme, checking=self._checking), (self._options,)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
@@ -114,8 +115,3 @@ class StorageByScheme(RoutingStorage):
             raise ConfigError(f"{location}: {explain_scheme(scheme)}")
         made = factory(self._options)
         return made.for_checking() if self._checking else made
-
-
-def _restore(options: StorageOptions, checking: bool) -> Storage:
-    """Rebuild a storage that was pickled."""
-    return StorageByScheme(options, checking=checking)

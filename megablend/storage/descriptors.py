@@ -125,21 +125,16 @@ class DescriptorPool:
         if opened.setdefault(path, identity) != identity:
             os.close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        # Another thread may have been faster, or another storage may have opened it
-        pooled = self._find(path, identity)
-        if pooled is not None:
-            os.close(fd)
-            return pooled
-        new = _Descriptor(fd, holders=1)
         key = (path, identity)
-        closable = list[_Descriptor]()
+        new = _Descriptor(fd)
         with self._lock:
-            if key in self._pool:  # another thread was faster; either descriptor will do
-                closable += self._retire(key)
-            self._pool[key] = new
-            closable += self._evict_excess()
-        self._close(closable)
-        return new
+            # Another thread may have been faster, or another storage may have opened it
+            pooled = self._pool.setdefault(key, new)
+            self._pool.move_to_end(key)
+            pooled.holders += 1
+            closable = self._evict_excess()
+        self._close(closable if pooled is new else [*closable, new])
+        return pooled
 
     def _find(self, path: str, identity: FileIdentity) -> _Descriptor | None:
         """Return the pool's descriptor of a file, held for the caller; None if the pool has
@@ -156,21 +151,16 @@ class DescriptorPool:
         Returns: the descriptors to be closed."""
         closable = list[_Descriptor]()
         while len(self._pool) > self._capacity:
-            least_recent = next(iter(self._pool))
-            closable += self._retire(least_recent)
+            _, evicted = self._pool.popitem(last=False)
+            evicted.is_pooled = False
+            if not evicted.holders:  # otherwise its last user closes it
+                closable.append(evicted)
         return closable
-
-    def _retire(self, key: tuple[str, FileIdentity]) -> list[_Descriptor]:
-        """Remove a descriptor from the pool (the lock is held).
-        Returns: the descriptor, to be closed; none if it is in use."""
-        retired = self._pool.pop(key)
-        retired.is_pooled = False
-        return [] if retired.holders else [retired]
 
     @staticmethod
     def _close(closable: list[_Descriptor]) -> None:
-        for retired in closable:
-            os.close(retired.fd)
+        for descriptor in closable:
+            os.close(descriptor.fd)
 
 
 class _Loan:

@@ -16,7 +16,7 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.errors import DataError
-from megablend.kernels.file_ranges import read_ranges
+from megablend.kernels.file_ranges import fill_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits
 from megablend.storage.local import (
     MAX_READS,
@@ -69,28 +69,16 @@ class DirectStorage(LocalStorage):
         begins = first_aligned + ends - lengths
         try:
             with self.direct_pool.borrow(path, self.opened) as fd:
-                num_read = 0
-                while True:
-                    num_read += read_ranges(
-                        fd, starts[num_read:], lengths[num_read:], begins[num_read:], False, out
-                    )
-                    if num_read == len(starts):
-                        return out, begins + (offsets - starts)
-                    # The kernel stops at a range that it has not read completely, such as the
-                    # file's last
-                    begin = int(begins[num_read])
-                    memory = out[begin : begin + int(lengths[num_read])].data
-                    num_bytes = _read_to_end(fd, int(starts[num_read]), memory)
-                    if num_bytes < needed[num_read]:
-                        raise ends_early(
-                            path,
-                            int(offsets[num_read]),
-                            int(sizes[num_read]),
-                            os.fstat(fd).st_size,
-                        )
-                    num_read += 1
+                # A range may be read to the file's last byte, and not beyond
+                for i in fill_ranges(fd, starts, lengths, begins, False, out):
+                    begin = int(begins[i])
+                    memory = out[begin : begin + int(lengths[i])].data
+                    if _read_to_end(fd, int(starts[i]), memory) < needed[i]:
+                        file_size = os.fstat(fd).st_size
+                        raise ends_early(path, int(offsets[i]), int(sizes[i]), file_size)
         except OSError as error:
             raise _direct_error(path, error, self.opened) from error
+        return out, begins + (offsets - starts)
 
 
 def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataError:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.storage.base import Allocate, Bytes, Storage
+from megablend.storage.base import Allocate, Bytes, Storage, allocate_bytes
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads
@@ -66,7 +66,7 @@ class DryStorage(PrefetchedStorage):
             self._is_streaming = False
 
     def _start(
-        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate = allocate_bytes
     ) -> Future[tuple[Bytes, Int64s]]:
         """Count a read, and make it unless it reads data; see PrefetchedStorage."""
         size = int(sizes.sum())

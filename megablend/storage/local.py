@@ -23,7 +23,7 @@ from megablend.errors import (
     DataError,
     MissingFileError,
 )
-from megablend.kernels.file_ranges import read_ranges
+from megablend.kernels.file_ranges import fill_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
 from megablend.storage.find import Found, find_files
@@ -216,21 +216,12 @@ def file_stat(state: os.stat_result) -> FileStat:
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
     """Read ranges into `out`; complete here a read that stopped early (at 2 GiB on Linux, or at a
     signal)."""
-    num_read = 0
-    while True:
-        # Announcing a single range gains nothing, and disables the system's own read-ahead
-        ahead = len(offsets) - num_read > 1
-        num_read += read_ranges(
-            fd, offsets[num_read:], sizes[num_read:], begins[num_read:], ahead, out
-        )
-        if num_read == len(offsets):
-            return
-        offset = int(offsets[num_read])
-        size = int(sizes[num_read])
-        begin = int(begins[num_read])
-        data = _read_rest(path, fd, offset, size, b"")
+    # Announcing a single range gains nothing, and disables the system's own read-ahead
+    for i in fill_ranges(fd, offsets, sizes, begins, len(offsets) > 1, out):
+        begin = int(begins[i])
+        size = int(sizes[i])
+        data = _read_rest(path, fd, int(offsets[i]), size, b"")
         out[begin : begin + size] = np.frombuffer(data, np.uint8)
-        num_read += 1
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:

@@ -33,12 +33,7 @@ def read_portions(
             while starts and len(pending) < max_pending:
                 start = starts.popleft()
                 length = min(portion_bytes, size - start)
-                read = storage.fetch(
-                    path,
-                    np.array([start]),
-                    np.array([length]),
-                    allocate_bytes,
-                )
+                read = storage.fetch(path, np.array([start]), np.array([length]), allocate_bytes)
                 pending.append((start, read))
             start, read = pending.popleft()
             data, begins = read.result()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.storage.base import Allocate, Bytes, Storage, allocate_bytes
+from megablend.storage.base import Allocate, Bytes, Storage, allocate_bytes, read_range
 from megablend.storage.futures import call_now
 from megablend.storage.head_and_tail import TAIL_BYTES, get_ends
 from megablend.storage.ranges import merge_ranges
@@ -123,8 +123,7 @@ class PrefetchedStorage(WrapperStorage):
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
-        return out[begins[0] : begins[0] + size].tobytes()
+        return read_range(self, path, offset, size)
 
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
@@ -162,10 +161,10 @@ class PrefetchedStorage(WrapperStorage):
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def _start(
-        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate = allocate_bytes
     ) -> Future[tuple[Bytes, Int64s]]:
         """Start a read of `inner`, which can be cancelled with all others."""
-        read = self.inner.fetch(path, offsets, sizes, allocate or allocate_bytes)
+        read = self.inner.fetch(path, offsets, sizes, allocate)
         self._reads.add(read)
         return read
 

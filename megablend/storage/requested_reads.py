@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from megablend.arrays import Int64s
-from megablend.storage.base import Bytes
+from megablend.storage.waits import Waits
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -18,40 +17,23 @@ MAX_HELD_BYTES = 512 << 20
 """The limit for the large ranges that a process keeps in memory, over all files."""
 
 
-class RequestedReads:
+class RequestedReads(Waits):
     """The requested reads of a process's threads. Another thread can cancel them, and the memory for
     large ranges is limited."""
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
-        self._lock = threading.RLock()  # a future that is already done calls back at once
-        self._has_room = threading.Condition(self._lock)
-        self._pending = set[Future[tuple[Bytes, Int64s]]]()
-        self._is_cancelled = False
+        super().__init__()
+        self._has_room = threading.Condition()
         self._bytes = 0
         """The number of bytes that are reserved."""
         self._max_bytes = max_bytes
 
-    def add(self, read: Future[tuple[Bytes, Int64s]]) -> None:
-        """Add a read that is in flight, so that `cancel` cancels it."""
-        with self._lock:
-            if not self._is_cancelled:
-                self._pending.add(read)
-                read.add_done_callback(self._remove)
-                return
-        read.cancel()
-
-    def _remove(self, read: Future[tuple[Bytes, Int64s]]) -> None:
-        with self._lock:
-            self._pending.discard(read)
-
     def cancel(self) -> None:
-        """Cancel all reads: callers that wait for one get a CancelledError."""
-        with self._lock:
-            self._is_cancelled = True
-            pending = list(self._pending)
+        """Cancel all reads, and end the waits for memory: callers that wait for a read get a
+        CancelledError."""
+        super().cancel()
+        with self._has_room:
             self._has_room.notify_all()
-        for read in pending:
-            read.cancel()
 
     def reserve(self, size: int, *, wait: bool) -> bool:
         """Reserve memory. A portion larger than the limit gets it when no other memory is reserved.
@@ -60,7 +42,7 @@ class RequestedReads:
             wait: whether to wait until there is enough memory, which only a caller that has reserved
                 none may do; otherwise False is returned at once.
         """
-        with self._lock:
+        with self._has_room:
             while self._bytes and self._bytes + size > self._max_bytes and not self._is_cancelled:
                 if not wait:
                     return False
@@ -70,7 +52,7 @@ class RequestedReads:
 
     def free(self, size: int) -> None:
         """Release reserved memory."""
-        with self._lock:
+        with self._has_room:
             self._bytes -= size
             self._has_room.notify_all()
 

@@ -11,8 +11,9 @@ from megablend.errors import DataError, MissingFileError, UnsupportedFileError
 from megablend.storage.base import Bytes
 from megablend.storage.head_and_tail import HEAD_BYTES, HeadAndTail
 from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
-from megablend.storage.objects.failures import Failure, Kind, read_failure
+from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.object_version import ObjectVersion, make_version
+from megablend.storage.objects.retry_policy import attempt_within
 from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
@@ -158,12 +159,9 @@ class Bucket:
         async def attempt() -> ObjectVersion | Failure:
             nonlocal seconds
             seconds *= 2  # give a slow source more time on each attempt
-            try:
-                meta = await asyncio.wait_for(obstore.head_async(self.client.store, key), seconds)
-            except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
-                return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
-            except Exception as error:  # the client may raise anything
-                return read_failure(error)
+            meta = await attempt_within(seconds, obstore.head_async(self.client.store, key))
+            if isinstance(meta, Failure):
+                return meta
             return make_version(meta, versions=self.client.options.versions)
 
         return await self.client.retry(path, attempt)

@@ -3,8 +3,8 @@ folders, and without the empty listings that a proxy's web page looks like."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from megablend.errors import MissingFileError
 from megablend.storage.objects.address import Address
@@ -94,35 +94,39 @@ class BucketLister:
         """List a folder by one request, or more for a long listing."""
         import obstore
 
-        async def attempt() -> Listed | Failure:
-            try:
-                listed = await obstore.list_with_delimiter_async(self._lister, folder or None)
-            except Exception as error:  # the client may raise anything
-                return _read_list_failure(error, address)
-            folders = list(listed["common_prefixes"])
-            self._client.counts.add_listing(
-                [*folders, *(each["path"] for each in listed["objects"])]
-            )
-            return Listed(folders, listed["objects"])
-
-        return unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+        listed = await self._request(
+            pattern,
+            address,
+            lambda: obstore.list_with_delimiter_async(self._lister, folder or None),
+        )
+        folders = list(listed["common_prefixes"])
+        self._client.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
+        return Listed(folders, listed["objects"])
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
         """List the objects anywhere below a folder."""
         import obstore
 
-        async def attempt() -> Sequence[Object] | Failure:
+        found: Sequence[Object] = await self._request(
+            pattern,
+            address,
+            lambda: obstore.list(self._lister, folder or None, chunk_size=1000).collect_async(),
+        )
+        self._client.counts.add_listing([each["path"] for each in found])
+        return await self._leave_out_markers(pattern, address, folder, found)
+
+    async def _request(
+        self, pattern: str, address: Address, send: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Send a request of a LIST until it succeeds. Raises: MissingFileError, DataError."""
+
+        async def attempt() -> Any:
             try:
-                listed = await obstore.list(
-                    self._lister, folder or None, chunk_size=1000
-                ).collect_async()
+                return await send()
             except Exception as error:  # the client may raise anything
                 return _read_list_failure(error, address)
-            self._client.counts.add_listing([each["path"] for each in listed])
-            return cast("Sequence[Object]", listed)
 
-        found = unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
-        return await self._leave_out_markers(pattern, address, folder, found)
+        return unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
 
     async def _leave_out_markers(
         self, pattern: str, address: Address, folder: str, objects: Sequence[Object]

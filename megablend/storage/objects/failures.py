@@ -158,6 +158,73 @@ _BROKEN_WRITE = Failure(
     "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
 )
 
+_CONNECTION_FAILURES = (
+    (
+        ("causedasendentity",),
+        Failure(
+            Kind.CONNECT,
+            "the server's TLS certificate is that of an authority (CA:TRUE)",
+            "give the server a certificate of its own, signed by that authority, and set `ca_file` to the "
+            "authority's PEM file",
+        ),
+    ),
+    (
+        ("certificate", "unknownissuer"),
+        Failure(
+            Kind.CONNECT,
+            "the server's TLS certificate is not trusted",
+            "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`",
+        ),
+    ),
+    (
+        ("dns error",),
+        Failure(
+            Kind.CONNECT,
+            "the server's name cannot be resolved",
+            "check the name in the location, `endpoint` and `region`",
+        ),
+    ),
+    (
+        ("invalidmessage", "corrupt message"),
+        Failure(
+            Kind.CONNECT,
+            "the server does not speak TLS on this port",
+            "check `http` or `https` in `endpoint`",
+        ),
+    ),
+    (
+        ("tunnel", "proxy"),
+        Failure(
+            Kind.CONNECT,
+            "the proxy does not connect",
+            "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
+        ),
+    ),
+    (
+        ("aws sso login", "sso token"),
+        Failure(
+            Kind.EXPIRED, "the profile is not signed in", "run `aws sso login` with that profile"
+        ),
+    ),
+    (
+        ("builder error", "url scheme is not allowed"),
+        Failure(
+            Kind.REFUSED,
+            "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)",
+            "check the location and `endpoint`",
+        ),
+    ),
+    (("credential", "unauthenticatederror"), _NO_CREDENTIALS),
+    (
+        ("kind: connect", "tcp connect error"),
+        Failure(
+            Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network"
+        ),
+    ),
+)
+"""Failures without a status: words of the error's name or description in lower case, and the failure
+that one of them means."""
+
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
     """Return the meaning of an exception of obstore (or of its credentials), given whether the
@@ -245,53 +312,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 def _of_connection(text: str, name: str) -> Failure:
     """Return the failure for an error without a status: of the connection, or of credentials."""
-    description = _NAMES.sub("", text).lower()
-    if "causedasendentity" in description:
-        remedy = (
-            "give the server a certificate of its own, signed by that authority, and set `ca_file` to the "
-            "authority's PEM file"
-        )
-        return Failure(
-            Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy
-        )
-    if (
-        "certificate" in description
-        or "invalidcertificate" in description
-        or "unknownissuer" in description
-    ):
-        remedy = (
-            "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
-        )
-        return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
-    if "dns error" in description:
-        return Failure(
-            Kind.CONNECT,
-            "the server's name cannot be resolved",
-            "check the name in the location, `endpoint` and `region`",
-        )
-    if "invalidmessage" in description or "corrupt message" in description:
-        return Failure(
-            Kind.CONNECT,
-            "the server does not speak TLS on this port",
-            "check `http` or `https` in `endpoint`",
-        )
-    if "tunnel" in description or "proxy" in description:
-        return Failure(
-            Kind.CONNECT,
-            "the proxy does not connect",
-            "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
-        )
-    if "aws sso login" in description or "sso token" in description:
-        return Failure(
-            Kind.EXPIRED, "the profile is not signed in", "run `aws sso login` with that profile"
-        )
-    if "builder error" in description or "url scheme is not allowed" in description:
-        cause = "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
-        return Failure(Kind.REFUSED, cause, "check the location and `endpoint`")
-    if "credential" in description or name == "UnauthenticatedError":
-        return _NO_CREDENTIALS
-    if "kind: connect" in description or "tcp connect error" in description:
-        return Failure(
-            Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network"
-        )
+    description = f"{name} {_NAMES.sub('', text)}".lower()
+    for words, failure in _CONNECTION_FAILURES:
+        if any(word in description for word in words):
+            return failure
     return _BROKEN

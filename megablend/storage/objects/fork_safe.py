@@ -10,12 +10,12 @@ from typing import Any, cast
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage, allocate_bytes
 from megablend.storage.find import Found
-from megablend.storage.head_and_tail import HeadAndTail, KeptHeadsAndTails
+from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.local import replaced_error
 from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
 from megablend.storage.objects.helper import get_helper
-from megablend.storage.objects.known_objects import split_known
+from megablend.storage.objects.known_objects import KnownObjects, split_known
 from megablend.storage.objects.rate_limiter import is_loader_worker
 from megablend.storage.wrapper import WrapperStorage
 
@@ -69,20 +69,12 @@ class _HelperStorage(WrapperStorage):
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)
         self._checking = checking
-        self._known = dict[str, dict[str, Any]]()  # by scheme and path
-        self._ends = KeptHeadsAndTails()
+        self._known = KnownObjects()
 
     def find(self, pattern: str) -> Found:
         """See Storage.find. The versions that are found replace earlier ones."""
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
-        for scheme, files in known.items():
-            known_here = self._known.setdefault(scheme, {})
-            for path, facts in files.items():
-                version, ends = split_known(facts)
-                if known_here.get(path) != version:
-                    self._ends.remove(path)
-                known_here[path] = version
-                self._keep_ends(path, ends)
+        self._keep(known, replaces=True)
         result: Found = found
         return result
 
@@ -104,11 +96,11 @@ class _HelperStorage(WrapperStorage):
 
     def get_ends(self, path: str) -> HeadAndTail | None:
         """See HeadAndTailStorage.get_ends."""
-        return self._ends.get(path)
+        return self._known.get_ends(path)
 
     def read_ends(self, path: str) -> None:
         """See HeadAndTailStorage.read_ends."""
-        if self._ends.get(path) is None:
+        if self._known.get_ends(path) is None:
             self._call("read_ends", path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -159,25 +151,16 @@ class _HelperStorage(WrapperStorage):
     def get_known(self, path: str) -> KnownFiles:
         """Return the version of one file, in the form of Storage.known_files; nothing if it is not
         known."""
-        scheme = find_scheme(path)
-        version = self._known.get(scheme, {}).get(path)
-        return {} if version is None else {scheme: {path: version}}
+        version = self._known.get(path)
+        return {} if version is None else {find_scheme(path): {path: version}}
 
-    def _keep(self, known: KnownFiles) -> None:
-        """Keep the versions that a call has read. Raises: ChangedFileError if a call at the same
-        time has read another version."""
-        for scheme, files in known.items():
-            known_here = self._known.setdefault(scheme, {})
+    def _keep(self, known: KnownFiles, *, replaces: bool = False) -> None:
+        """Keep the versions that a call has read; in place of earlier ones if it `replaces` them.
+        Raises: ChangedFileError if a call at the same time has read another version."""
+        for files in known.values():
             for path, facts in files.items():
                 version, ends = split_known(facts)
-                if self._checking:
-                    known_here[path] = version
-                elif known_here.setdefault(path, version) != version:
+                if replaces or self._checking:
+                    self._known.replace({path: version})
+                if self._known.keep(path, version, ends) != version:
                     raise replaced_error(path)
-                self._keep_ends(path, ends)
-
-    def _keep_ends(self, path: str, ends: HeadAndTail | None) -> None:
-        """Keep the ends of a file here, apart from its version: versions are sent with each
-        call."""
-        if ends is not None:
-            self._ends.put(path, ends)

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from megablend.storage.location import has_wildcard
+
 ANY_FOLDERS = "**"
 
 
@@ -85,7 +87,7 @@ async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll)
     parts = pattern.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return Listed([], [])  # no key that the client can address
-    first = next(i for i, part in enumerate(parts) if is_wild(part))
+    first = next(i for i, part in enumerate(parts) if has_wildcard(part))
     found = await _search("/".join(parts[:first]), parts[first:], list_folder, list_all)
     by_key = {each["path"]: each for each in found.objects}
     exact = by_key.get(pattern)
@@ -94,16 +96,11 @@ async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll)
     return Listed(found.folders, [by_key[key] for key in sorted(by_key)])
 
 
-def is_wild(part: str) -> bool:
-    """Return whether a part of a pattern has wildcards."""
-    return re.search(r"[*?[]", part) is not None
-
-
 async def _search(
     folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
 ) -> Listed:
     """Return the objects and folders below a folder that match the parts of a pattern."""
-    first_wild = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
+    first_wild = next((i for i, part in enumerate(parts) if has_wildcard(part)), len(parts) - 1)
     folder = _join(folder, parts[:first_wild])
     parts = parts[first_wild:]
     if parts[0] == ANY_FOLDERS:

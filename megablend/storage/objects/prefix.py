@@ -17,6 +17,7 @@ from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.failures import READ_ACCESS, Failure, Kind, read_failure
 from megablend.storage.objects.object_version import normalise_etag
 from megablend.storage.objects.obstore_stores import check_installed
+from megablend.storage.objects.retry_policy import attempt_within
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -175,13 +176,9 @@ class ObjectPrefix:
         import obstore
 
         async def remove(key: str) -> None:
-            async def attempt(store: Any) -> None:
-                try:
-                    await obstore.delete_async(store, self._key(key))
-                except FileNotFoundError as error:
-                    _check_missing(error)
-
-            await self._retry(key, attempt)
+            await self._retry(
+                key, lambda store: _or_none(obstore.delete_async(store, self._key(key)))
+            )
 
         self._map(remove, keys)
 
@@ -210,14 +207,8 @@ class ObjectPrefix:
         place = f"{self.location}/{key}" if key else self.location
         seconds = _PUT_SECONDS + client.options.read_timeout + size / _MIN_BYTES_PER_SECOND
 
-        async def attempt() -> tuple[T] | Failure:
-            try:
-                result = await asyncio.wait_for(request(client.store), seconds)
-                return (result,)  # a tuple, since the result itself may be of any type
-            except asyncio.TimeoutError:
-                return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
-            except Exception as error:  # the client may raise anything
-                return read_failure(error, is_write=is_write)
+        def attempt() -> Awaitable[T | Failure]:
+            return attempt_within(seconds, request(client.store), is_write=is_write)
 
         try:
             found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)
@@ -230,7 +221,7 @@ class ObjectPrefix:
         if isinstance(found, Failure):
             remedy = _WRITE_ACCESS if found.remedy == READ_ACCESS else found.remedy
             raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")
-        return found[0]
+        return found
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
         """Call a coroutine function for each item, _MAX_REQUESTS at a time. Returns: the results in
@@ -260,42 +251,36 @@ def _make_entry(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
     )
 
 
+async def _or_none(request: Awaitable[T]) -> T | None:
+    """Return the response to a request; None if there is no such object. Raises: FileNotFoundError
+    if it is the bucket that is missing."""
+    try:
+        return await request
+    except FileNotFoundError as error:
+        if read_failure(error).kind is not Kind.MISSING:
+            raise
+        return None
+
+
 async def _head(store: Any, key: str) -> Mapping[str, Any] | None:
     import obstore
 
-    try:
-        return await obstore.head_async(store, key)
-    except FileNotFoundError as error:
-        _check_missing(error)
-        return None
+    return await _or_none(obstore.head_async(store, key))
 
 
 async def _read(store: Any, key: str) -> bytes | None:
     import obstore
 
-    try:
-        return bytes(await (await obstore.get_async(store, key)).bytes_async())
-    except FileNotFoundError as error:
-        _check_missing(error)
-        return None
+    response = await _or_none(obstore.get_async(store, key))
+    return None if response is None else bytes(await response.bytes_async())
 
 
 async def _read_range(store: Any, key: str, start: int, stop: int) -> bytes | None:
     """Read a range of an object; None if there is no such object, or it ends before `stop`."""
     import obstore
 
-    try:
-        data = bytes(await obstore.get_range_async(store, key, start=start, end=stop))
-    except FileNotFoundError as error:
-        _check_missing(error)
-        return None
-    return data if len(data) == stop - start else None
-
-
-def _check_missing(error: FileNotFoundError) -> None:
-    """Check that it is an object that is missing. Raises: the error, if it is the bucket."""
-    if read_failure(error).kind is not Kind.MISSING:
-        raise error
+    data = await _or_none(obstore.get_range_async(store, key, start=start, end=stop))
+    return None if data is None or len(data) != stop - start else bytes(data)
 
 
 async def _put(store: Any, key: str, data: bytes | Path, size: int) -> str:

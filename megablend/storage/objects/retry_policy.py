@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from megablend.errors import DataError
-from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.process_counts import count
 from megablend.system.log import LOG
@@ -107,7 +107,7 @@ class RetryPolicy:
         try:
             attempts = 1
             failed_at = now()
-            while True:
+            while isinstance(found, Failure):
                 self._check_time(location, found, attempts, now() - failed_at)
                 self._note_failure(found)
                 if _is_final(found, attempts):
@@ -117,11 +117,10 @@ class RetryPolicy:
                     await self._limiter.pay()
                 found = await attempt()
                 attempts += 1
-                if not isinstance(found, Failure):
-                    self.note_success()
-                    return found
         finally:
             self._failing -= 1
+        self.note_success()
+        return found
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
         """Wait before the next attempt: longer after each, and for a random time, so that requests
@@ -174,6 +173,18 @@ class RetryPolicy:
                 self.counts.failures,
                 self.counts.requests,
             )
+
+
+async def attempt_within(
+    seconds: float, request: Awaitable[T], *, is_write: bool = False
+) -> T | Failure:
+    """Return the response to a request that may take some seconds, or its failure."""
+    try:
+        return await asyncio.wait_for(request, seconds)
+    except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
+        return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
+    except Exception as error:  # the client may raise anything
+        return read_failure(error, is_write=is_write)
 
 
 def _is_final(failure: Failure, attempts: int) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,11 +27,12 @@ from megablend.storage.base import (
     KnownFiles,
     ReadLimits,
     Storage,
-    allocate_bytes,
+    read_range,
 )
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
 from megablend.storage.head_and_tail import HeadAndTail
+from megablend.storage.location import has_wildcard
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
@@ -39,7 +41,6 @@ from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
-from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.obstore_stores import (
     check_installed,
@@ -74,8 +75,8 @@ class ObjectStorage:
         self._queries = dict(options.urls)
         self._known = KnownObjects()
 
-    def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[ObjectOptions, bool]]:
-        return _restore, (self._options, self._checking)
+    def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[ObjectOptions]]:
+        return partial(ObjectStorage, checking=self._checking), (self._options,)
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits. Neighbouring ranges are read together; gaps between ranges are not
@@ -113,7 +114,7 @@ class ObjectStorage:
 
     def _find(self, pattern: str, address: Address) -> Found:
         """Find without checking the endpoint."""
-        if address.scheme in WEB_SCHEMES or not is_wild(address.key):
+        if address.scheme in WEB_SCHEMES or not has_wildcard(address.key):
             return self._find_one(pattern, address)
         try:
             bucket, lister = self._with_lister(pattern, address)
@@ -180,8 +181,7 @@ class ObjectStorage:
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
-        return out[begins[0] : begins[0] + size].tobytes()
+        return read_range(self, path, offset, size)
 
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
@@ -356,8 +356,4 @@ class ObjectStorage:
 def _is_url_pattern(url: str) -> bool:
     """Return whether a URL has wildcards; encoded characters such as %5B do not count as
     wildcards."""
-    return is_wild(urlsplit(url).path)
-
-
-def _restore(options: ObjectOptions, checking: bool) -> ObjectStorage:
-    return ObjectStorage(options, checking=checking)
+    return has_wildcard(urlsplit(url).path)
