@@ -1,4 +1,4 @@
-"""Types of arrays, by their dtype; shapes are where they are used."""
+"""Types of arrays, by their dtype; shapes are where they are used. And running totals."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ Uint8s: TypeAlias = npt.NDArray[np.uint8]
 Uint32s: TypeAlias = npt.NDArray[np.uint32]
 Uint64s: TypeAlias = npt.NDArray[np.uint64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
+
+
+def running_totals(counts: npt.ArrayLike) -> Int64s:
+    """Return the sum of the counts before each of `counts` [n], and last the sum of all: int64
+    [n + 1]. If these count the items of consecutive runs, they are the starts of the runs, and the
+    end of the last."""
+    numbers = np.asarray(counts)
+    totals = np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(numbers, dtype=np.int64, out=totals[1:])
+    return totals

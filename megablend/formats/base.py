@@ -9,16 +9,17 @@ document spans several blocks, each block has a *piece* of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.config.read_spec import OptionValue, ReadSpec
-from megablend.errors import CHANGED_REMEDY, ChangedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError
 from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
@@ -198,35 +199,39 @@ class BlockReader(Protocol):
         ...
 
 
-class Format(Protocol):
-    """A file format. Implementations are stateless singletons and derive from `BaseFormat`."""
+class BaseFormat(ABC):
+    """A file format. Implementations are stateless singletons. The defaults are those of most
+    formats: one file per path, no options, documents always counted."""
 
     name: str
     suffixes: Sequence[str]
     """File name endings by which a path is recognised, e.g. (".parquet",)."""
-    documents_known: bool
+    documents_known: bool = True
     """Whether `index` always counts documents exactly, even if not requested, because it costs
     nothing."""
-    reader_block_bytes: int
+    reader_block_bytes: int = 0
     """Approximate memory that a reader uses per block of its file."""
-    kernel_modules: Sequence[str]
+    kernel_modules: Sequence[str] = ()
     """Modules below `megablend.kernels` whose compiled kernels decoding needs; they are loaded in
     the background when a file is opened."""
-    has_row_groups: bool
+    has_row_groups: bool = False
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
-    requests_in_turn: bool
+    requests_in_turn: bool = False
     """Whether each read of `index` depends on the previous one, so that over a network more files
     are indexed at a time."""
+    has_group_digests: bool = False
+    """Whether readers read only parts of a large description of a file; `build` stores digests of
+    its groups, by which they check these parts."""
 
     def files(self, path: str) -> Sequence[str]:
         """Return all files that belong to `path`, the data file first: ["x.bin", "x.idx"] for the
         prefix "x" of a Megatron pair; [path] in other formats."""
-        ...
+        return [path]
 
     def describe_missing_remedy(self, path: str) -> str | None:
         """Return the remedy for a missing file, one of `files`, which is added to the message; None
         if there is nothing to add."""
-        ...
+        return None
 
     def recognizes(self, path: str, storage: Storage) -> bool:
         """Whether the content of a file has this format; called only if several formats share the
@@ -234,12 +239,16 @@ class Format(Protocol):
 
         Raises: MissingFileError; the errors of Storage.read.
         """
-        ...
+        return True
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """Check the config's `format_options`. Raises: ValueError, which names the option, what was
         found, and what was expected."""
-        ...
+        if options:
+            key = "`documents`" if "documents" in options else "format_options"
+            raise ValueError(
+                f"found option {min(options)!r}, but this format has no options; remove {key}"
+            )
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
         """Return why a file's content cannot be read as this format, and the remedy; None if
@@ -250,8 +259,9 @@ class Format(Protocol):
 
         Raises: see Storage.read.
         """
-        ...
+        return None
 
+    @abstractmethod
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the blocks of a file and count their tokens.
 
@@ -264,14 +274,13 @@ class Format(Protocol):
             UnsupportedFileError (encrypted, codec); ConfigError (no such column, or not of
             integers: suggests the nearest, lists the columns).
         """
-        ...
 
+    @abstractmethod
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
         """Return a reader of an indexed file, after checking its size and its structure.
         Raises: MissingFileError, ChangedFileError."""
-        ...
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
         """Return the ranges that readers of blocks will request, without dictionaries, as far as
@@ -284,7 +293,9 @@ class Format(Protocol):
 
         Returns: ranges whose `owners` are indices into `blocks`.
         """
-        ...
+        sizes = blocks["stored_bytes"].astype(np.int64)
+        offsets = np.ascontiguousarray(blocks["offset"])
+        return [FileRanges(self.files(path)[0], offsets, sizes, np.arange(len(blocks)))]
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
         """Return a warning about bytes of an indexed file that no block contains; None if there are
@@ -294,54 +305,28 @@ class Format(Protocol):
             blocks: BLOCK_DTYPE [num_blocks], all blocks of the file.
             size: size of the data file in bytes.
         """
-        ...
-
-
-class BaseFormat:
-    """The defaults of most formats: one file per path, no options, documents always counted."""
-
-    documents_known: bool = True
-    reader_block_bytes: int = 0
-    kernel_modules: Sequence[str] = ()
-    has_row_groups: bool = False
-    requests_in_turn: bool = False
-
-    def files(self, path: str) -> Sequence[str]:
-        """Return the file itself."""
-        return [path]
-
-    def describe_missing_remedy(self, path: str) -> str | None:
-        """Return None: there is nothing to add."""
         return None
 
-    def recognizes(self, path: str, storage: Storage) -> bool:
-        """Accept every file with one of the suffixes."""
-        return True
+    def needs_group_digests(self, file: OpenedFile) -> bool:
+        """Whether the file's description is large enough for digests of its groups."""
+        return False
 
-    def check_options(self, options: Mapping[str, OptionValue]) -> None:
-        """Reject any option."""
-        if options:
-            key = "`documents`" if "documents" in options else "format_options"
-            raise ValueError(
-                f"found option {min(options)!r}, but this format has no options; remove {key}"
-            )
+    def make_group_digests(
+        self, path: str, file: OpenedFile, *, storage: Storage
+    ) -> npt.NDArray[np.uint64]:
+        """Compute the digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
 
-    def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Return None: nothing is checked."""
-        return None
-
-    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
-        """Return the stored bytes of the blocks."""
-        sizes = blocks["stored_bytes"].astype(np.int64)
-        offsets = np.ascontiguousarray(blocks["offset"])
-        return [FileRanges(self.files(path)[0], offsets, sizes, np.arange(len(blocks)))]
-
-    def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """Return None: nothing is checked."""
-        return None
+        Raises: ChangedFileError if the description is not the one that was indexed; the same errors
+            as Storage.read.
+        """
+        raise NotImplementedError
 
 
-class DivisibleFormat(Format, Protocol):
+Format: TypeAlias = BaseFormat
+"""The name of the type where a format is used."""
+
+
+class DivisibleFormat(Protocol):
     """A format that can index a file in parts, in several processes: a part consists of the chunks
     that begin in a range of bytes."""
 
@@ -359,41 +344,38 @@ class DivisibleFormat(Format, Protocol):
         ...
 
 
-class GroupDigestFormat(Format, Protocol):
-    """A format whose readers read only parts of a large description of the file; `build` stores
-    digests of these parts (`index.read.idx_digests`)."""
-
-    def needs_group_digests(self, file: OpenedFile) -> bool:
-        """Whether the file's description is large enough for digests of its groups."""
-        ...
-
-    def make_group_digests(
-        self, path: str, file: OpenedFile, *, storage: Storage
-    ) -> npt.NDArray[np.uint64]:
-        """Compute the digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
-
-        Raises: ChangedFileError if the description is not the one that was indexed; the same errors
-            as Storage.read.
-        """
-        ...
-
-
 def is_divisible(kind: Format) -> TypeGuard[DivisibleFormat]:
     """Whether a format is a DivisibleFormat."""
     return hasattr(kind, "index_part")
 
 
-def has_group_digests(kind: Format) -> TypeGuard[GroupDigestFormat]:
-    """Whether a format is a GroupDigestFormat."""
-    return hasattr(kind, "make_group_digests")
+def refuse_column(path: str, read: ReadSpec, kind: str) -> None:
+    """Refuse a column that a config names for files of a kind that has none. Raises: ConfigError."""
+    if read.column is not None:
+        key = "extra_columns" if read.allow_float else "column"
+        raise ConfigError(f"{path}: {kind} files have no columns; remove {key}: {read.column}")
 
 
-def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
-    """Return the size of a file in bytes. Raises: ChangedFileError if it had another size when it
-    was indexed; the errors of Storage.stat."""
+def check_size(path: str, indexed: int, storage: Storage) -> int:
+    """Return the size of a file in bytes. Raises: ChangedFileError if it is not the `indexed` size;
+    the errors of Storage.stat."""
     size = storage.stat(path).size
-    if size != file.size:
+    if size != indexed:
         raise ChangedFileError(
-            path, f"has {size} bytes, but had {file.size} when it was indexed; {CHANGED_REMEDY}"
+            path, f"has {size} bytes, but had {indexed} when it was indexed; {CHANGED_REMEDY}"
         )
     return size
+
+
+def check_structure(path: str, digest: str, file: OpenedFile, what: str) -> None:
+    """Compare the digest of a file's structure with the indexed one. Raises: ChangedFileError.
+
+    Args:
+        what: the part of the file that the digest is of, for the message.
+    """
+    if digest != file.structure:
+        raise ChangedFileError(
+            path,
+            f"its {what}'s digest is {digest}, but was {file.structure} when it was indexed; "
+            f"{CHANGED_REMEDY}",
+        )

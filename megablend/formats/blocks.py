@@ -1,5 +1,5 @@
-"""Block and chunk tables: the chunk table of files without chunks, joined tables, sizes, and the
-form in which readers take blocks."""
+"""Block and chunk tables: the chunk table of files without chunks, joined tables, ranges of tokens,
+sizes, and the form in which readers take blocks."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
     return np.frombuffer(
         bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
     )
+
+
+def join_token_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the smallest and the largest token of all known ranges; None if no range is known."""
+    known = [known_range for known_range in ranges if known_range is not None]
+    if not known:
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
 
 
 def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:

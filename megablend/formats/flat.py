@@ -119,12 +119,6 @@ class ColumnFormat(BaseFormat):
         in_file: Int64s = starts[starts < found.tokens]
         return in_file
 
-    def open(
-        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
-    ) -> BlockReader:
-        """See Format.open."""
-        raise NotImplementedError
-
 
 def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> BlockReader:
     """Return a reader of the documents that `ColumnFormat.divide` made, around a reader of rows;

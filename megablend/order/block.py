@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.kernels.blend.bijection import shuffle
 from megablend.kernels.blend.keyed_hash import MASK
 from megablend.lru import LRUCache
@@ -149,4 +149,4 @@ def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) ->
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))
-    return Listing.of(entries, np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
+    return Listing.of(entries, running_totals(tokens[order]))

@@ -15,8 +15,9 @@ from megablend.formats.base import (
     STARTS_MID_DOCUMENT,
     FileIndex,
 )
-from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from megablend.formats.parquet.metadata.thrift import Kind
 from megablend.storage.base import Storage
+from tests.formats.thrift_writer import write_struct
 from tests.formats.writers import index, opened, pieces
 from tests.storages import STORAGE
 

@@ -77,8 +77,9 @@ def main() -> None:
         beside = Path(folder, f"{launch.rank}.part")
         beside.write_text(str(os.getpid()))
         beside.rename(Path(folder, str(launch.rank)))
-    FORMATS["arrow"] = Troubled(FORMATS["arrow"], launch)
-    FORMATS["parquet"] = TroubledParts(PARQUET, launch)
+    formats: dict[str, Any] = FORMATS  # these wrap formats instead of deriving from them
+    formats["arrow"] = Troubled(FORMATS["arrow"], launch)
+    formats["parquet"] = TroubledParts(PARQUET, launch)
     parts.PART_BYTES = int(os.environ.get("MEGABLEND_TEST_PART_BYTES", parts.PART_BYTES))
     sources = [
         SourceSpec(name=name, patterns=(pattern,), read=ReadSpec())

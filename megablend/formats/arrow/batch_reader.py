@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.errors import CHANGED_REMEDY, REWRITE_REMEDY, CorruptFileError
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
-from megablend.formats.arrow.message import Batch, BatchError, needed_ranges, parse_batch
+from megablend.formats.arrow.message import Batch, locating, needed_ranges, parse_batch
 from megablend.formats.base import Array, DecodedBlock, Stops
 from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -77,10 +77,8 @@ class ArrowReader:
         """See BlockReader.decode."""
         decoded_blocks = []
         for block, place, batch, buffers in self._batches(blocks, fetched, tokens=True):
-            try:
+            with locating(self.path, place):
                 decoded = decode(batch, self.column, buffers)
-            except BatchError as error:
-                raise self._corrupt(place, error) from error
             self._check(block, len(decoded.offsets) - 1, len(decoded.tokens))
             decoded_blocks.append(decoded)
         return decoded_blocks
@@ -92,10 +90,8 @@ class ArrowReader:
         all_offsets = []
         body_bytes = 0
         for block, place, batch, buffers in self._batches(blocks, fetched, tokens=False):
-            try:
+            with locating(self.path, place):
                 offsets = find_documents(batch, self.column, buffers).offsets
-            except BatchError as error:
-                raise self._corrupt(place, error) from error
             self._check(block, len(offsets) - 1, int(offsets[-1]))
             all_offsets.append(offsets)
             body_bytes += buffers.fetched_bytes
@@ -137,19 +133,12 @@ class ArrowReader:
 
     def _parse(self, place: np.void, data: Bytes) -> Batch:
         """Parse the message with which a batch begins."""
-        try:
+        with locating(self.path, place):
             return parse_batch(
                 data[: int(place["metadata_bytes"])].tobytes(),
                 int(place["body_bytes"]),
                 self.column,
             )
-        except BatchError as error:
-            raise self._corrupt(place, error) from error
-
-    def _corrupt(self, place: np.void, error: BatchError) -> CorruptFileError:
-        return CorruptFileError(
-            self.path, f"record batch {error}; {REWRITE_REMEDY}", offset=int(place["offset"])
-        )
 
     def _check(self, block: np.void, rows: int, tokens: int) -> None:
         """Check that a batch has the rows and tokens that were indexed."""

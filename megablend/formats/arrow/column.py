@@ -147,34 +147,17 @@ def _level_after(kind: Any, level: Level) -> Level:
     """Return the position of the field that follows a field of type `kind` at `level`.
     Raises: _UnknownLayoutError."""
     stored = _storage(kind)
-    node = level.node + 1
-    buffer = level.buffer
-    views = level.views
-    if (
-        types.is_dictionary(stored)
-        or types.is_primitive(stored)
-        or types.is_boolean(stored)
-        or types.is_decimal(stored)
-        or types.is_fixed_size_binary(stored)
-    ):
-        return Level(node, buffer + 2, views)
-    if (
-        types.is_binary(stored)
-        or types.is_string(stored)
-        or types.is_large_binary(stored)
-        or types.is_large_string(stored)
-    ):
-        return Level(node, buffer + 3, views)
-    if str(stored) in ("string_view", "binary_view"):
-        return Level(node, buffer + 2, views + 1)
+    node, buffer, views = level
     if types.is_null(stored):
-        return Level(node, buffer, views)
-    if types.is_struct(stored) or types.is_fixed_size_list(stored):
-        after = Level(node, buffer + 1, views)
-    elif types.is_list(stored) or types.is_large_list(stored) or types.is_map(stored):
-        after = Level(node, buffer + 2, views)
-    else:
+        return Level(node + 1, buffer, views)
+    if str(stored) in ("string_view", "binary_view"):
+        return Level(node + 1, buffer + 2, views + 1)
+    # Batches store a union with other buffers than an array has
+    if stored.num_fields and not (
+        _list_kind(stored) or types.is_struct(stored) or types.is_map(stored)
+    ):
         raise _UnknownLayoutError(str(stored))
+    after = Level(node + 1, buffer + stored.num_buffers, views)
     for i in range(stored.num_fields):
         after = _level_after(stored.field(i).type, after)
     return after

@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.errors import REWRITE_REMEDY, CorruptFileError, UnsupportedFileError
+from megablend.errors import UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import find_documents
@@ -16,6 +16,7 @@ from megablend.formats.arrow.message import (
     Batch,
     BatchError,
     column_buffers,
+    locating,
     needed_ranges,
     parse_batch,
 )
@@ -141,14 +142,10 @@ def _count(path: str, column: Column, place: np.void, block: np.void, storage: S
     """Fill a batch's row of the block table; returns the number of bytes of its body that were
     read."""
     offset = int(place["offset"])
-    try:
+    with locating(path, place):
         batch = load_batch(path, place, column, storage)
         buffers = _buffers(path, batch, place, storage)
         documents = find_documents(batch, column, buffers)
-    except BatchError as error:
-        raise CorruptFileError(
-            path, f"record batch {error}; {REWRITE_REMEDY}", offset=offset
-        ) from error
     needed = column_buffers(batch, column)
     stored = int(place["metadata_bytes"]) + int(batch.buffers["size"][needed].sum())
     decoded = sum(buffers.size(number) for number in needed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Bools
+from megablend.arrays import Bools, running_totals
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column, Level
 from megablend.formats.arrow.message import Batch, BatchError, first_buffer
@@ -57,7 +57,7 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
         keep = elements[first:last] if keep is None else keep & elements[first:last]
     if keep is None:
         return Documents(first, last - first, None, bounds - first)
-    kept_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+    kept_before = running_totals(keep)
     return Documents(first, last - first, keep, kept_before[bounds - first])
 
 

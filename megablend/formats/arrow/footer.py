@@ -8,8 +8,6 @@ Source: Arrow columnar format, "IPC File Format"; File.fbs.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pyarrow as pa
 
@@ -78,11 +76,6 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
             offset=size - _TAIL_BYTES,
         )
     return storage.read(path, size - _TAIL_BYTES - footer_bytes, footer_bytes + _TAIL_BYTES)
-
-
-def footer_digest(footer: bytes) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of what `read_footer` returns."""
-    return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 
 def batch_places(path: str, size: int, footer: bytes) -> Array:

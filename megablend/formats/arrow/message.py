@@ -6,10 +6,13 @@ Source: Arrow columnar format, "RecordBatch message"; Message.fbs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from megablend.errors import REWRITE_REMEDY, CorruptFileError
 from megablend.formats.arrow.column import Column, Level
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.base import Array
@@ -22,7 +25,19 @@ _CODECS = {0: "lz4", 1: "zstd"}
 
 
 class BatchError(ValueError):
-    """Raised for a batch that contradicts itself or its schema; the caller adds the file's name."""
+    """Raised for a batch that contradicts itself or its schema; see `locating`."""
+
+
+@contextlib.contextmanager
+def locating(path: str, place: np.void) -> Iterator[None]:
+    """Convert a BatchError to a CorruptFileError with the file and the place of the batch, a record
+    of PLACE_DTYPE."""
+    try:
+        yield
+    except BatchError as error:
+        raise CorruptFileError(
+            path, f"record batch {error}; {REWRITE_REMEDY}", offset=int(place["offset"])
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

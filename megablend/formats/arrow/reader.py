@@ -17,36 +17,29 @@ from megablend.errors import (
     CorruptFileError,
     UnsupportedFileError,
 )
-from megablend.formats.arrow.batch_reader import ArrowReader, list_batch_ranges
-from megablend.formats.arrow.column import Column, find_column
-from megablend.formats.arrow.count_batches import count_batches
+from megablend.formats.arrow.batch_format import BatchFormat
 from megablend.formats.arrow.footer import (
     MAGIC,
     batch_places,
-    footer_digest,
     read_footer,
     read_schema,
 )
 from megablend.formats.base import (
-    Array,
     BlockReader,
     FileIndex,
     OpenedFile,
-    Stops,
     check_size,
+    check_structure,
 )
-from megablend.formats.blocks import single_chunk
-from megablend.formats.flat import ColumnFormat, read_divided
 from megablend.storage.base import Storage
-from megablend.storage.ranges import FileRanges
+from megablend.system.digest import hex_digest
 
 
-class ArrowFormat(ColumnFormat):
+class ArrowFormat(BatchFormat):
     """Arrow IPC files (also called Feather V2)."""
 
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
-    reader_block_bytes: int = 32
 
     def recognizes(self, path: str, storage: Storage) -> bool:
         """Whether the file begins like an Arrow file."""
@@ -59,48 +52,24 @@ class ArrowFormat(ColumnFormat):
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
         schema = read_schema(path, size, footer)
-        name, column = find_column(path, read.column, schema, numbers=read.allow_float)
-        blocks, scanned_bytes = count_batches(path, places, column, storage)
-        index = FileIndex(
-            rows=int(blocks["rows"].sum()),
-            tokens=int(blocks["tokens"].sum()),
-            token_dtype=column.token_dtype,
-            chunks=single_chunk(),
-            blocks=blocks,
-            structure=footer_digest(footer),
-            meta={"column": column.to_json()},
-            scanned_bytes=scanned_bytes,
-            column=name,
+        return self.index_batches(
+            path, read, places, schema, storage, structure=hex_digest(footer), meta={}
         )
-        return self.divide(path, read, index, storage)
-
-    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-        """See Format.list_ranges."""
-        return list_batch_ranges(path, blocks, stops)
 
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
         """Return a reader of an indexed file; see Format.open."""
-        size = check_size(path, file, storage)
+        size = check_size(path, file.size, storage)
         try:
             footer = read_footer(path, size, storage)
-            digest = footer_digest(footer)
-            if digest != file.structure:
-                raise ChangedFileError(
-                    path,
-                    f"its footer's digest is {digest}, but was {file.structure} when it was indexed; "
-                    f"{CHANGED_REMEDY}",
-                )
+            check_structure(path, hex_digest(footer), file, "footer")
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
                 path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}"
             ) from error
-        places = np.sort(places, order="offset")
-        offsets = np.ascontiguousarray(places["offset"])
-        reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
-        return read_divided(path, file.meta, reader)
+        return self.make_reader(path, file, np.sort(places, order="offset"))
 
 
 ARROW = ArrowFormat()

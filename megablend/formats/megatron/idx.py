@@ -135,16 +135,23 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
 
 
 def _check_places(
-    path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int
+    path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int, first: int = 0
 ) -> None:
-    """Check that every sequence is within the `.bin`. Raises: CorruptFileError."""
+    """Check that sequences, from number `first` on, are within the `.bin`.
+    Raises: CorruptFileError."""
     sizes = lengths.astype(np.int64) * itemsize
     inside = (
         (lengths >= 0) & (pointers >= 0) & (pointers <= bin_bytes) & (sizes <= bin_bytes - pointers)
     )
     if not inside.all():
-        number = int(np.argmin(inside))
-        raise _outside(path, number, lengths[number], pointers[number], itemsize, bin_bytes)
+        i = int(np.argmin(inside))
+        number = first + i
+        raise CorruptFileError(
+            path,
+            f"sequence {number} ({lengths[i]} tokens of {itemsize} bytes at byte {pointers[i]}) is outside "
+            f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
+            offset=HEADER_BYTES + 4 * number,
+        )
 
 
 def check_last_place(path: str, header: Header, length: int, pointer: int, bin_bytes: int) -> None:
@@ -158,10 +165,14 @@ def check_last_place(path: str, header: Header, length: int, pointer: int, bin_b
 
     Raises: CorruptFileError.
     """
-    itemsize = np.dtype(header.token_dtype).itemsize
-    if pointer < 0 or pointer + length * itemsize > bin_bytes:
-        number = header.num_sequences - 1
-        raise _outside(path, number, length, pointer, itemsize, bin_bytes)
+    _check_places(
+        path,
+        np.array([length]),
+        np.array([pointer]),
+        np.dtype(header.token_dtype).itemsize,
+        bin_bytes,
+        header.num_sequences - 1,
+    )
 
 
 def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: int) -> str:
@@ -170,17 +181,6 @@ def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: in
     return (
         f"{bin_path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read; "
         "check that the two files belong together"
-    )
-
-
-def _outside(
-    path: str, number: int, length: int, pointer: int, itemsize: int, bin_bytes: int
-) -> CorruptFileError:
-    return CorruptFileError(
-        path,
-        f"sequence {number} ({length} tokens of {itemsize} bytes at byte {pointer}) is outside "
-        f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
-        offset=HEADER_BYTES + 4 * number,
     )
 
 

@@ -8,19 +8,17 @@ the blocks that are requested.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import (
     CHANGED_REMEDY,
     ChangedFileError,
-    ConfigError,
     CorruptFileError,
     UnsupportedFileError,
 )
@@ -34,6 +32,8 @@ from megablend.formats.base import (
     FileIndex,
     OpenedFile,
     Stops,
+    check_size,
+    refuse_column,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.megatron.idx import (
@@ -46,6 +46,7 @@ from megablend.formats.megatron.idx import (
 from megablend.formats.megatron.lengths import WHOLE_BYTES, LengthReader, digest_idx
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
+from megablend.system.digest import hex_digest
 
 NO_IDX_REMEDY = (
     "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), "
@@ -173,6 +174,7 @@ class MegatronFormat(BaseFormat):
 
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
+    has_group_digests: bool = True
 
     def files(self, path: str) -> Sequence[str]:
         """Return the paths of the `.bin` and the `.idx`."""
@@ -197,11 +199,7 @@ class MegatronFormat(BaseFormat):
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
-        if read.column is not None:
-            key = "extra_columns" if read.allow_float else "column"
-            raise ConfigError(
-                f"{path}: .bin/.idx files have no columns; remove {key}: {read.column}"
-            )
+        refuse_column(path, read, ".bin/.idx")
         data_path, idx_path = self.files(path)
         bin_bytes = storage.stat(data_path).size
         idx_bytes = storage.stat(idx_path).size
@@ -214,7 +212,7 @@ class MegatronFormat(BaseFormat):
             token_dtype=sequences.token_dtype,
             chunks=single_chunk(),
             blocks=blocks,
-            structure=_digest(data),
+            structure=hex_digest(data),
             meta={"idx_bytes": idx_bytes, "block_bytes": read.block_bytes},
             scanned_bytes=0,
         )
@@ -224,13 +222,8 @@ class MegatronFormat(BaseFormat):
     ) -> BlockReader:
         """Return a reader of an indexed pair; see Format.open."""
         data_path, idx_path = self.files(path)
-        for name, indexed in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
-            size = storage.stat(name).size
-            if size != indexed:
-                raise ChangedFileError(
-                    name,
-                    f"has {size} bytes, but had {indexed} when it was indexed; {CHANGED_REMEDY}",
-                )
+        check_size(data_path, file.size, storage)
+        check_size(idx_path, file.meta["idx_bytes"], storage)
         lengths = LengthReader(
             idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage
         )
@@ -243,13 +236,13 @@ class MegatronFormat(BaseFormat):
         )
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
-        """Whether the `.idx` is long; see GroupDigestFormat."""
+        """Whether the `.idx` is long; see BaseFormat."""
         return int(file.meta["idx_bytes"]) > WHOLE_BYTES
 
     def make_group_digests(
         self, path: str, file: OpenedFile, *, storage: Storage
     ) -> npt.NDArray[np.uint64]:
-        """Compute digests of the groups of the `.idx`; see GroupDigestFormat."""
+        """Compute digests of the groups of the `.idx`; see BaseFormat."""
         idx_path = self.files(path)[1]
         digest, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
         if digest != file.structure:
@@ -267,21 +260,13 @@ class MegatronFormat(BaseFormat):
         return describe_unused_bytes(path, self.files(path)[1], used, size)
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
     """Make the block table of a pair, BLOCK_DTYPE [num_blocks]; `starts`: see `block_starts`.
     Raises: UnsupportedFileError if a block is too large."""
     blocks = np.zeros(len(starts) - 1, BLOCK_DTYPE)
     # Tokens, and sequences with tokens, before each sequence
-    tokens_before = np.concatenate(
-        [np.zeros(1, np.int64), np.cumsum(sequences.lengths, dtype=np.int64)]
-    )
-    filled_before = np.concatenate(
-        [np.zeros(1, np.int64), np.cumsum(sequences.lengths > 0, dtype=np.int64)]
-    )
+    tokens_before = running_totals(sequences.lengths)
+    filled_before = running_totals(sequences.lengths > 0)
     blocks["tokens"] = np.diff(tokens_before[starts])
     sizes = blocks["tokens"] * np.dtype(sequences.token_dtype).itemsize
     if (sizes > _MAX_BYTES).any():

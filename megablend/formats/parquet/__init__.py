@@ -11,14 +11,21 @@ from megablend.errors import (
     CorruptFileError,
     UnsupportedFileError,
 )
-from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, OpenedFile
+from megablend.formats.base import (
+    BlockReader,
+    FileIndex,
+    OpenedFile,
+    check_size,
+    check_structure,
+)
 from megablend.formats.flat import DOCUMENTS, ColumnFormat, read_divided
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing.index_file import index_file
-from megablend.formats.parquet.metadata.footer import digest_of, read_footer_bytes
+from megablend.formats.parquet.metadata.footer import read_footer_bytes
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.storage.base import Storage
+from megablend.system.digest import hex_digest
 
 
 class ParquetFormat(ColumnFormat):
@@ -52,27 +59,18 @@ class ParquetFormat(ColumnFormat):
     ) -> BlockReader:
         """Return a reader of an indexed file, after checking that its size and its footer are the
         same."""
-        source = FileBytes(path, storage, storage.stat(path).size)
-        if source.size != file.size:
-            raise ChangedFileError(
-                path,
-                f"has {source.size} bytes, but had {file.size} when it was indexed; {CHANGED_REMEDY}",
-            )
+        source = FileBytes(path, storage, check_size(path, file.size, storage))
         try:
-            digest = digest_of(read_footer_bytes(source))
+            digest = hex_digest(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
                 path,
                 f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}",
                 offset=error.offset,
             ) from error
-        if digest != file.structure:
-            raise ChangedFileError(
-                path,
-                f"its footer's digest is {digest}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
-            )
+        check_structure(path, digest, file, "footer")
         meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))
 
 
-PARQUET: DivisibleFormat = ParquetFormat()
+PARQUET = ParquetFormat()

@@ -7,7 +7,6 @@ is one document. Large files are indexed in parts: a chunk is the smallest part.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -31,13 +30,17 @@ from megablend.formats.base import (
     FileIndex,
     OpenedFile,
     check_size,
+    check_structure,
+    refuse_column,
 )
+from megablend.formats.blocks import join_token_ranges
 from megablend.formats.raw.boundaries import Separator, count_documents, make_blocks
 from megablend.formats.raw.raw_header import Layout, find_container, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
 from megablend.formats.raw.raw_reader import RawReader
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
+from megablend.system.digest import hex_digest
 
 _MAX_BLOCK_BYTES = 1 << 30
 """Limit of `block_bytes`, since the index has 32 bits for the bytes of a block."""
@@ -81,19 +84,13 @@ class RawFormat(BaseFormat):
     ) -> FileIndex:
         """Find the documents of the chunks that begin in a span of bytes; see
         DivisibleFormat.index_part."""
-        if read.column is not None:
-            key = "extra_columns" if read.allow_float else "column"
-            raise ConfigError(f"{path}: raw files have no columns; remove {key}: {read.column}")
+        refuse_column(path, read, "raw")
         options = parse_options(dict(read.options))
         layout, header = read_layout(path, storage.stat(path).size, options, storage)
         separator = _separator(options)
         sizes = self._choose_sizes(read.block_bytes, layout)
         numbers = _chunks_in(span, layout, sizes.chunk)
         indexed = _index_chunks(path, numbers, sizes, layout, separator, storage)
-        token_ranges = [part.token_range for part in indexed if part.token_range is not None]
-        token_range = None
-        if token_ranges:
-            token_range = min(low for low, _ in token_ranges), max(high for _, high in token_ranges)
 
         # Chunks and tokens are counted from the start of this part of the file: joining the parts
         # adds the counts of earlier parts. Only `row_group` is the chunk's number in the file.
@@ -117,7 +114,7 @@ class RawFormat(BaseFormat):
                 "separator": None if separator is None else [separator.token, separator.ends],
             },
             scanned_bytes=int(blocks["stored_bytes"].sum()) if separator is not None else 0,
-            token_range=token_range,
+            token_range=join_token_ranges(part.token_range for part in indexed),
         )
 
     def _choose_sizes(self, block_bytes: int, layout: Layout) -> _Sizes:
@@ -135,7 +132,7 @@ class RawFormat(BaseFormat):
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
         """Return a reader of an indexed file; see Format.open."""
-        size = check_size(path, file, storage)
+        size = check_size(path, file.size, storage)
         header_bytes = int(file.meta["header_bytes"])
         dtype = file.token_dtype
         options = RawOptions(dtype=dtype, header_bytes=header_bytes)
@@ -145,12 +142,7 @@ class RawFormat(BaseFormat):
             raise ChangedFileError(
                 path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}"
             ) from error
-        digest = _digest(header, layout)
-        if digest != file.structure:
-            raise ChangedFileError(
-                path,
-                f"its header's digest is {digest}, but was {file.structure} when it was indexed; {CHANGED_REMEDY}",
-            )
+        check_structure(path, _digest(header, layout), file, "header")
         separator = None
         if file.meta["separator"] is not None:
             token, ends = file.meta["separator"]
@@ -276,7 +268,7 @@ def _index_range(
 
 
 def _digest(header: bytes, layout: Layout) -> str:
-    return hashlib.blake2b(json.dumps(list(layout)).encode() + header, digest_size=16).hexdigest()
+    return hex_digest(json.dumps(list(layout)).encode() + header)
 
 
 RAW = RawFormat()

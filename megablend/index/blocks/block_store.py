@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.blocks import decoded_sizes
@@ -316,7 +316,7 @@ class BlockStore(BlockSizes):
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
-        block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
+        block_offsets = running_totals([len(block.tokens) for block in blocks])
         pieces = [
             block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)
         ]

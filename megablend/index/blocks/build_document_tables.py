@@ -79,14 +79,13 @@ def build_tables(
         with translate_os_errors(cache.folder):
             (cache.folder / kind).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        missing: dict[int, list[BlockRange]] | None = None
+        missing = dict[int, list[BlockRange]]()
         if launch.rank == 0:
             with translate_os_errors(cache.folder):
                 stack.enter_context(cache.hold())
                 cache.remove_leftovers()
             missing = _find_missing(snapshot, sources, stretch_bytes)
         missing = launch.bcast(missing)
-        assert missing is not None
         counted, scanned_bytes = count_share(
             store, [part for parts in missing.values() for part in parts], launch
         )

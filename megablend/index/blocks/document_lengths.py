@@ -100,8 +100,7 @@ def split_into_ranges(
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)
-        blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
-        running_bytes = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
+        running_bytes = np.cumsum(snapshot.blocks(file.blocks)["stored_bytes"], dtype=np.int64)
         edges = file.first_block + 1 + np.flatnonzero(np.diff(running_bytes // stretch_bytes))
         end = file.first_block + file.num_blocks
         cuts = sorted(

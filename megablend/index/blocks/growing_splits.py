@@ -8,15 +8,16 @@ documents of each cohort, without the documents of files that no longer exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import running_totals
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.blocks.splits import (
     PART_DTYPE,
@@ -122,35 +123,54 @@ def _split_later(
     numbers = stored.find(np.dtype(np.int64))
     if numbers is None:
         splits = [
-            _find_ranges(stores, name, shares, split)
-            for name in last.sources.names
-            for split in range(len(shares))
+            ranges for name in last.sources.names for ranges in _find_ranges(stores, name, shares)
         ]
         counts = np.array([len(ranges) for ranges in splits])
         numbers = np.concatenate([counts, np.concatenate(splits).view(np.int64)])
         if keep:
             stored.keep(numbers)
-    edges = np.concatenate([[0], np.cumsum(numbers[:num_counts])])
+    edges = running_totals(numbers[:num_counts])
     rows = numbers[num_counts:].view(PART_DTYPE)
     return SplitRanges(last.sources.numbers, len(shares), rows, edges)
 
 
 def _find_ranges(
-    stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int
-) -> Ranges:
-    """Find the ranges of documents of a source in the last snapshot that belong to a split."""
-    having = [store for store in stores if _source_number(store, name) is not None]
-    files = _trace_files(having, name)
+    stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction]
+) -> Iterator[Ranges]:
+    """Yield the ranges of documents of a source in the last snapshot that belong to each split."""
+    having = [store for store in stores if name in store.snapshot.sources.numbers]
+    files, cohort_sizes = _trace_files(having, name)
     store = stores[-1]
-    sizes = _cohort_sizes(files)
-    low = sum(shares[:split], Fraction(0))
-    high = sum(shares[: split + 1], Fraction(0))
-    # First document of the split, and the one after its last, in each cohort
-    bounds = {cohort: (round(low * size), round(high * size)) for cohort, size in sizes.items()}
-    # Ranges of documents of the split, numbered within the source
+    source = store.snapshot.sources.numbers[name]
+    edges = _file_edges(store, source)
+    for low, high in pairwise(accumulate(shares, initial=Fraction(0))):
+        # First document of the split, and the one after its last, in each cohort
+        bounds = [(round(low * size), round(high * size)) for size in cohort_sizes]
+        documents = _find_documents(files, bounds)
+        borders = [
+            tuple(
+                edges.get(document) or find_document(store, source, document) for document in ends
+            )
+            for ends in documents
+        ]
+        if documents:
+            yield cut_documents(store, source, documents, borders)  # type: ignore[arg-type]
+        else:
+            yield np.zeros(1, PART_DTYPE)
+
+
+def _find_documents(
+    files: Sequence[_Documents], bounds: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the ranges of documents of a split, numbered within the source, whose files are given
+    in order.
+
+    Args:
+        bounds: the first document of the split, and the one after its last, in each cohort.
+    """
     documents = list[tuple[int, int]]()
     num_before = 0
-    for file in files[-1]:
+    for file in files:
         first, stop = bounds[file.cohort]
         begin = max(first - file.first, 0)
         end = min(stop - file.first, file.size)
@@ -161,64 +181,37 @@ def _find_ranges(
             else:
                 documents.append((num_before + begin, num_before + end))
         num_before += file.size
-    if not documents:
-        return np.zeros(1, PART_DTYPE)
-    source = _source_number(store, name)
-    assert source is not None
-    edges = _file_edges(store, source)
-    borders = [
-        tuple(edges.get(document) or find_document(store, source, document) for document in bounds)
-        for bounds in documents
-    ]
-    return cut_documents(store, source, documents, borders)  # type: ignore[arg-type]
+    return documents
 
 
-def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Documents]]:
-    """Return the files of a source in each of the snapshots; all of them have the source."""
+def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documents], list[int]]:
+    """Return the files of a source in the last of the snapshots, all of which have the source; and
+    the number of documents of each cohort."""
     files_of_key = dict[str, list[_Documents]]()
-    by_snapshot = list[list[_Documents]]()
+    cohort_sizes = list[int]()
     for cohort, store in enumerate(stores):
-        source = _source_number(store, name)
-        assert source is not None
-        entry = store.snapshot.sources[source]
+        snapshot = store.snapshot
+        entry = snapshot.sources[snapshot.sources.numbers[name]]
         files = list[_Documents]()
         num_new = 0
         # Several files may have the same content: each earlier one is matched once
         unmatched = {key: list(earlier) for key, earlier in files_of_key.items()}
-        for key, count in zip(
-            store.snapshot.files.keys(entry), _count_documents(store, source), strict=True
-        ):
+        for key, number in zip(snapshot.files.keys(entry), entry.files, strict=True):
             if unmatched.get(key):
                 files.append(unmatched[key].pop(0))
                 continue
-            files.append(_Documents(cohort, num_new, count))
+            files.append(_Documents(cohort, num_new, snapshot.file(number).rows))
             files_of_key.setdefault(key, []).append(files[-1])
-            num_new += count
-        by_snapshot.append(files)
-    return by_snapshot
-
-
-def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
-    """Return the number of documents of each cohort."""
-    distinct = sorted({file for files_of_snapshot in files for file in files_of_snapshot})
-    return {
-        cohort: sum(file.size for file in members)
-        for cohort, members in groupby(distinct, lambda file: file.cohort)
-    }
-
-
-def _count_documents(store: BlockStore, source: int) -> list[int]:
-    """Return the number of documents of each file of a source."""
-    snapshot = store.snapshot
-    entry = store.snapshot.sources[source]
-    return [snapshot.file(number).rows for number in entry.files]
+            num_new += files[-1].size
+        cohort_sizes.append(num_new)
+    return files, cohort_sizes
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
     """Return, for each file's first document by its number in the source, its block and the tokens
     in the block before it, as `find_document` does, but without reading blocks."""
     snapshot = store.snapshot
-    entry = store.snapshot.sources[source]
+    entry = snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()
     num_before = 0
     for number in entry.files:
@@ -226,7 +219,3 @@ def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
         edges.setdefault(num_before, (file.first_block, 0))
         num_before += file.rows
     return edges
-
-
-def _source_number(store: BlockStore, name: str) -> int | None:
-    return store.snapshot.sources.numbers.get(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,7 @@ def compute_split_ranges(
     Raises: the same errors as BlockStore.read, for the boundary blocks.
     """
     entry = store.snapshot.sources[source]
-    running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
+    running = accumulate(shares, initial=Fraction(0))
     documents = [round(share * entry.rows) for share in running]
     borders = [find_document(store, source, document) for document in documents]
     return cut_documents(store, source, list(pairwise(documents)), list(pairwise(borders)))

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.index.tables.ranged_blocks import count_groups
 from megablend.order.base import Blocks, DocumentBlocks
 
@@ -28,7 +28,7 @@ class RemainingUnits(Generic[B]):
         self._firsts, self._stops = ranges.reshape(-1, 2).T
         edges = units.before(ranges.reshape(-1)).reshape(-1, 2)
         self._starts = edges[:, 0]
-        self._withdrawn_before = np.concatenate([[0], np.cumsum(edges[:, 1] - edges[:, 0])])
+        self._withdrawn_before = running_totals(edges[:, 1] - edges[:, 0])
         self.num_blocks = units.num_blocks
         self.num_tokens = units.num_tokens - int(self._withdrawn_before[-1])
 

@@ -24,7 +24,6 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
-from megablend.formats.base import has_group_digests
 from megablend.index.build.build_report import BuildReport, Progress, report_waiting
 from megablend.index.build.commit_build import commit_build
 from megablend.index.build.file_tasks import (
@@ -112,9 +111,7 @@ def _build(
             store.verify_shared(nonce)
             _make_folders(store)
         items = items_of(work)
-        results_here, packs_here = index_share(
-            columns, work, items, store, launch, storage, progress
-        )
+        results_here, packs_here = index_share(work, items, store, launch, storage, progress)
         gathered = launch.gather((results_here, packs_here))
         report = None
         long_idx = list[LongIdx]()
@@ -126,9 +123,9 @@ def _build(
             }
             for name in chain(*(packs for _, packs in gathered)):
                 packed.add(await_pack(store, name))
-            notes = (*notes, *describe_contradictions(columns, work, storage))
+            notes = (*notes, *describe_contradictions(work, storage))
             report = commit_build(store, columns, work, items, results, packed, notes, start=start)
-            if any(has_group_digests(each.kind) for each in columns):
+            if any(each.kind.has_group_digests for each in columns):
                 long_idx = list(find_missing(open_snapshot(store, report.digest)))
         for idx in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(store, idx, storage)

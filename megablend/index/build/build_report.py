@@ -14,9 +14,9 @@ class Progress:
     """Number of files that are done."""
     num_files: int
     """Number of all files."""
-    bytes: int
+    bytes: int = 0
     """Total size of the files and parts of files that are done."""
-    num_bytes: int
+    num_bytes: int = 0
     """Total size of all files."""
     tokenised: str = ""
     """While text is tokenised: the documents so far, and the speed, as text; otherwise empty."""
@@ -64,6 +64,4 @@ def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str
     """Return a callback that reports to `progress` the build that this one waits for."""
     if progress is None:
         return None
-    return lambda holder: progress(
-        Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder)
-    )
+    return lambda holder: progress(Progress(files=0, num_files=0, waiting_for=holder))

@@ -4,7 +4,6 @@ changes are reported."""
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +35,8 @@ from megablend.index.tables.manifest import (
 from megablend.index.tables.row_checks import complete_checks
 from megablend.system.atomic_write import (
     replace_file,
-    temp_sibling,
     translate_os_errors,
+    unfinished_folder,
     write_flushed,
 )
 
@@ -95,35 +94,29 @@ def write_snapshot(
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; the errors of `fragments`.
     """
-    folder = temp_sibling(snapshots(store.folder) / "generation")
-    with translate_os_errors(folder):
-        folder.mkdir()
-        try:
-            ranges: list[tuple[int, int] | None] = []
-            manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
-            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
-            seen = np.array(
-                [number_of(file.etag) for column in columns for file in column.files], np.uint64
-            )
-            earlier = (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS))
-            roots = {
-                "arrival": 1 + max(earlier, default=0),
-                "roots": {column.column_name: column.root for column in columns},
-                "columns": dict(found_columns),
-                "skipped": {
-                    column.column_name: column.skipped for column in columns if column.skipped
-                },
-            }
-            digest = manifest["digest"]
-            # These are not part of the digest: replaced if the snapshot exists already
-            replaced = {
-                SEEN: seen_bytes(digest, seen),
-                TOKEN_RANGES: pack_ranges(digest, ranges),
-                ROOTS: dump_with_checksum(roots),
-            }
-            return digest, store.commit_folder(SNAPSHOTS, digest, folder, replaced, _is_intact)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    path = snapshots(store.folder) / "generation"
+    with translate_os_errors(path), unfinished_folder(path) as folder:
+        ranges: list[tuple[int, int] | None] = []
+        manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
+        write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
+        seen = np.array(
+            [number_of(file.etag) for column in columns for file in column.files], np.uint64
+        )
+        earlier = (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS))
+        roots = {
+            "arrival": 1 + max(earlier, default=0),
+            "roots": {column.column_name: column.root for column in columns},
+            "columns": dict(found_columns),
+            "skipped": {column.column_name: column.skipped for column in columns if column.skipped},
+        }
+        digest = manifest["digest"]
+        # These are not part of the digest: replaced if the snapshot exists already
+        replaced = {
+            SEEN: seen_bytes(digest, seen),
+            TOKEN_RANGES: pack_ranges(digest, ranges),
+            ROOTS: dump_with_checksum(roots),
+        }
+        return digest, store.commit_folder(SNAPSHOTS, digest, folder, replaced, _is_intact)
 
 
 def _collect_ranges(
@@ -209,7 +202,7 @@ def commit_build(
     previous = _newest(store)
     taken = ColumnsTaken()
     unused_bytes = list[str]()
-    loaded = _load_fragments(store, columns, work, packed, taken, unused_bytes)
+    loaded = _load_fragments(store, work, packed, taken, unused_bytes)
     digest, created = write_snapshot(store, columns, loaded, taken.by_name)
     damaged_snapshots = complete_snapshots(store, digest)
     sources = [column for column in columns if not column.is_extra]
@@ -225,7 +218,7 @@ def commit_build(
         read=len(read),
         reused=len(work) - len(read),
         changed=tuple(
-            f"{columns[task.column].column_name}/{task.file.name}" for task in work if task.changed
+            f"{task.column.column_name}/{task.file.name}" for task in work if task.changed
         ),
         added=len(files - files_before),
         removed=len(files_before - files),
@@ -241,7 +234,6 @@ def commit_build(
 
 def _load_fragments(
     store: CacheStore,
-    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     packed: Packed,
     taken: ColumnsTaken,
@@ -251,7 +243,7 @@ def _load_fragments(
     warnings about unused bytes of files."""
     for task in work:
         name = task.fragment
-        column = columns[task.column]
+        column = task.column
         answer = split_name(name)[1]
         fragment = packed.fragment(answer) if answer in packed else await_fragment(store, name)
         taken.add(column, task.file, fragment.column)

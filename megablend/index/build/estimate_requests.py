@@ -37,6 +37,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
     if storage.limits(source.files[0].path).max_files == 1:
         return none, none
     work = sorted(plan_work(columns, []), key=lambda task: task.file.size)
+    threads = max(max_files(column, storage) for column in columns)
     counted: dict[int, RequestCount] = {}
     num_large = _count_large([task.file.size for task in work])
     num_small = len(work) - num_large
@@ -48,7 +49,8 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
         numbers = [*tried.astype(np.int64).tolist(), *range(num_small, len(work))]
         missing = [number for number in numbers if number not in counted]
         tasks = [work[number] for number in missing]
-        counted |= zip(missing, _count_each(columns, tasks, storage), strict=True)
+        counts_here = parallel_map(lambda task: _count(task, storage), tasks, threads)
+        counted |= zip(missing, counts_here, strict=True)
         counts = np.array([counted[number] for number in numbers])
         low, high = extrapolate(counts[:num_tried], num_small)
         large_total = counts[num_tried:].sum(axis=0)
@@ -64,22 +66,15 @@ def _count_large(sizes: Sequence[int]) -> int:
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 
-def _count_each(
-    columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
-) -> list[RequestCount]:
-    """Count the requests and bytes that indexing each file takes."""
-    threads = max(max_files(column, storage) for column in columns)
-    return parallel_map(lambda task: _count(columns[task.column], task, storage), work, threads)
-
-
-def _count(column: SourceSpec, work: FileTask, storage: Storage) -> RequestCount:
-    requests, size = count_digest_reads(column.kind, work.file.path, storage)
+def _count(work: FileTask, storage: Storage) -> RequestCount:
+    """Count the requests and bytes that indexing a file takes."""
+    requests, size = count_digest_reads(work.column.kind, work.file.path, storage)
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)
         # Raised when data would be read; the storage has counted that request as well
         with contextlib.suppress(LongReadError):
-            index_part(work, part, column, dry)
+            index_part(work, part, dry)
         reads.cancel()
         requests = requests + dry.requests
         size = size + dry.bytes

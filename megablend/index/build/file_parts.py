@@ -7,12 +7,13 @@ any number of ranks. The joined parts equal the result of indexing the whole fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import FileIndex
+from megablend.formats.blocks import join_token_ranges
 
 PART_BYTES = 512 << 20
 """Bytes of a part, at least. (Parts must not be too small, since each has to read the footer.)"""
@@ -66,16 +67,8 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
         meta=parts[0].meta,
         scanned_bytes=sum(part.scanned_bytes for part in parts),
         column=parts[0].column,
-        token_range=join_ranges(part.token_range for part in parts),
+        token_range=join_token_ranges(part.token_range for part in parts),
     )
-
-
-def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the smallest and the largest token of all known ranges; None if no range is known."""
-    known = [known_range for known_range in ranges if known_range is not None]
-    if not known:
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
 
 
 def _sums_before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

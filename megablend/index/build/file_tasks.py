@@ -46,8 +46,7 @@ _CHANGED_REMEDY = "let its writer finish, then build again"
 class FileTask:
     """The work of a build for one file of a column."""
 
-    column: int
-    """Index into the columns."""
+    column: SourceSpec
     file: SourceFile
     documents: bool
     """Whether the fragment counts documents; a fragment with counts also serves a column that does
@@ -108,7 +107,7 @@ def plan_work(
             single_names[answer] = name
             known_places.add(place)
     work = []
-    for number, column in enumerate(columns):
+    for column in columns:
         # The documents of a flat column can be found only in the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
@@ -127,7 +126,7 @@ def plan_work(
             )
             work.append(
                 FileTask(
-                    column=number,
+                    column=column,
                     file=file,
                     documents=documents,
                     fragment=single_names.get(answer, name),
@@ -154,12 +153,7 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 
 
 def ensure_fragment(
-    work: FileTask,
-    part: int,
-    column: SourceSpec,
-    store: CacheStore,
-    packs: PackWriter,
-    storage: Storage,
+    work: FileTask, part: int, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
     """Make sure that the result of indexing a file, or a part of it, is stored: the whole file's is
     added to `packs`, a part's is an undamaged fragment in the cache.
@@ -181,7 +175,7 @@ def ensure_fragment(
             if work.num_parts == 1:
                 packs.add(work.fragment, fragment, is_single=True)
             return TaskResult(read=False, scanned_bytes=0, note=None)
-    fragment = index_part(work, part, column, storage)
+    fragment = index_part(work, part, storage)
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
     else:
@@ -191,11 +185,12 @@ def ensure_fragment(
     return TaskResult(read=True, scanned_bytes=fragment.scanned_bytes, note=note)
 
 
-def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
+def index_part(work: FileTask, part: int, storage: Storage) -> Fragment:
     """Index a file, or a part of it; the content of a new file is first checked to agree with the
     way in which it is read. Raises: see `ensure_fragment`."""
-    if part == 0 and not _is_known(work, column):
-        problem = _describe_contradiction(work, column, storage)
+    column = work.column
+    if part == 0 and not _is_known(work):
+        problem = _describe_contradiction(work, storage)
         if problem:
             raise column.complaint(problem)
     file = work.file
@@ -219,26 +214,23 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
     return Fragment.of(index, body)
 
 
-def describe_contradictions(
-    columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
-) -> list[str]:
+def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[str]:
     """Return warnings about files that runs may read already, and whose content does not agree with
     the way in which they are read. Raises: see Storage.read."""
-    known = [task for task in work if _is_known(task, columns[task.column])]
+    known = [task for task in work if _is_known(task)]
     threads = storage.limits(known[0].file.path).max_files if known else 1
-    problems = parallel_map(
-        lambda task: _describe_contradiction(task, columns[task.column], storage), known, threads
-    )
+    problems = parallel_map(lambda task: _describe_contradiction(task, storage), known, threads)
     return [problem for problem in problems if problem is not None]
 
 
-def _is_known(work: FileTask, column: SourceSpec) -> bool:
+def _is_known(work: FileTask) -> bool:
     """Whether a run may read the file already: the cache has an index of some version of the file,
     or an index that contains the file is being repaired."""
-    return work.known or work.changed or not column.patterns
+    return work.known or work.changed or not work.column.patterns
 
 
-def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage) -> str | None:
+def _describe_contradiction(work: FileTask, storage: Storage) -> str | None:
+    column = work.column
     problem = column.kind.describe_contradiction(work.file.path, column.read, storage=storage)
     return None if problem is None else f"{work.file.path}: {problem}"
 

@@ -13,7 +13,6 @@ fragment is ignored and the file is read again.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.system.atomic_write import replace_file, seal, unseal
+from megablend.system.digest import hex_digest
 from megablend.system.failures import cache_remedy_of, cause_of
 from megablend.system.limited_json import missing_field, parse_json
 from megablend.system.safe_open import open_regular, read_regular
@@ -76,26 +76,27 @@ class Fragment:
     def of(cls, index: FileIndex, body: str) -> Fragment:
         """Make the fragment of a file from the index that its format made, and the digest of its
         body."""
-        meta = json.dumps(index.meta, sort_keys=True, separators=(",", ":"))
-        return cls(**{name: getattr(index, name) for name in _INDEXED}, body=body, meta=meta)
+        fields = {name: getattr(index, name) for name in _INDEXED}
+        return cls(**fields, body=body, meta=_dump(index.meta))
 
     def make_index(self) -> FileIndex:
         """Return the index that the format made."""
-        return FileIndex(
-            **{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta)
-        )
+        fields = {name: getattr(self, name) for name in _INDEXED}
+        return FileIndex(**fields, meta=parse_json(self.meta))
 
 
 _INDEXED = tuple(
     field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta")
 )
 """The attributes that a Fragment and a FileIndex both have."""
+PLAIN_FIELDS = ("rows", "tokens", "token_dtype", "structure", "body")
+"""The attributes of a Fragment that are stored as they are, in a file of its own or in a pack."""
 
 
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
     """Return the name of a file's fragment, `place-answer`; `documents`: whether it counts
     documents."""
-    place = _digest(json.dumps([column.column_name, file.name]), 8)
+    place = hex_digest(json.dumps([column.column_name, file.name]), 8)
     return f"{place}-{fragment_answer(column, file, documents=documents)}"
 
 
@@ -109,7 +110,7 @@ def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) ->
     """Return the `answer` in the name of a file's fragment, which decides whether it can be
     reused."""
     read = dataclasses.replace(column.read, count_documents=documents)
-    return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
+    return hex_digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]))
 
 
 def is_part(name: str) -> bool:
@@ -125,20 +126,14 @@ def part_name(name: str, part: int, count: int) -> str:
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
     """Store a fragment atomically. Raises: CacheError if that fails."""
-    header = {
-        "rows": fragment.rows,
-        "tokens": fragment.tokens,
-        "token_dtype": fragment.token_dtype,
-        "structure": fragment.structure,
+    names = (*PLAIN_FIELDS, "scanned_bytes", "column", "token_range")
+    header = {name: getattr(fragment, name) for name in names}
+    header |= {
         "meta": parse_json(fragment.meta),
-        "scanned_bytes": fragment.scanned_bytes,
         "num_chunks": len(fragment.chunks),
         "num_blocks": len(fragment.blocks),
-        "body": fragment.body,
-        "column": fragment.column,
-        "token_range": fragment.token_range,
     }
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text = _dump(header).encode()
     tables = [
         fragment.chunks.astype(CHUNK_DTYPE).tobytes(),
         fragment.blocks.astype(BLOCK_DTYPE).tobytes(),
@@ -182,12 +177,8 @@ def read_fragment(path: Path) -> Fragment:
     except (ValueError, struct.error) as error:
         raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
     return Fragment(
-        rows=header["rows"],
-        tokens=header["tokens"],
-        token_dtype=header["token_dtype"],
-        structure=header["structure"],
-        body=header["body"],
-        meta=json.dumps(header["meta"], sort_keys=True, separators=(",", ":")),
+        **{name: header[name] for name in PLAIN_FIELDS},
+        meta=_dump(header["meta"]),
         # Older versions recorded the column's name only in Parquet's metadata
         column=header.get("column", header["meta"].get("name")),
         token_range=_parse_range(header),
@@ -229,6 +220,11 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
         raise CacheError(f"{path}: cannot be read ({cause_of(error)}): {remedy}") from error
 
 
+def _dump(content: dict[str, Any]) -> str:
+    """Return the JSON of which there is only one for equal contents."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
 def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
     """Return the range of tokens in a fragment's header; None if an older version wrote none, or if
     the range is not valid."""
@@ -236,7 +232,3 @@ def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high
     return None
-
-
-def _digest(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

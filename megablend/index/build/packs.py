@@ -24,14 +24,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from megablend.arrays import running_totals
 from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.formats.buffers import as_numpy
-from megablend.index.build.fragments import Fragment, publish_fragment, split_name
+from megablend.index.build.fragments import PLAIN_FIELDS, Fragment, publish_fragment, split_name
 from megablend.lazy import cached_property
-from megablend.system.atomic_write import DIGEST_BYTES, replace_file, seal, unseal
+from megablend.system.atomic_write import replace_file, seal, unseal
+from megablend.system.digest import DIGEST_BYTES
 from megablend.system.safe_open import open_regular
 
 MAGIC = b"megablend pack 1\n"
@@ -66,6 +68,10 @@ PACK_SECONDS = 10.0
 first file."""
 
 
+_FIELDS = (*PLAIN_FIELDS, "meta", "column")
+"""The attributes of a Fragment that have a column each."""
+
+
 class Pack:
     """An opened pack: verified against its digest, and memory-mapped.
 
@@ -89,8 +95,8 @@ class Pack:
         self._entries = pa.ipc.open_stream(
             pa.py_buffer(body[start : start + length])
         ).read_next_batch()
-        self._first_chunk = _offsets(self._entries.column("num_chunks"))
-        self._first_block = _offsets(self._entries.column("num_blocks"))
+        self._first_chunk = running_totals(as_numpy(self._entries.column("num_chunks"))).tolist()
+        self._first_block = running_totals(as_numpy(self._entries.column("num_blocks"))).tolist()
         self._chunks = np.frombuffer(body, CHUNK_DTYPE, self._first_chunk[-1], start + length)
         self._blocks = np.frombuffer(
             body, BLOCK_DTYPE, self._first_block[-1], start + length + self._chunks.nbytes
@@ -112,13 +118,7 @@ class Pack:
         first_chunk, stop_chunk = self._first_chunk[number : number + 2]
         first_block, stop_block = self._first_block[number : number + 2]
         return Fragment(
-            rows=columns["rows"][number],
-            tokens=columns["tokens"][number],
-            token_dtype=columns["token_dtype"][number],
-            structure=columns["structure"][number],
-            body=columns["body"][number],
-            meta=columns["meta"][number],
-            column=columns["column"][number],
+            **{name: columns[name][number] for name in _FIELDS},
             token_range=self._token_range(number),
             chunks=self._chunks[first_chunk:stop_chunk],
             blocks=self._blocks[first_block:stop_block],
@@ -131,9 +131,8 @@ class Pack:
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        names = ("rows", "tokens", "token_dtype", "structure", "body", "meta", "column")
         columns: dict[str, list[Any]] = {
-            name: self._entries.column(name).to_pylist() for name in names
+            name: self._entries.column(name).to_pylist() for name in _FIELDS
         }
         for name in ("token_min", "token_max"):
             if name in self._entries.schema.names:
@@ -171,12 +170,6 @@ class Packed:
         """Return the name of a fragment. Raises: KeyError."""
         _, _, name = self._by_answer[answer]
         return name
-
-
-def _offsets(counts: pa.Array) -> list[int]:
-    """Return the running totals before each count, and the total: one number more than `counts`."""
-    ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
-    return [0, *ends]
 
 
 class PackWriter:
@@ -240,13 +233,7 @@ def _pack(fragments: Sequence[tuple[str, Fragment]]) -> bytes:
         {
             "place": split_name(name)[0],
             "answer": split_name(name)[1],
-            "rows": each.rows,
-            "tokens": each.tokens,
-            "token_dtype": each.token_dtype,
-            "structure": each.structure,
-            "body": each.body,
-            "meta": each.meta,
-            "column": each.column,
+            **{name: getattr(each, name) for name in _FIELDS},
             "num_chunks": len(each.chunks),
             "num_blocks": len(each.blocks),
             "token_min": None if each.token_range is None else each.token_range[0],

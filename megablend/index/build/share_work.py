@@ -33,7 +33,6 @@ requests of a file one after another."""
 
 
 def index_share(
-    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     store: CacheStore,
@@ -60,7 +59,7 @@ def index_share(
     assigned = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
     writer = PackWriter(store)
     try:
-        for number, result in _index_items(columns, work, items, assigned, store, writer, storage):
+        for number, result in _index_items(work, items, assigned, store, writer, storage):
             done[number] = result
             unreported.append(number)
             if len(done) == len(assigned) or time.monotonic() > posted + _POST_SECONDS:
@@ -82,7 +81,6 @@ def index_share(
 
 
 def _index_items(
-    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     assigned: Sequence[int],
@@ -92,27 +90,25 @@ def _index_items(
 ) -> Iterator[tuple[int, TaskResult]]:
     """Index the items with the `assigned` numbers; over a network many at a time. Yields the number
     and the result of each as soon as it is done."""
-    num_files = {
-        number: max_files(columns[number], storage)
-        for number in {work[items[i].number].column for i in assigned}
-    }
+    tasks = (work[items[i].number] for i in assigned)
+    columns = {task.column.column_name: task.column for task in tasks}
+    num_threads = max((max_files(column, storage) for column in columns.values()), default=1)
 
     def index(number: int, reads: RequestedReads) -> TaskResult:
         item = items[number]
         task = work[item.number]
-        column = columns[task.column]
-        if num_files[task.column] == 1:
-            return ensure_fragment(task, item.part, column, store, writer, storage)
+        if max_files(task.column, storage) == 1:
+            return ensure_fragment(task, item.part, store, writer, storage)
         prefetched = PrefetchedStorage(storage, reads)
         try:
-            return ensure_fragment(task, item.part, column, store, writer, prefetched)
+            return ensure_fragment(task, item.part, store, writer, prefetched)
         except (CorruptFileError, UnsupportedFileError) as error:
             LOG.warning("%s: reading it again, since it may have been damaged in transit", error)
         # The storage of `for_reading` has none of the bytes that have been read
         fresh = PrefetchedStorage(storage.for_reading(), reads)
-        return ensure_fragment(task, item.part, column, store, writer, fresh)
+        return ensure_fragment(task, item.part, store, writer, fresh)
 
-    return run_in_threads(index, assigned, max(num_files.values(), default=1))
+    return run_in_threads(index, assigned, num_threads)
 
 
 def max_files(column: SourceSpec, storage: Storage) -> int:

@@ -3,9 +3,7 @@ time."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +18,7 @@ from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.index.build.fragments import Fragment
 from megablend.index.build.source_spec import SourceFile, SourceSpec
-from megablend.index.tables.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
+from megablend.index.tables.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION, digest_json
 from megablend.index.tables.row_checks import write_snapshot_checks
 from megablend.index.tables.table_folder import describe_tables
 from megablend.index.tables.tables import (
@@ -42,7 +40,8 @@ class RunningTotals:
     """The numbers of blocks, chunks, tokens, rows and ends of a snapshot that have been written."""
 
     def __init__(self) -> None:
-        self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
+        self.blocks = self.chunks = 0
+        self._counts = dict.fromkeys(("tokens", "rows", "ends"), 0)
 
     def chunk_numbers(self, batch: FileBatch) -> Int64s:
         """Return the number of each file's first chunk, int64 [num_files]; adds the batch's chunks
@@ -74,18 +73,16 @@ class RunningTotals:
         first_blocks: Int64s = self.blocks + np.cumsum(counts) - counts
         columns = columns_of_rows(blocks)
         columns["chunk"] = blocks["chunk"] + first_chunks[file_of_block]
-        for name, before in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
+        for name, before in self._counts.items():
             columns[f"{name}_before"] = before + np.cumsum(blocks[name]) - blocks[name]
+            self._counts[name] += int(blocks[name].sum())
         self.blocks += len(blocks)
-        self.tokens += int(blocks["tokens"].sum())
-        self.rows += int(blocks["rows"].sum())
-        self.ends += int(blocks["ends"].sum())
         return first_blocks, columns
 
     def last_row(self) -> dict[str, Any]:
         """Return the row after the last block: the totals, and zeros."""
         row = columns_of_rows(np.zeros(1, BLOCK_DTYPE))
-        for name, total in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
+        for name, total in self._counts.items():
             row[f"{name}_before"] = np.array([total])
         return row
 
@@ -144,7 +141,7 @@ def write_tables(
     content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
     return {
         **content,
-        "digest": _digest({**content, "files": files}),
+        "digest": digest_json({**content, "files": files}),
         "written_by": f"megablend {_version()}",
         "num_files": len(files),
         "num_blocks": totals.blocks,
@@ -195,11 +192,6 @@ def _file_row(
         "body": fragment.body,
         "meta": fragment.meta,
     }
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @cache

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import running_totals
 from megablend.caches.base import CHECKSUMS
 from megablend.errors import CacheError
 from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all
@@ -68,7 +69,7 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
     paths = column.kind.files(path)
-    blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    blocks = snapshot.blocks(file.blocks)
     chunks = snapshot.chunks(file)
     blocks = blocks[np.argsort(blocks["offset"], kind="stable")]
     rows = list[tuple[int, int, int]]()
@@ -97,8 +98,8 @@ def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
         ):
             # A row of zeros follows: a table is never empty
             for rows in (*sums, np.zeros(1, RANGE_COLUMNS)):
-                ranges.append({name: rows[name] for name in RANGE_COLUMNS.names or ()})
-            files.append({"first_range": np.cumsum([0, *map(len, sums)])})
+                ranges.append(rows)
+            files.append({"first_range": running_totals([len(rows) for rows in sums])})
             ranges.finish()
             files.finish()
 

@@ -14,7 +14,6 @@ are compared when documents are looked up.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -34,6 +33,7 @@ from megablend.index.tables.sealed_numbers import ComputedNumbers
 from megablend.index.tables.table_folder import add_tables
 from megablend.kernels.document_table import add_lengths
 from megablend.system.atomic_write import checksum, reading
+from megablend.system.digest import hex_digest
 
 VERSION = 1
 """Version of the format; part of the key."""
@@ -215,7 +215,7 @@ class PartDocuments(RangedBlocks):
 def table_key(snapshot: Snapshot, source: int) -> str:
     """Return the name of the document table of a source, by its number; the table may not exist."""
     key = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
-    return hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
+    return hex_digest(json.dumps(key))
 
 
 def fetch_table(snapshot: Snapshot, source: int) -> Path:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats import get_format
-from megablend.formats.base import Format, OpenedFile, has_group_digests
+from megablend.formats.base import Format, OpenedFile
 from megablend.formats.megatron.lengths import READ_BYTES
 from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.cache_folders import idx_digests
@@ -48,7 +48,7 @@ class LongIdx(NamedTuple):
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
     """Read the digests of a file's parts, uint64 [num_groups]; None if the file needs none, or if
     the cache has none that are undamaged."""
-    if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
+    if not kind.needs_group_digests(file.opened):
         return None
     return _find_digests(Path(cache), file.opened.structure)
 
@@ -58,7 +58,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
     checked: set[str] = set()
     for source in snapshot.sources:
         kind = source.kind
-        if not has_group_digests(kind):
+        if not kind.has_group_digests:
             continue
         for number in source.files:
             file = snapshot.file(number)
@@ -82,7 +82,6 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the
     file that was indexed; DataError; CacheError."""
     kind = get_format(idx.format)
-    assert has_group_digests(kind)
     digests = kind.make_group_digests(idx.path, idx.opened, storage=storage)
     store = find_store(cache)
     structure = idx.opened.structure
@@ -93,7 +92,7 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCount:
     """Count the requests, and their bytes, of `make_digests` for the files that belong to
     `path`."""
-    if not has_group_digests(kind):
+    if not kind.has_group_digests:
         return RequestCount(0, 0)
     size = storage.stat(kind.files(path)[1]).size
     file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})

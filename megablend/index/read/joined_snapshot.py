@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.caches.base import CacheStore
 from megablend.formats.buffers import as_numpy
 from megablend.index.read.snapshot import Snapshot, open_snapshot
@@ -56,9 +56,9 @@ class JoinedSnapshot(Snapshot):
         self.folder = last.folder
         self.store = last.store
         self.digest = last.digest
-        self.first_blocks = _running_totals([each.num_blocks for each in snapshots])
-        self._first_files = _running_totals([each.num_files for each in snapshots])
-        first_chunks = _running_totals([each._num_chunks for each in snapshots])
+        self.first_blocks = running_totals([each.num_blocks for each in snapshots])
+        self._first_files = running_totals([each.num_files for each in snapshots])
+        first_chunks = running_totals([each._num_chunks for each in snapshots])
         totals = np.stack(
             [each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots]
         )
@@ -337,12 +337,6 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
         return moved
     extra = tuple(_move(each, first_file, first_block, name) for each in moved.extra_columns)
     return dataclasses.replace(moved, extra_columns=extra)
-
-
-def _running_totals(counts: Sequence[int]) -> Int64s:
-    """Return running totals: the sum of the counts before each count, and then of all: int64
-    [len(counts) + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:

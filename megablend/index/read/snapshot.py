@@ -23,7 +23,7 @@ from megablend.caches.base import CHECKSUMS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
 from megablend.formats import find_format, get_format
-from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, has_group_digests
+from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
 from megablend.index.tables.file_table import FileEntry, FileTable, read_ranges
 from megablend.index.tables.file_versions import read_seen, warn_unknown
 from megablend.index.tables.list_snapshots import list_snapshots
@@ -319,7 +319,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
     snapshot = _open_folder(store, folder)
-    if any(has_group_digests(get_format(name)) for name in snapshot.sources.formats):
+    if any(get_format(name).has_group_digests for name in snapshot.sources.formats):
         store.fetch_files("idx")
     return snapshot
 

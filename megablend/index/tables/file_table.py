@@ -3,7 +3,6 @@ consistency with it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
 from megablend.index.tables.source_entry import ColumnEntry
 from megablend.index.tables.tables import FILE_SCHEMA, read_batch
 from megablend.lazy import cached_property
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import parse_json
 
 _MAGIC = b"megablend tokens"
@@ -49,6 +49,11 @@ class FileEntry:
     """Hex digest of sampled ranges of its body."""
     opened: OpenedFile
     """The data that its format needs to open it."""
+
+    @property
+    def blocks(self) -> Int64s:
+        """The numbers of its blocks: int64 [num_blocks]."""
+        return np.arange(self.first_block, self.first_block + self.num_blocks)
 
 
 class FileTable:
@@ -128,8 +133,8 @@ class FileTable:
             column.column,
             *([column.read.options] if column.read.options else []),
         ]
-        texts = (json.dumps([*settings, *row]).encode() for row in zip(*columns, strict=True))
-        return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
+        texts = (json.dumps([*settings, *row]) for row in zip(*columns, strict=True))
+        return [hex_digest(text) for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
         """Return the digests that identify each file's content: of its structure, and of its

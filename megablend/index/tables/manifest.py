@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.system.atomic_write import checksum, reading
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import fits, is_count, missing_field, parse_json
 from megablend.system.safe_open import get_file_size, read_regular
 
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder}: written in format version {version} by {manifest.get('written_by', 'a newer megablend')}; "
             f"this megablend reads up to version {FORMAT_VERSION}: upgrade megablend, or build into another cache"
         )
-    if manifest.pop("checksum", None) != _checksum(manifest, as_stored=True):
+    if manifest.pop("checksum", None) != digest_json(manifest, as_stored=True):
         raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (its checksum is wrong)")
     _check_fields(folder, manifest, _FIELDS)
     if manifest["format_version"] != FORMAT_VERSION:
@@ -160,15 +160,15 @@ def _check_fields(folder: Path, value: object, fields: Mapping[str, Any]) -> Non
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
     """Return the stored form of a manifest, with its own checksum."""
     return json.dumps(
-        {**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1
+        {**manifest, "checksum": digest_json(manifest)}, sort_keys=True, indent=1
     ).encode()
 
 
-def _checksum(manifest: Mapping[str, Any], *, as_stored: bool = False) -> str:
-    """Compute the hex digest of a manifest without its own checksum. `as_stored`: its keys are
+def digest_json(content: Mapping[str, Any], *, as_stored: bool = False) -> str:
+    """Compute the hex digest of a JSON object, such as a manifest without its own checksum. `as_stored`: its keys are
     sorted already, so they need not be sorted again, which takes half of the time."""
-    text = json.dumps(manifest, sort_keys=not as_stored, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    text = json.dumps(content, sort_keys=not as_stored, separators=(",", ":"))
+    return hex_digest(text)
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     stored_checksum = roots.pop("checksum", None)
     has_known_fields = {"arrival", "roots"} <= set(roots) <= set(_ROOTS_FIELDS)
     # Version 0.1.0 wrote no checksum
-    if not has_known_fields or stored_checksum not in (None, _checksum(roots, as_stored=True)):
+    if not has_known_fields or stored_checksum not in (None, digest_json(roots, as_stored=True)):
         raise DamagedCacheError.of(f"{folder / ROOTS}: damaged (its checksum is wrong)")
     for name, (expected, shape) in _ROOTS_FIELDS.items():
         if name in roots and not fits(roots[name], shape):

@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
 from megablend.index.tables.tables import parse_batch, schema_of
-from megablend.kernels.file_ranges import read_ranges
+from megablend.kernels.file_ranges import fill_ranges
 from megablend.system.atomic_write import reading
 from megablend.system.safe_open import open_regular
 
@@ -105,33 +104,16 @@ class MappedTable:
         offsets = self._begins[name] + rows[firsts] * size
         begins = firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
+        out = values.view(np.uint8)
         ahead = len(firsts) >= self.ahead_rows
-        self._read(offsets, sizes, begins, ahead, values.view(np.uint8))
-        return values
-
-    def _read(
-        self,
-        offsets: Int64s,
-        sizes: Int64s,
-        begins: Int64s,
-        ahead: bool,
-        out: npt.NDArray[np.uint8],
-    ) -> None:
-        """Read `sizes` bytes from each of `offsets` of the file to each of `begins` in `out`; a
-        range whose read a signal interrupted is read again. Raises: CacheError."""
-        done = 0
-        while True:
-            done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
-            if done == len(offsets):
-                return
-            offset = int(offsets[done])
-            size = int(sizes[done])
-            begin = int(begins[done])
+        # A range whose read a signal interrupted is read again
+        for i in fill_ranges(self._fd, offsets, sizes, begins, ahead, out):
+            begin = int(begins[i])
             with reading(self._path):
-                part = os.pread(self._fd, size, offset)
-            if len(part) < size:
+                part = os.pread(self._fd, int(sizes[i]), int(offsets[i]))
+            if len(part) < sizes[i]:
                 raise DamagedCacheError.of(
-                    f"{self._path}: damaged table: it ends before byte {offset + size}"
+                    f"{self._path}: damaged table: it ends before byte {offsets[i] + sizes[i]}"
                 )
-            out[begin : begin + size] = np.frombuffer(part, np.uint8)
-            done += 1
+            out[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
+        return values

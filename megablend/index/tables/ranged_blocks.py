@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.index.tables.sealed_numbers import ComputedNumbers
 
 VERSION = 1
@@ -60,8 +60,8 @@ class RangedBlocks(ABC):
 
     def __init__(self, firsts: Int64s, counts: Int64s, tokens: Int64s) -> None:
         self._firsts = firsts
-        self._offsets = np.concatenate([[0], np.cumsum(counts)])
-        self._tokens_before = np.concatenate([[0], np.cumsum(tokens)])
+        self._offsets = running_totals(counts)
+        self._tokens_before = running_totals(tokens)
         self.num_blocks = int(self._offsets[-1])
         self.num_tokens = int(self._tokens_before[-1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from megablend.system.atomic_write import (
     checksum,
     flush_folder,
     replace_file,
-    temp_sibling,
     translate_os_errors,
+    unfinished_folder,
     write_flushed,
 )
 
@@ -49,16 +48,12 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
     Args:
         write: writes the tables to an empty folder.
     """
-    folder = temp_sibling(store.folder / kind / name)
-    with translate_os_errors(folder):
-        folder.mkdir(parents=True)
-        try:
-            write(folder)
-            manifest = {"format_version": FORMAT_VERSION, "tables": describe_tables(folder)}
-            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
-            store.commit_folder(kind, name, folder, {}, lambda earlier, _: is_complete(earlier))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    path = store.folder / kind / name
+    with translate_os_errors(path), unfinished_folder(path) as folder:
+        write(folder)
+        manifest = {"format_version": FORMAT_VERSION, "tables": describe_tables(folder)}
+        write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
+        store.commit_folder(kind, name, folder, {}, lambda earlier, _: is_complete(earlier))
 
 
 def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
@@ -70,15 +65,11 @@ def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
     """
     manifest = read_manifest(folder)
     with translate_os_errors(folder):
-        aside = temp_sibling(folder / "checks")
-        aside.mkdir()
-        try:
+        with unfinished_folder(folder / "checks") as aside:
             write(aside)
             added = describe_tables(aside)
             for name in added:
                 (aside / name).replace(folder / name)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         flush_folder(folder)
     tables = {**manifest["tables"], **added}
     replace_file(folder / MANIFEST, dump_with_checksum({**manifest, "tables": tables}))

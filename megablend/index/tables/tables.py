@@ -7,16 +7,15 @@ joins the columns at the end.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import mmap
 import operator
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,44 +73,6 @@ FILE_SCHEMA = pa.schema(
 _NULL_COUNT = operator.attrgetter("null_count")
 
 
-class _Column:
-    """The values of a column so far: in memory, or, if they have more than `kept_bytes`, in a
-    temporary file at `path`."""
-
-    def __init__(self, path: Path, kept_bytes: int) -> None:
-        self._path = path
-        self._kept_bytes = kept_bytes
-        self._kept = io.BytesIO()
-        self._file: BinaryIO | None = None
-
-    def append(self, values: memoryview) -> None:
-        """Append values."""
-        if self._file is not None:
-            self._file.write(values)
-        elif self._kept.tell() + values.nbytes <= self._kept_bytes:
-            self._kept.write(values)
-        else:
-            self._file = self._path.open("x+b")
-            self._file.write(self._kept.getbuffer())
-            self._file.write(values)
-            self._kept = io.BytesIO()
-
-    def finish(self) -> pa.Buffer:
-        """Return all values."""
-        if self._file is None:
-            return pa.py_buffer(self._kept.getvalue())
-        self._file.flush()
-        return pa.py_buffer(
-            mmap.mmap(self._file.fileno(), self._file.tell(), access=mmap.ACCESS_READ)
-        )
-
-    def close(self) -> None:
-        """Remove the temporary file."""
-        if self._file is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-
-
 class TableWriter:
     """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files
     are removed at its end.
@@ -126,8 +87,9 @@ class TableWriter:
     ) -> None:
         self._path = path
         self._dtypes = columns
+        self._kept_bytes = kept_bytes
         self._columns = {
-            name: _Column(path.with_name(f"{path.name}.{name}"), kept_bytes)
+            name: SpooledTemporaryFile(kept_bytes, dir=str(path.parent))  # noqa: SIM115  # closed at the end
             for name in columns.names or ()
         }
 
@@ -140,14 +102,13 @@ class TableWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            for column in self._columns.values():
-                stack.callback(column.close)
+        for column in self._columns.values():
+            column.close()
 
-    def append(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append rows, given as one array per column."""
+    def append(self, rows: Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void]) -> None:
+        """Append rows, given as one array per column, or as a structured array."""
         for name, column in self._columns.items():
-            column.append(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
+            column.write(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
 
     def finish(self) -> str:
         """Join the columns into the table; returns a digest of their values, independent of the
@@ -156,12 +117,21 @@ class TableWriter:
         arrays = []
         for name, column in self._columns.items():
             kind = self._dtypes[name]
-            buffer = column.finish()
+            buffer = self._take(column)
             digest.update(buffer)
             length = buffer.size // kind.itemsize
             arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))
         write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._columns)))
         return digest.hexdigest()
+
+    def _take(self, column: SpooledTemporaryFile[bytes]) -> pa.Buffer:
+        """Return the values of a column: mapped if they are in a file."""
+        size = column.tell()
+        if size > self._kept_bytes:
+            column.flush()
+            return pa.py_buffer(mmap.mmap(column.fileno(), size, access=mmap.ACCESS_READ))
+        column.seek(0)
+        return pa.py_buffer(column.read())
 
 
 def write_batch(path: Path, batch: pa.RecordBatch) -> None:

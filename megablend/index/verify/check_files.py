@@ -118,9 +118,7 @@ def check_each(
             part = numbers[start : start + _BATCH]
             results += threads.map(checker.check, part)
             if progress is not None:
-                progress(
-                    Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0)
-                )
+                progress(Progress(files=start + len(part), num_files=len(numbers)))
     return results
 
 

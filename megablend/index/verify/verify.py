@@ -123,7 +123,7 @@ def _table_problems(snapshot: Snapshot) -> Iterator[str]:
             yield f"{name} does not ascend from 0 (at block {falls[0] if len(falls) else 0})"
     for i in range(snapshot.num_files):
         file = snapshot.file(i)
-        blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+        blocks = snapshot.blocks(file.blocks)
         stop = blocks["offset"] + blocks["stored_bytes"]
         if len(blocks) and (blocks["offset"].min() < 0 or stop.max() > file.opened.size):
             yield f"{file.name}: a block is outside the file's {file.opened.size} bytes"

@@ -182,7 +182,7 @@ def _file_problems(
     those in `checked` are not read again."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
-    blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    blocks = snapshot.blocks(file.blocks)
     key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())
     if key in checked:
         return

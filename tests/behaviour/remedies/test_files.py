@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from megablend.formats.arrow import count_batches
 from megablend.formats.megatron import lengths, reader
 from megablend.formats.parquet.decoding.codecs import CODECS
 from megablend.formats.parquet.decoding.values import DECODERS
-from megablend.formats.parquet.indexing import by_headers
 from megablend.index.blocks import document_lengths
 from megablend.index.build import file_tasks
 from megablend.operations.check_data import check_data
@@ -111,17 +109,6 @@ def split_source(bench: Data) -> None:
     megablend.build(bench.settings | {"sources": sources})
 
 
-def deltas(**options: Any) -> Write:
-    """Pages of an encoding that the kernels do not know, where DECODERS lacks it: they are read together."""
-    tokens = pa.array(random.Random(0).choices(range(1 << 20), k=2000), pa.int32())
-    return parquet(
-        {"ids": tokens},
-        use_dictionary=False,
-        column_encoding={"ids": "DELTA_BINARY_PACKED"},
-        **options,
-    )
-
-
 def masked(mask: Any, ids: Any = ROWS) -> Step:
     """A file with an extra column."""
     return column("a.parquet", parquet({"ids": ids, "mask": mask}), extra_columns=["mask"])
@@ -187,6 +174,10 @@ test_files = table(
           r"there are only [\d,]+ bytes before it; rewrite or re-download the file", again(parquet())),
     fault("a page index that was cut out", column("a.parquet", without_page_index),
           "the footer is damaged: offset_index has bytes .*; rewrite or re-download the file", again(parquet())),
+    fault("an encoding that is not supported", (without(DECODERS, (2, 5)), column("a.parquet", parquet(
+          use_dictionary=False, column_encoding={"ids.list.element": "DELTA_BINARY_PACKED"}))),
+          "INT64 values with encoding DELTA_BINARY_PACKED are not supported; write them with encoding (PLAIN)$",
+          lambda bench: parquet(use_dictionary=False, column_encoding={"ids.list.element": bench.said[1]})(bench.path)),
     fault("a codec that is not supported", (without(CODECS, 4), column("a.parquet", parquet(compression="brotli"))),
           "codec BROTLI is not supported; write the file with (zstd) or (lz4)",
           lambda bench: parquet(compression=bench.said[1])(bench.path),
@@ -267,10 +258,6 @@ test_files = table(
     fault("a slip in an option", file("a.bin", raw(), **RAW, format_options={"dtyp": "uint16"}),
           r"unknown option 'dtyp'; did you mean '(\w+)'\?", DTYPE),
     # what is found later: when documents are counted, tokens are checked, or samples are read
-    fault("row groups that are too large",
-          (other_tokens, without(DECODERS, (1, 5)), limit(by_headers, "MAX_BYTES", 1000), column("a.parquet", deltas())),
-          "its pages can only be read together, but take up more than 4 GiB; write smaller row groups$",
-          again(deltas(row_group_size=100))),
     fault("a document that is too long",
           (limit(document_lengths, "_LONGEST", 100), lambda bench: bench.set(order="document"),
            column("a.parquet", parquet({"ids": [*ROWS, [*range(1, 151)]]}))),

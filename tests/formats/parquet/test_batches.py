@@ -280,6 +280,6 @@ def test_threads_load_dictionaries() -> None:
 def test_a_block_that_is_requested_twice_is_selected_once(offsets: list[int]) -> None:
     blocks = np.zeros(len(offsets), PLACED_BLOCK_DTYPE)
     blocks["offset"] = offsets
-    selected = select_blocks(blocks)
-    assert selected.pages["offset"].tolist() == sorted(set(offsets))
-    assert selected.pages["offset"][selected.places].tolist() == offsets
+    selected, places = select_blocks(blocks)
+    assert selected["offset"].tolist() == sorted(set(offsets))
+    assert selected["offset"][places].tolist() == offsets

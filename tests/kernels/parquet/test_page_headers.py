@@ -16,7 +16,6 @@ from megablend.formats.parquet.metadata.thrift import (
     Kind,
     MalformedError,
     read_struct,
-    write_struct,
 )
 from megablend.kernels.parquet.page_headers import (
     HEADER_DTYPE,
@@ -26,6 +25,7 @@ from megablend.kernels.parquet.page_headers import (
 )
 from megablend.kernels.parquet.thrift import TRUNCATED, skip_structs
 from tests.examples import examples
+from tests.formats.thrift_writer import write_struct
 
 SETTINGS = examples(150)
 COUNT = st.integers(0, 2**31 - 2**25)

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
-from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from megablend.formats.parquet.metadata.thrift import Kind
 from megablend.kernels.parquet import page_counts as problems
 from megablend.kernels.parquet import page_index
 from megablend.kernels.parquet.document_counts import sum_chunks
 from megablend.kernels.parquet.page_counts import count_indexed_pages
 from megablend.kernels.parquet.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
 from tests.examples import examples
+from tests.formats.thrift_writer import write_struct
 
 SETTINGS = examples(150)
 Int64s = npt.NDArray[np.int64]

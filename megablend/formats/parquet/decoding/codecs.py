@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -37,8 +36,6 @@ Size = TypeVar("Size", int, Int64s)
 
 SLACK_BYTES = 1 << 12
 """Bytes that are added to each upper bound of a decompressed size, for small inputs."""
-_PORTION_BYTES = 1 << 18
-"""Largest number of bytes of input, and of output, of a call of zlib."""
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
@@ -53,7 +50,7 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
         )
     try:
         out = function(data, size)
-    except (pa.ArrowException, OSError, zlib.error) as error:
+    except (pa.ArrowException, OSError) as error:
         raise MalformedError(
             f"its {name_of(CodecId, codec)} data cannot be decompressed ({error})"
         ) from error
@@ -109,38 +106,10 @@ def _snappy(data: memoryview, size: int) -> Buffer:
     return _one_shot("snappy", data, size)
 
 
-def _zstd(data: memoryview, size: int) -> Buffer:
-    # The one-shot call of zstd, unlike those of other codecs, refuses a shorter result
-    return _one_shot("zstd", data, size)
-
-
-def _gzip(data: memoryview, size: int) -> Buffer:
-    # In portions, since zlib collects the output of a call in pieces and joins them, which takes
-    # twice its size; one more byte, to detect longer output
-    out = memoryview(pa.allocate_buffer(size + 1)).cast("B")
-    filled = 0
-    member = zlib.decompressobj(wbits=47)
-    portion: bytes | memoryview = data[:0]
-    rest = data
-    while filled <= size and len(data):
-        part = member.decompress(portion, min(_PORTION_BYTES, size + 1 - filled))
-        out[filled : filled + len(part)] = part
-        filled += len(part)
-        portion = member.unused_data if member.eof else member.unconsumed_tail
-        if not portion:
-            portion = rest[:_PORTION_BYTES]
-            rest = rest[_PORTION_BYTES:]
-        # There may be several members
-        if member.eof and portion:
-            member = zlib.decompressobj(wbits=47)
-        elif member.eof or not (portion or part):
-            break
-    return out[:filled]
-
-
-def _brotli(data: memoryview, size: int) -> Buffer:
-    with pa.CompressedInputStream(pa.BufferReader(data), "brotli") as stream:
-        return bytes(stream.read(size + 1))
+def _streamed(name: str, data: memoryview, size: int) -> Buffer:
+    # One more byte, to detect longer output
+    with pa.CompressedInputStream(pa.BufferReader(data), name) as stream:
+        return stream.read_buffer(size + 1)
 
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
@@ -219,10 +188,11 @@ def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
 CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.UNCOMPRESSED: (_uncompressed, 1),
     CodecId.SNAPPY: (_snappy, 64),
-    CodecId.GZIP: (_gzip, 1100),
-    CodecId.BROTLI: (_brotli, 1 << 20),
+    CodecId.GZIP: (partial(_streamed, "gzip"), 1100),
+    CodecId.BROTLI: (partial(_streamed, "brotli"), 1 << 20),
     CodecId.LZ4_HADOOP: (_lz4_hadoop, 256),
-    CodecId.ZSTD: (_zstd, 1 << 16),
+    # The one-shot call of zstd, unlike those of other codecs, refuses a shorter result
+    CodecId.ZSTD: (partial(_one_shot, "zstd"), 1 << 16),
     CodecId.LZ4_RAW: (_lz4_raw, 256),
 }
 """For each codec: the function that decompresses, and the largest ratio of decompressed to stored

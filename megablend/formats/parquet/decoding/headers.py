@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.formats.buffers import memory_at
 from megablend.formats.parquet.decoding.levels import check_level_encodings
-from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, starts_of
+from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.names import Encoding, PageType
 from megablend.formats.parquet.metadata.page_header import (
@@ -123,7 +123,7 @@ def walk_pages(
     with _scattered_descriptor(source) as fd:
         walked = parallel_map(lambda part: _walk(source, fd, part, limit), parts, in_flight)
     headers = np.concatenate([part for found_parts, _ in walked for part in found_parts])
-    return headers, starts_of(np.concatenate([counts for _, counts in walked]))
+    return headers, running_totals(np.concatenate([counts for _, counts in walked]))
 
 
 def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> Int64s:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
@@ -69,7 +69,7 @@ def levels_of(
         return levels, offsets, first
     num_pieces = np.minimum(num_pieces, headers["num_values"])
     while True:
-        first = np.concatenate(([0], np.cumsum(num_pieces + 1)))
+        first = running_totals(num_pieces + 1)
         offsets = np.empty(first[-1], np.int64)
         read_levels(levels, column.max_def, column.max_rep > 0, offsets, first)
         is_complete = (num_pieces >= 0).all() or (levels["problem"] != NONE).any()

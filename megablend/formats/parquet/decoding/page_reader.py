@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
+from megablend.formats.base import STARTS_MID_DOCUMENT, Array
 from megablend.formats.blocks import join_tables
 from megablend.formats.decoded import KINDS, DecodedBlocks, address_of
 from megablend.formats.fetch import FileRead
@@ -28,9 +28,7 @@ from megablend.formats.parquet.decoding.levels import (
     check_levels,
     levels_of,
 )
-from megablend.formats.parquet.decoding.row_group import read_row_group
 from megablend.formats.parquet.decoding.values import (
-    BY_ROW_GROUP,
     Encoded,
     is_by_dictionary,
     plain_values,
@@ -50,36 +48,15 @@ RLE = int(Encoding.RLE)
 """A plain integer, since NumPy compares arrays with members of an enum slowly."""
 
 
-class SelectedBlocks(NamedTuple):
-    """Requested blocks in the order of the file, each once."""
-
-    pages: Array
-    """Blocks that are pages: PLACED_BLOCK_DTYPE [num_pages]."""
-    groups: Array
-    """Blocks that are whole column chunks, which pyarrow reads: PLACED_BLOCK_DTYPE [num_groups]."""
-    places: Int64s
-    """For each requested block its index in `pages` followed by `groups`: int64 [n]."""
-
-
-def select_blocks(blocks: Array) -> SelectedBlocks:
-    """Sort blocks, PLACED_BLOCK_DTYPE [n], into the order of the file, and separate pages from
-    column chunks."""
+def select_blocks(blocks: Array) -> tuple[Array, Int64s]:
+    """Return the distinct blocks among PLACED_BLOCK_DTYPE [n] in the order of the file, and the
+    position of each of `blocks` among them, int64 [n]."""
     offsets = blocks["offset"]
     # Most requests are in the order of the file already
     if (offsets[1:] > offsets[:-1]).all():
-        distinct = blocks
-        places = np.arange(len(blocks))
-    else:
-        firsts, places = _in_file_order(offsets)
-        distinct = blocks[firsts]
-    encodings = distinct["encoding"]
-    # For a few pages, a list is faster than comparing arrays
-    if BY_ROW_GROUP not in encodings.tolist():
-        return SelectedBlocks(distinct, distinct[:0], places)
-    is_group = encodings == BY_ROW_GROUP
-    # Positions after all pages were moved before all groups
-    moved_to = np.argsort(np.argsort(is_group, kind="stable"))
-    return SelectedBlocks(distinct[~is_group], distinct[is_group], moved_to[places])
+        return blocks, np.arange(len(blocks))
+    firsts, places = _in_file_order(offsets)
+    return blocks[firsts], places
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
@@ -134,22 +111,19 @@ class ParquetReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return the ranges of pages, of whole column chunks, and of dictionaries that are not
-        cached; see `BlockReader.byte_ranges`. Raises: CorruptFileError.
+        """Return the ranges of pages, and of dictionaries that are not cached; see
+        `BlockReader.byte_ranges`. Raises: CorruptFileError.
 
         Levels are stored within the pages, so finding documents also needs whole pages.
         """
         if fetched or not len(blocks):
             return []
         path = self._source.path
-        selected = select_blocks(blocks)
-        ranges = list[FileRanges]()
-        for rows, what in ((selected.pages, "the page"), (selected.groups, "the column chunk")):
-            if len(rows):
-                ranges.append(FileRanges(path, *places_of(rows)))
-                self._source.check_ranges(ranges[-1].offsets, ranges[-1].sizes, what)
-        by_dictionary = is_by_dictionary(selected.pages["encoding"])
-        needed = set(selected.pages["chunk"][by_dictionary].tolist())
+        pages, _ = select_blocks(blocks)
+        ranges = [FileRanges(path, *places_of(pages))]
+        self._source.check_ranges(ranges[0].offsets, ranges[0].sizes, "the page")
+        by_dictionary = is_by_dictionary(pages["encoding"])
+        needed = set(pages["chunk"][by_dictionary].tolist())
         for chunk in chunks[sorted(needed)] if needed else ():
             offset = chunk["dictionary_offset"].reshape(1)
             size = chunk["dictionary_bytes"].reshape(1).astype(np.int64)
@@ -162,23 +136,14 @@ class ParquetReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> DecodedBlocks:
         """See `BlockReader.decode`. Raises: CorruptFileError, UnsupportedFileError."""
-        selected = select_blocks(blocks)
-        # As `byte_ranges` requested them: pages, column chunks, dictionaries
-        dictionaries = list(fetched)
-        pages = dictionaries.pop(0) if len(selected.pages) else None
-        groups = dictionaries.pop(0) if len(selected.groups) else None
-        parts = list[DecodedBlocks]()
-        if pages is not None:
-            stored = _StoredPages(self, selected.pages, chunks, pages, dictionaries)
-            parts.append(self._decode_pages([stored], pieces=pieces))
-        if groups is not None:
-            decoded_groups = [
-                self._decode_group(block, chunks, groups[i])
-                for i, block in enumerate(selected.groups)
-            ]
-            parts.append(DecodedBlocks.of(decoded_groups))
-        decoded = DecodedBlocks.joined(parts)
-        return decoded if selected.pages is blocks else decoded.taken(selected.places)
+        if not len(blocks):
+            return DecodedBlocks.of([])
+        pages, places = select_blocks(blocks)
+        # As `byte_ranges` requested them
+        stored_pages, *dictionaries = fetched
+        stored = _StoredPages(self, pages, chunks, stored_pages, dictionaries)
+        decoded = self._decode_pages([stored], pieces=pieces)
+        return decoded if pages is blocks else decoded.taken(places)
 
     @property
     def alike(self) -> Hashable:
@@ -191,7 +156,7 @@ class ParquetReader:
         jointly."""
         stored = list[_StoredPages]()
         for read in reads:
-            if select_blocks(read.blocks).pages is not read.blocks:
+            if select_blocks(read.blocks)[0] is not read.blocks:
                 return None
             assert isinstance(read.reader, ParquetReader)
             pages, *dictionaries = read.fetched
@@ -204,18 +169,6 @@ class ParquetReader:
         """See `BlockReader.find_pieces`."""
         stored_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
         return [block.offsets for block in self.decode(blocks, chunks, fetched)], stored_bytes
-
-    def _decode_group(self, block: np.void, chunks: Array, stored: Bytes) -> DecodedBlock:
-        """Decode a block that is a whole column chunk, by pyarrow."""
-        offset = int(block["offset"])
-        with self._source.error_context(offset, "the page"):
-            row_group = int(chunks[block["chunk"]]["row_group"])
-            tokens, offsets = read_row_group(
-                self._source, self._column, row_group, {offset: stored}
-            )
-            _check_counts(block, len(tokens), len(offsets) - 1, continues=False)
-        offsets.setflags(write=False)
-        return DecodedBlock(tokens, offsets)
 
     def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
         """Decode pages of files whose readers are alike; errors name the file of this reader.

@@ -1,8 +1,8 @@
 """Decoding the values of pages to tokens: a table selects the decoder of a page, and one kernel
 contains all decoders.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. Indexing finds
-chunks that have pages with an encoding that is not in the table: pyarrow reads them as a whole.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. Indexing refuses
+pages with an encoding that is not in the table, which has all that Parquet allows for numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from megablend.kernels.parquet.values import (
 )
 from megablend.storage.ranges import portions
 
-BY_ROW_GROUP = -1
-"""A block's `encoding` if the block is a whole column chunk, which pyarrow reads."""
 _DICTIONARY = (int(Encoding.PLAIN_DICTIONARY), int(Encoding.RLE_DICTIONARY))
 """Plain integers, since NumPy compares arrays with members of an enum slowly."""
 
@@ -122,7 +120,7 @@ def _decode_as_stored(
     stored = STORED[physical]
     offsets = encoded.offsets
     counts = encoded.counts
-    decoders = _choose_decoders(source, offsets, encoded.encodings, physical)
+    decoders = choose_decoders(source, offsets, encoded.encodings, physical)
     owners = list[pa.Buffer | Array](encoded.owners)
     addresses = encoded.addresses.copy()
     in_place = np.array([owner is not None for owner in owners]) & (decoders == PLAIN)
@@ -184,9 +182,7 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
     return values
 
 
-def _choose_decoders(
-    source: FileBytes, offsets: Int64s, encodings: Int64s, physical: int
-) -> Int64s:
+def choose_decoders(source: FileBytes, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
     """Return the decoder of each page's values: int64 [n]. Raises: UnsupportedFileError."""
     decoders = np.zeros(len(encodings), np.int64)
     for encoding in sorted(set(encodings.tolist())):
@@ -196,7 +192,8 @@ def _choose_decoders(
             with source.error_context(int(offsets[has_encoding][0]), "the page"):
                 name = name_of(Encoding, encoding)
                 raise UnsupportedError(
-                    f"{name_of(Physical, physical)} values with encoding {name} are not supported"
+                    f"{name_of(Physical, physical)} values with encoding {name} are not supported; "
+                    "write them with encoding PLAIN"
                 )
         decoders[has_encoding] = decoder
     return decoders

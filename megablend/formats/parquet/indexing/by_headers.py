@@ -1,5 +1,4 @@
-"""Counting pages by their headers, and by their levels if headers are not enough; pages that cannot
-be decoded one by one are read by row group."""
+"""Counting pages by their headers, and by their levels if headers are not enough."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import numpy as np
 
 from megablend.arrays import Bools, Int64s
 from megablend.formats.parquet.decoding.headers import (
-    NO_DICTIONARY,
     check_headers,
     dictionaries_among,
     dictionaries_before,
@@ -15,24 +13,19 @@ from megablend.formats.parquet.decoding.headers import (
     is_data,
     walk_pages,
 )
-from megablend.formats.parquet.decoding.row_group import read_row_group
-from megablend.formats.parquet.decoding.values import BY_ROW_GROUP, DECODERS
-from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext, join_parts
+from megablend.formats.parquet.decoding.values import choose_decoders
+from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext
 from megablend.formats.parquet.indexing.count import (
     PAGE_DTYPE,
     count_full,
-    count_rows,
     has_histogram,
 )
 from megablend.formats.parquet.indexing.scan import scan
-from megablend.formats.parquet.metadata.checks import refuse, starts_of, sum_by_chunk
+from megablend.formats.parquet.metadata.checks import refuse, sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.page_index import OffsetIndexes
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.thrift import UnsupportedError
-from megablend.kernels.parquet.page_counts import MAX_BYTES
 from megablend.kernels.parquet.page_headers import Headers
-from megablend.storage.parallel_map import parallel_map
 
 
 def count_from_offset_index(
@@ -66,8 +59,7 @@ def _count_by_headers(
     rows: Int64s,
     dictionaries: Int64s,
 ) -> ChunkPages:
-    """Count pages by headers and levels. Chunks with a page that cannot be decoded by itself are
-    read by row group.
+    """Count pages by headers and levels.
 
     Args:
         first_page: int64 [num_chunks + 1], number of each chunk's first data page.
@@ -77,36 +69,8 @@ def _count_by_headers(
     """
     with search.error_context(chunks):
         check_headers(headers, first_page, search.column)
-    supported = [encoding for physical, encoding in DECODERS if physical == search.column.physical]
-    # Chunks that are read as a whole, and those that are read page by page
-    is_whole = sum_by_chunk(~np.isin(headers["encoding"], supported), first_page) > 0
-    if not is_whole.any():
-        return _count(search, chunks, first_page, headers, rows, dictionaries)
-    is_paged = ~is_whole
-    counts = np.diff(first_page)
-    kept = np.repeat(is_paged, counts)
-    paged = _count(
-        search,
-        chunks[is_paged],
-        starts_of(counts[is_paged]),
-        headers[kept],
-        rows[kept],
-        dictionaries[is_paged],
-    )
-    whole = _count_by_row_group(search, chunks[is_whole])
-    parts = [(np.flatnonzero(is_paged), paged), (np.flatnonzero(is_whole), whole)]
-    return join_parts(len(chunks), parts)
-
-
-def _count(
-    search: PageScanContext,
-    chunks: Chunks,
-    first_page: Int64s,
-    headers: Headers,
-    rows: Int64s,
-    dictionaries: Int64s,
-) -> ChunkPages:
-    """Count pages that can be decoded one by one; see `_count_by_headers`."""
+    # Raises an error for pages that could not be decoded
+    choose_decoders(search.source, headers["offset"], headers["encoding"], search.column.physical)
     levels = headers["num_values"]
     counts = np.diff(first_page)
     sums = sum_by_chunk(levels, first_page)
@@ -143,30 +107,3 @@ def _are_full(chunks: Chunks, column: Column) -> Bools:
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)
     return full
-
-
-def _count_by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Count chunks by reading them through pyarrow; each chunk becomes one page. Raises:
-    CorruptFileError, UnsupportedFileError."""
-    source = search.source
-    pages = np.zeros(len(chunks), PAGE_DTYPE)
-    pages["offset"] = chunks["start"]
-    pages["stored_bytes"] = chunks["stored_bytes"]
-    pages["encoding"] = BY_ROW_GROUP
-    pages["decoded_bytes"] = chunks["decoded_bytes"]
-
-    def count(i: int) -> None:
-        chunk = chunks[i]
-        with source.error_context(
-            int(chunk["start"]), f"the column chunk of row group {chunk['row_group']}"
-        ):
-            if max(chunk["stored_bytes"], chunk["decoded_bytes"]) > MAX_BYTES:
-                raise UnsupportedError(
-                    "its pages can only be read together, but take up more than 4 GiB; write smaller row groups"
-                )
-            _, offsets = read_row_group(source, search.column, int(chunk["row_group"]))
-            count_rows(pages[i], offsets)
-
-    parallel_map(count, range(len(chunks)), search.in_flight)
-    none = np.full((len(chunks), 2), NO_DICTIONARY)
-    return ChunkPages(np.arange(len(chunks) + 1), pages, none, int(chunks["stored_bytes"].sum()))

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE, Pages
-from megablend.formats.parquet.metadata.checks import starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import FileBytes
@@ -72,7 +71,7 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     for chunks, part in parts:
         counts[chunks] = np.diff(part.first_page)
         dictionaries[chunks] = part.dictionaries
-    first_page = starts_of(counts)
+    first_page = running_totals(counts)
     pages = np.zeros(first_page[-1], PAGE_DTYPE)
     for chunks, part in parts:
         # For each chunk: the number of a page among all pages minus its number in the part

@@ -49,19 +49,6 @@ Pages = npt.NDArray[np.void]
 Counts = npt.NDArray[np.int64]
 
 
-def count_rows(page: np.void, offsets: Counts) -> None:
-    """Fill the counts of a page that is a whole chunk, a record of PAGE_DTYPE.
-
-    Args:
-        offsets: int64 [num_rows + 1], where the chunk's rows begin among its tokens.
-    """
-    lengths = np.diff(offsets)
-    page["tokens"] = offsets[-1]
-    page["rows"] = len(lengths)
-    page["inner"] = np.count_nonzero(lengths[:-1])
-    page["tail"] = lengths[-1] if len(lengths) else 0
-
-
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
     """Fill the counts of pages, PAGE_DTYPE [num_pages], from their decoded levels, LEVELS_DTYPE
     [num_pages]."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Bools, Int64s
+from megablend.arrays import Bools, Int64s, running_totals
 from megablend.formats.parquet.metadata.thrift import MalformedError
 
 
@@ -44,15 +44,6 @@ def chunk_of(page: int, first_page: Int64s) -> int:
 
 def sum_by_chunk(values: npt.NDArray[np.generic], first_page: Int64s) -> Int64s:
     """Return the sums of values [num_pages] over the pages of each chunk: int64 [num_chunks]."""
-    ends = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=ends[1:])
+    ends = running_totals(values)
     sums: Int64s = ends[first_page[1:]] - ends[first_page[:-1]]
     return sums
-
-
-def starts_of(counts: Int64s) -> Int64s:
-    """Return the start of each of several consecutive runs of `counts` items, and the end of the
-    last: int64 [n + 1]."""
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts

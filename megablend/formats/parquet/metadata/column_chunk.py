@@ -17,7 +17,7 @@ from megablend.formats.parquet.metadata.thrift import (
     Struct,
     Structs,
     UnsupportedError,
-    write_struct,
+    write_varint,
 )
 from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
@@ -57,11 +57,11 @@ def _parse_in_kernel(footer: Footer, column: Column, num_leaves: int) -> Chunks 
 def _path_bytes(column: Column) -> bytes:
     """Return the column's path as Thrift encodes it: a list of strings."""
     names = [name.encode() for name in column.path]
-    written = write_struct([(1, Kind.LIST, (Kind.BINARY, names))])[1:-1]
-    if len(names) >= 15:
-        return written
     # A length below 15 is in the upper four bits of the first byte, not in a byte of its own
-    return bytes([len(names) << 4 | Kind.BINARY]) + written[2:]
+    head = bytes([min(len(names), 15) << 4 | Kind.BINARY])
+    if len(names) >= 15:
+        head += write_varint(len(names))
+    return head + b"".join(write_varint(len(name)) + name for name in names)
 
 
 def _parse_in_python(footer: Footer, column: Column, num_leaves: int) -> Chunks:

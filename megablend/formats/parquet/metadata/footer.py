@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
 from megablend.storage.head_and_tail import TAIL_BYTES
 from megablend.storage.prefetched import request_tail
+from megablend.system.digest import hex_digest
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
@@ -22,7 +22,7 @@ class Footer:
     column."""
 
     digest: str
-    """See `digest_of`."""
+    """The digest of the footer's bytes, which identifies a file's structure."""
     offset: int
     """First byte of the footer; all pages are before it."""
     num_rows: int
@@ -62,12 +62,6 @@ def read_footer_bytes(source: FileBytes) -> bytes:
     return source.read(source.size - 8 - size, size, "the footer")
 
 
-def digest_of(footer: bytes) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of a footer, which identifies a file's
-    structure."""
-    return hashlib.blake2b(footer, digest_size=16).hexdigest()
-
-
 def read_footer(source: FileBytes) -> Footer:
     """Read a file's footer. Raises: CorruptFileError, UnsupportedFileError (encrypted)."""
     data = read_footer_bytes(source)
@@ -85,7 +79,7 @@ def parse_footer(data: bytes, offset: int) -> Footer:
             "its columns are encrypted (encryption_algorithm is set); decrypt the file"
         )
     return Footer(
-        digest=digest_of(data),
+        digest=hex_digest(data),
         offset=offset,
         num_rows=meta.count(3, "num_rows"),
         schema=meta.structs(2, "schema"),

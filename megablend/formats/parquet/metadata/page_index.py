@@ -12,9 +12,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Bools, Int64s
+from megablend.arrays import Bools, Int64s, running_totals
 from megablend.formats.buffers import empty_from_arrow_pool
-from megablend.formats.parquet.metadata.checks import starts_of
 from megablend.formats.parquet.metadata.thrift import MalformedError, read_struct
 from megablend.kernels.parquet.page_index import (
     BAD_COUNT,
@@ -57,7 +56,7 @@ class OffsetIndexes:
         counts = np.diff(self.first_page)
         pages = np.repeat(chosen, counts)
         return OffsetIndexes(
-            starts_of(counts[chosen]), self.offsets[pages], self.sizes[pages], self.rows[pages]
+            running_totals(counts[chosen]), self.offsets[pages], self.sizes[pages], self.rows[pages]
         )
 
 

@@ -102,5 +102,5 @@ def test_gzip_of_many_members_and_portions() -> None:
     for size in (len(data) - 1, len(data) + 1):
         with pytest.raises(MalformedError, match="it decompresses to"):
             decompress(2, memoryview(packed), size)
-    with pytest.raises(MalformedError, match=f"expected {len(data)}"):
+    with pytest.raises(MalformedError, match="Truncated compressed stream"):
         decompress(2, memoryview(packed)[:-900], len(data))

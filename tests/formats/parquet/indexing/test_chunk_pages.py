@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megablend.arrays import running_totals
 from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_parts, without_empty
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
@@ -12,7 +13,6 @@ from megablend.formats.parquet.metadata.checks import (
     chunk_of,
     refuse,
     refuse_pages,
-    starts_of,
     sum_by_chunk,
 )
 from megablend.formats.parquet.metadata.thrift import MalformedError
@@ -27,7 +27,7 @@ GAP_BYTES = 1000
 @SETTINGS
 @given(COUNTS)
 def test_sums_and_blame_by_chunk(counts: list[int]) -> None:
-    first_page = starts_of(np.array(counts))
+    first_page = running_totals(np.array(counts))
     owners = [chunk for chunk, count in enumerate(counts) for _ in range(count)]
     values = np.arange(10, 10 + len(owners))
     assert sum_by_chunk(values, first_page).tolist() == [
@@ -47,7 +47,7 @@ def test_sums_and_blame_by_chunk(counts: list[int]) -> None:
 
 def found(chunks: list[int], counts: list[int], scanned_bytes: int) -> ChunkPages:
     """A page knows its chunk and its number there; every third one is empty."""
-    first_page = starts_of(np.array([counts[chunk] for chunk in chunks], np.int64))
+    first_page = running_totals(np.array([counts[chunk] for chunk in chunks], np.int64))
     pages = np.zeros(first_page[-1], PAGE_DTYPE)
     pages["offset"] = [chunk * 10 + i for chunk in chunks for i in range(counts[chunk])]
     pages["tokens"] = pages["offset"] % 3

@@ -17,9 +17,10 @@ from megablend.formats.parquet.metadata.page_index import (
     parse_column_indexes,
     parse_offset_indexes,
 )
-from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, write_struct
+from megablend.formats.parquet.metadata.thrift import Kind, MalformedError
 from tests.examples import examples
 from tests.formats.parquet_files import Rows, check
+from tests.formats.thrift_writer import write_struct
 from tests.formats.writers import index
 from tests.pyarrow_versions import needs_pyarrow
 

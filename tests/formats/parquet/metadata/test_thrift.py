@@ -10,9 +10,9 @@ from megablend.formats.parquet.metadata.thrift import (
     Struct,
     TruncatedError,
     read_struct,
-    write_struct,
 )
 from tests.examples import examples
+from tests.formats.thrift_writer import write_struct
 
 INTEGER = st.integers(-(2**63), 2**63 - 1)
 

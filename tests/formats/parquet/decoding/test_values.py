@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megablend.errors import UnsupportedFileError
 from megablend.formats.fetch import read_blocks
-from megablend.formats.parquet.decoding.row_group import flatten
 from megablend.formats.parquet.decoding.values import DECODERS
 from tests.formats.parquet_files import Rows, check, documents_of
 from tests.formats.writers import index, opened
@@ -270,21 +270,23 @@ def test_values_are_read_only(tmp_path: Path) -> None:
             assert not block.offsets.flags.writeable
 
 
-def test_an_encoding_outside_of_the_table_is_read_by_row_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page_index", [False, True])
+def test_an_encoding_outside_of_the_table_is_refused_by_the_build(
+    tmp_path: Path, page_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed, (shape, version) in enumerate(itertools.product([*LISTS, "flat"], ["1.0", "2.0"])):
-        rows = lists("both", seed, 99)
-        kind = LISTS[shape](pa.int32()) if shape in LISTS else pa.int32()
-        if shape == "flat":
-            rows = [value for row in rows if row for value in row]  # type: ignore[union-attr]
-        path = store(
-            tmp_path / "x.parquet", rows, kind, encoding="DELTA_BINARY_PACKED", version=version
-        )
-        with monkeypatch.context() as patch:
-            patch.delitem(DECODERS, (1, 5))
-            found = check(path, rows, "ids")
-        assert found.blocks["encoding"].tolist() == [-1] * len(found.chunks)
+    path = store(
+        tmp_path / "x.parquet",
+        lists("both", 0, 99),
+        pa.list_(pa.int32()),
+        encoding="DELTA_BINARY_PACKED",
+        page_index=page_index,
+    )
+    monkeypatch.delitem(DECODERS, (1, 5))
+    with pytest.raises(
+        UnsupportedFileError,
+        match=r"at byte \d+: the page: INT32 values with encoding DELTA_BINARY_PACKED are not supported",
+    ):
+        index(path, "ids")
 
 
 @needs_pyarrow(21, "pages of at most 20,000 rows")
@@ -307,47 +309,3 @@ def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -
     assert np.concatenate([block.tokens for block in blocks]).tolist() == rows.tolist()
     assert len(blocks) == 50
     assert 100_000 < pool.max_memory() < 2_500_000  # stored, decompressed, some of them as int32
-
-
-@pytest.mark.parametrize("token", ["int32", "uint16"])
-@pytest.mark.parametrize("page_index", [False, True])
-def test_row_groups_and_pages_side_by_side(
-    tmp_path: Path, token: str, page_index: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chance = random.Random(2)
-    rows: Rows = [
-        [chance.randrange(50_000 if i // 30 % 2 else 3) for _ in range(20)] for i in range(150)
-    ]
-    settings: dict[str, Any] = {
-        "dictionary_pagesize_limit": 400,
-        "row_group_size": 30,
-        "page_index": page_index,
-    }
-    path = store(
-        tmp_path / "x.parquet",
-        rows,
-        pa.list_(TOKENS[token]),
-        encoding="dictionary",
-        codec="zstd",
-        **settings,
-    )
-    monkeypatch.delitem(DECODERS, (1, 0))  # what the chunks of many values fall back to
-    found = check(path, rows, "ids")
-    chunks = np.split(found.blocks["encoding"], np.flatnonzero(np.diff(found.blocks["chunk"])) + 1)
-    assert [set(chunk.tolist()) for chunk in chunks] == [{8}, {-1}, {8}, {-1}, {8}]
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)], ids=str
-)
-def test_flattening_arrow_arrays(kind: pa.DataType) -> None:
-    rows: Rows = [[1, 2], None, [None, 3], [4, 5]]
-    inner = pa.array(rows, kind)
-    wrapped = pa.StructArray.from_arrays([inner], ["x"], mask=pa.array([True, False, False, False]))
-    for array, expected in [
-        (inner, rows),
-        (inner.slice(1), rows[1:]),
-        (wrapped, [None, *rows[1:]]),
-    ]:
-        tokens, found = flatten(array, "int32")
-        assert [part.tolist() for part in np.split(tokens, found[1:-1])] == documents_of(expected)
