@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.storage.hints import DueRanges
 from megablend.storage.mirror_options import ALL, MirrorOptions
+from megablend.system.digest import hex_digest
 
 MAX_PAGES = 1 << 20
 """About the most reads of pages that are simulated. Of longer runs, the reads of one portion in n are
@@ -95,12 +95,11 @@ def estimate_mirror(
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)
     token_bytes = run.num_samples * run.sequence_length * 4
     one_in = max(1, token_bytes // PAGE_BYTES // MAX_PAGES)
-    step = micro_batch_size * data_parallel_size
-    future = StepSequence(
-        first=0,
+    future = StepSequence.of_loaders(
+        run,
         micro_batch_size=micro_batch_size,
-        stride=step * max(1, num_workers),
-        stop=run.num_samples // step * step,
+        data_parallel_size=data_parallel_size,
+        num_workers=num_workers,
     )
     num_batches = batches_of(num_workers)
     check_memory(
@@ -112,7 +111,7 @@ def estimate_mirror(
     )
     files: dict[str, int] = {}
     parts = list[PageReads]()
-    for i, begin in enumerate(range(0, min(future.stride, future.stop), micro_batch_size)):
+    for i, begin in enumerate(future.begins):
         node = i % data_parallel_size * num_nodes // data_parallel_size
         for pages, times in _list_pages(run, future, begin, num_batches, options, files):
             some = _choose_portions(pages, one_in)
@@ -148,29 +147,23 @@ def _list_pages(
         begin: the process's first sample.
         files: numbers of the files, to which new files are added.
     """
-    stride = future.stride
     for section in run.sections:
         view = run.view(section)
-        first = begin + -(-max(0, section.start - begin) // stride) * stride
-        coming = StepSequence(
-            first=first,
-            micro_batch_size=future.micro_batch_size,
-            stride=stride,
-            stop=min(section.stop, future.stop),
-        )
+        coming = future.within(section, begin)
+        first = coming.first
         budget = plan_budget(
             view, micro_batch_size=future.micro_batch_size, num_batches=num_batches
         )
         for window in plan_windows(view, coming, budget):
             reads = np.sort(window.reads)
-            times = first + stride * window.schedule.first_use[reads].astype(np.float64)
+            times = first + future.stride * window.schedule.first_use[reads].astype(np.float64)
             # The time that is due here is a sample's number
             for ranges in list_ranges(view, window.schedule.ids[reads], times):
                 if options.covers(ranges.path):
                     number = files.setdefault(ranges.path, len(files))
                     pages, owners = _pages_of_ranges(ranges)
                     yield number * _FILE_PAGES + pages, ranges.due[owners].astype(np.int64)
-            first += stride * window.schedule.num_steps
+            first += future.stride * window.schedule.num_steps
 
 
 def _pages_of_ranges(ranges: DueRanges) -> tuple[Int64s, Int64s]:
@@ -220,8 +213,7 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
     for path, number in files.items():
         in_file = np.flatnonzero(page_files == number)
         pieces, which = np.unique(page_pieces[in_file], return_inverse=True)
-        digest = blake2b(path.encode(), digest_size=16).hexdigest()
-        found[in_file] = homes.order(digest, pieces, copies)[which]
+        found[in_file] = homes.order(hex_digest(path), pieces, copies)[which]
     return found
 
 

@@ -45,26 +45,31 @@ def estimate_transfer(
     Returns: None if no source is in an object store, or a file cannot be opened.
     Raises: ConfigError if memory is too small.
     """
-    step = micro_batch_size * data_parallel_size
-    stride = step * max(1, num_workers)
-    stop = run.num_samples // step * step
-    begins = range(0, min(stride, stop), micro_batch_size)
-    if run.store.max_files == 1 or not begins:
+    future = StepSequence.of_loaders(
+        run,
+        micro_batch_size=micro_batch_size,
+        data_parallel_size=data_parallel_size,
+        num_workers=num_workers,
+    )
+    if run.store.max_files == 1 or not future.begins:
         return None
-    future = StepSequence(first=0, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
     num_batches = batches_of(num_workers)
     check_memory(
-        run, Skips(), micro_batch_size=micro_batch_size, stride=stride, num_batches=num_batches
+        run,
+        Skips(),
+        micro_batch_size=micro_batch_size,
+        stride=future.stride,
+        num_batches=num_batches,
     )
-    stretches, is_whole = plan_stretches(run, future, begins, num_batches)
+    stretches, is_whole = plan_stretches(run, future, num_batches)
     try:
-        return _count_transfer(run, stretches, len(begins), stop, is_whole=is_whole)
+        return _count_transfer(run, stretches, future, is_whole=is_whole)
     except DataError:
         return None
 
 
 def _count_transfer(
-    run: Run, stretches: Sequence[Stretch], num_processes: int, num_samples: int, *, is_whole: bool
+    run: Run, stretches: Sequence[Stretch], future: StepSequence, *, is_whole: bool
 ) -> Transfer:
     """Count what the run requests, from the reads of stretches.
 
@@ -73,6 +78,8 @@ def _count_transfer(
 
     Raises: see BlockStore.begin_read.
     """
+    num_processes = len(future.begins)
+    num_samples = future.stop
     snapshot = run.store.snapshot
     storage = run.store.storage
     # A store of its own for each source, which knows nothing of the files yet

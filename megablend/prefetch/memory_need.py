@@ -9,6 +9,7 @@ the run.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -248,12 +249,8 @@ def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int)
     """Count how many times the samples of a stride the number of lanes may be, at most `most`, so
     that each process can keep the blocks of its lanes, as many micro batches of them, in
     `block_bytes`."""
-    fitting = 0
-    too_many = most + 1
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        if count_lane_bytes(run, middle * micro_batch_size).sum() <= block_bytes:
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting
+
+    def are_too_many(strides: int) -> bool:
+        return int(count_lane_bytes(run, strides * micro_batch_size).sum()) > block_bytes
+
+    return bisect_left(range(1, most + 1), True, key=are_too_many)

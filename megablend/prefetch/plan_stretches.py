@@ -3,7 +3,6 @@ which the rest is extrapolated. A stretch is consecutive steps of one process.""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,19 +50,17 @@ class Stretch(NamedTuple):
     reads: Sequence[PlannedRead]
 
 
-def plan_stretches(
-    run: Run, future: StepSequence, begins: range, num_batches: int
-) -> tuple[list[Stretch], bool]:
+def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[list[Stretch], bool]:
     """Plan the reads of all processes, or of some; or of parts of them if a process has many
     samples. More are planned if the stretches differ much.
 
     Args:
-        future: all steps of the run.
-        begins: the first sample of each process.
+        future: the steps of the first process, see StepSequence.of_loaders.
         num_batches: see `plan_budget`.
 
     Returns: the stretches; whether each is all steps of a process.
     """
+    begins = future.begins
     samples_of_process = future.stop // len(begins)
     # More than two of the longest windows: stretches of processes are planned
     is_long = samples_of_process > 2 * WINDOW_SAMPLES
@@ -109,21 +106,15 @@ def _plan_stretch(
     """Plan all reads of the process that begins with sample `first`; or those of the second window
     from `first` on, and of further ones if windows are short. In the first window nothing is in
     memory, unlike in the middle of a run."""
-    stride = future.stride
-    batch_size = future.micro_batch_size
-    first_of_process = first % stride
     dictionaries = Dictionaries(0)
     num_samples = 0
     reads = list[PlannedRead]()
     for section in run.sections if is_whole else [run.view_at(first).settings]:
         view = run.view(section)
-        steps_before = -(-max(0, section.start - first_of_process) // stride)
-        coming = dataclasses.replace(
-            future,
-            first=max(first, first_of_process + steps_before * stride),
-            stop=min(section.stop, future.stop),
+        coming = future.within(section, first)
+        budget = plan_budget(
+            view, micro_batch_size=future.micro_batch_size, num_batches=num_batches
         )
-        budget = plan_budget(view, micro_batch_size=batch_size, num_batches=num_batches)
         dictionaries.resize(budget.dictionaries)
         windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
         for number, window in enumerate(windows):

@@ -9,6 +9,7 @@ and as used once. Reads that open files are not counted.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +39,12 @@ def read_amplification(
 
     Raises: ConfigError if memory is too small.
     """
-    step_samples = micro_batch_size * data_parallel_size
-    processes = max(1, num_workers)
-    stride = step_samples * processes
+    future = StepSequence(
+        first=first,
+        micro_batch_size=micro_batch_size,
+        stride=micro_batch_size * data_parallel_size * max(1, num_workers),
+        stop=stop,
+    )
     budget = plan_budget(
         run, micro_batch_size=micro_batch_size, num_batches=batches_of(num_workers)
     )
@@ -48,12 +52,9 @@ def read_amplification(
     useful_bytes = 0.0
     used_blocks = list[Int64s]()  # for each window, [2, num_blocks]: epochs and blocks
     all_dictionaries: dict[int, int] = {}
-    for begin in range(first, min(first + stride, stop), micro_batch_size):
-        future = StepSequence(
-            first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop
-        )
+    for begin in future.begins:
         dictionaries = Dictionaries(budget.dictionaries)
-        for window in plan_windows(run, future, budget):
+        for window in plan_windows(run, replace(future, first=begin), budget):
             schedule = window.schedule
             read_bytes += _sum_stored(run, schedule.ids[window.reads])
             numbers, sizes = run.store.dictionaries(_list_in_order(run, schedule, window.reads))

@@ -6,17 +6,17 @@ A sample number determines the blocks that the sample needs, so future reads are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.formats.base import Array
 from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.order.base import Spans
-from megablend.run.run import Run
+from megablend.run.run import Run, Section
 
 DICTIONARY_GROWTH = 3
 """Memory for reading a dictionary, as a multiple of its stored bytes: once these, and twice as many
@@ -36,6 +36,34 @@ class StepSequence:
     stop: int
     """Samples of the run; the last step may be shorter."""
 
+    @staticmethod
+    def of_loaders(
+        run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+    ) -> StepSequence:
+        """Return the steps of the first process of loaders of these sizes; those of the other
+        processes start at `begins`. All steps are complete."""
+        samples = micro_batch_size * data_parallel_size
+        return StepSequence(
+            first=0,
+            micro_batch_size=micro_batch_size,
+            stride=samples * max(1, num_workers),
+            stop=run.num_samples // samples * samples,
+        )
+
+    @property
+    def begins(self) -> range:
+        """The first sample of each process whose steps have this stride."""
+        stop = min(self.first + self.stride, self.stop)
+        return range(self.first, stop, self.micro_batch_size)
+
+    def within(self, section: Section, begin: int) -> StepSequence:
+        """Return the steps from sample `begin` on, `stride` samples apart, that start in a
+        section."""
+        steps_before = -(-max(0, section.start - begin) // self.stride)
+        return replace(
+            self, first=begin + steps_before * self.stride, stop=min(section.stop, self.stop)
+        )
+
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
         """Return the sample numbers of `num_steps` steps from `step` on, int64 [n], and where each
         step begins in them, int64 [steps + 1]; steps beyond the end of the run are omitted."""
@@ -46,7 +74,7 @@ class StepSequence:
         numbers = first_samples[:, np.newaxis] + np.arange(self.micro_batch_size)
         is_inside = numbers < self.stop
         step_sizes = is_inside.sum(axis=1)
-        return numbers[is_inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(step_sizes)])
+        return numbers[is_inside], running_totals(step_sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
