@@ -1,4 +1,4 @@
-"""Types of arrays, by their dtype; shapes are where they are used. And running totals."""
+"""Types of arrays, by their dtype, and running totals; shapes are where arrays are used."""
 
 from __future__ import annotations
 
