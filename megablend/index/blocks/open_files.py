@@ -23,7 +23,7 @@ from megablend.index.tables.file_table import FileEntry
 from megablend.index.tables.file_versions import check_body, join_etags, number_of, warn_moved
 from megablend.lazy import cached_property
 from megablend.lru import LRUCache
-from megablend.storage.base import Bytes, Storage, allocate_array
+from megablend.storage.base import Bytes, Storage, allocate_bytes
 from megablend.storage.hints import distrust
 from megablend.storage.location import find_scheme
 from megablend.storage.ranges import FetchedRanges
@@ -128,7 +128,7 @@ class FetchedCheck:
         offsets = np.array([offset for offset, _ in parts], np.int64)
         sizes = np.array([len(part) for _, part in parts], np.int64)
         distrust(self._storage, path, offsets, sizes)
-        data, begins = self._storage.read_ranges(path, offsets, sizes, allocate_array)
+        data, begins = self._storage.read_ranges(path, offsets, sizes, allocate_bytes)
         for (_, part), begin in zip(parts, begins.tolist(), strict=True):
             part[:] = data[begin : begin + len(part)]
 

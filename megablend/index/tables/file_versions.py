@@ -20,7 +20,7 @@ import numpy.typing as npt
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.index.tables.manifest import SEEN
 from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
-from megablend.storage.base import FileStat, Storage, allocate_array
+from megablend.storage.base import FileStat, Storage, allocate_bytes
 from megablend.storage.prefetched import request_ranges
 from megablend.system.log import LOG
 
@@ -53,7 +53,7 @@ def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
     Raises: see Storage.read."""
     digest = hashlib.blake2b(digest_size=16)
     offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
-    data, begins = storage.read_ranges(path, offsets, sizes, allocate_array)
+    data, begins = storage.read_ranges(path, offsets, sizes, allocate_bytes)
     for begin, length in zip(begins.tolist(), sizes.tolist(), strict=True):
         digest.update(data[begin : begin + length].data)
     return digest.hexdigest()
