@@ -351,11 +351,18 @@ class LentSampler(Sampler[list[int]]):
 def _make_watch(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
     run = dataset.run
-    store = dataset.run.store
+    store = run.store
+    options = run.runtime.objects
+    files = list_files(run)[rank::size]
+    if options.by_prefix:
+        # With `versions`, the version that was found first can be read whatever becomes of an object
+        files = [
+            file
+            for file in files
+            if not options.find(store.snapshot.path(file.number, store.roots)).versions
+        ]
     checker = FileChecker(store.snapshot, store.roots, store.storage)
-    return FileWatch(
-        checker, list_files(run)[rank::size], per_second=run.runtime.file_checks_per_second
-    )
+    return FileWatch(checker, files, per_second=run.runtime.file_checks_per_second)
 
 
 def _pinned(value: Any) -> Any:

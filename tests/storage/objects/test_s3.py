@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def test_a_run_goes_on_with_the_versions_that_it_began_with(
         )
         for name, each in (("plain", source), ("other", remote))
     )
-    other["storage"] = {f"s3://{bucket}": {"versions": True}}
+    other |= {"storage": {f"s3://{bucket}": {"versions": True}}, "file_checks_per_second": 10}
     for config in (plain, other):
         megablend.build(config)
     expected = [
@@ -246,10 +247,14 @@ def test_a_run_goes_on_with_the_versions_that_it_began_with(
         for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)
     ]
     dataset = megablend.open(other)
-    batches = iter(megablend.Loader(dataset, micro_batch_size=2))
-    found = [next(batches)["tokens"].tolist()]
+    for k in range(len(dataset)):  # the versions of all files are known
+        dataset[k]
     write_source(tmp_path / "new", 0, "parquet", documents(0, 60, 20, seed=2))
     upload(store, bucket, tmp_path / "new", source)
+    batches = iter(megablend.Loader(dataset, micro_batch_size=2))
+    found = [next(batches)["tokens"].tolist()]
+    # A thread would go on checking files, or have found that they were replaced
+    assert all(thread.name != "megablend-watch" for thread in threading.enumerate())
     found += [batch["tokens"].tolist() for batch in batches]
     assert found == expected
     assert dataset[7]["tokens"].tolist() == expected[3][1]
