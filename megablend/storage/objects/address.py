@@ -13,6 +13,8 @@ WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXPECTED = {"s3": "s3://bucket/key", "gs": "gs://bucket/key", "az": "az://container/key"}
 """The form of a location of each scheme, for messages."""
+_REFUSED_PARTS = ("", ".", "..")
+"""The parts of a key, between slashes, that clients of object stores change or refuse."""
 
 
 class Address(NamedTuple):
@@ -57,11 +59,20 @@ def check_key(location: str, key: str) -> None:
             "its key contains a control character, such as a newline or a tab; copy the object to a key without "
             "control characters",
         )
-    parts = key.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in _REFUSED_PARTS for part in key.split("/")):
         raise UnsupportedFileError(
             location,
             "its key has an empty part, `.` or `..` between slashes; copy the object to a key without such parts",
+        )
+
+
+def check_pattern(location: str, pattern: str) -> None:
+    """Check that a pattern of keys can match keys that the client can address.
+    Raises: UnsupportedFileError."""
+    if any(part in _REFUSED_PARTS for part in pattern.split("/")[:-1]):
+        raise UnsupportedFileError(
+            location,
+            "the pattern has an empty part, `.` or `..` between slashes; remove that part from the pattern",
         )
 
 

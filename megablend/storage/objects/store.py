@@ -35,7 +35,13 @@ from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.location import has_wildcard
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
-from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
+from megablend.storage.objects.address import (
+    WEB_SCHEMES,
+    Address,
+    check_key,
+    check_pattern,
+    parse_location,
+)
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
 from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
@@ -116,6 +122,7 @@ class ObjectStorage:
         """Find without checking the endpoint."""
         if address.scheme in WEB_SCHEMES or not has_wildcard(address.key):
             return self._find_one(pattern, address)
+        check_pattern(pattern, address.key)
         try:
             bucket, lister = self._with_lister(pattern, address)
             found, versions = loop.run(lister.find(pattern, address))

@@ -245,6 +245,9 @@ test_objects = table(
     fault("an empty part of a key", at("s3://b/a//x"),
         "its key has an empty part, .*; copy the object to a key without such parts",
           has("b/a/x", "s3://b/a/x")),
+    fault("an empty part of a pattern", at("s3://b/a//*"),
+          "the pattern has an empty part, .*; remove that part from the pattern",
+          has("b/a/x", "s3://b/a/*")),
     fault("a key with an empty part among others", add_bad_key,
           r"the object s3://b/dir//x has an empty part, .*: copy it to a key without such parts and remove it, or "
           r"use a pattern for",
