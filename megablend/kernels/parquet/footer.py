@@ -69,7 +69,53 @@ NUMBERED = 63
 MAX_COUNT = 1 << 48
 """Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
 an int64."""
-REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
+# Ids of fields of RowGroup, ColumnChunk, ColumnMetaData, PageEncodingStats, Statistics and
+# SizeStatistics
+ROW_GROUP_COLUMNS = 1
+ROW_GROUP_NUM_ROWS = 3
+CHUNK_FILE_PATH = 1
+CHUNK_META_DATA = 3
+CHUNK_OFFSET_INDEX = 4
+CHUNK_OFFSET_INDEX_BYTES = 5
+CHUNK_COLUMN_INDEX = 6
+CHUNK_COLUMN_INDEX_BYTES = 7
+CHUNK_CRYPTO = 8
+CHUNK_ENCRYPTED_META_DATA = 9
+META_TYPE = 1
+META_ENCODINGS = 2
+META_PATH = 3
+META_CODEC = 4
+META_NUM_VALUES = 5
+META_DECODED_BYTES = 6
+META_STORED_BYTES = 7
+META_DATA_PAGE = 9
+META_DICTIONARY_PAGE = 11
+META_STATISTICS = 12
+META_ENCODING_STATS = 13
+META_SIZE_STATISTICS = 16
+ENCODING_STATS_PAGE_TYPE = 1
+ENCODING_STATS_ENCODING = 2
+STATISTICS_MAX = 1
+STATISTICS_MIN = 2
+STATISTICS_NULL_COUNT = 3
+STATISTICS_MAX_VALUE = 5
+STATISTICS_MIN_VALUE = 6
+STATISTICS_IS_MAX_EXACT = 7
+STATISTICS_IS_MIN_EXACT = 8
+SIZES_DEF_LEVELS = 3
+REQUIRED = sum(
+    1 << field
+    for field in (
+        META_TYPE,
+        META_ENCODINGS,
+        META_PATH,
+        META_CODEC,
+        META_NUM_VALUES,
+        META_DECODED_BYTES,
+        META_STORED_BYTES,
+        META_DATA_PAGE,
+    )
+)
 """Bits of the required fields of ColumnMetaData."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -160,7 +206,7 @@ def _row_group(
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             break
-        if field == 1:
+        if field == ROW_GROUP_COLUMNS:
             if kind != LIST:
                 return UNUSUAL
             position, count, element = list_header(data, position, end)
@@ -173,15 +219,16 @@ def _row_group(
                     position = skip(data, position, end, STRUCT)
                 if position < 0:
                     return position
-            seen |= 1
-        elif field == 3:
+            seen |= 1 << ROW_GROUP_COLUMNS
+        elif field == ROW_GROUP_NUM_ROWS:
             position, found["num_rows"] = integer(data, position, end, kind)
-            seen |= 2
+            seen |= 1 << ROW_GROUP_NUM_ROWS
         else:
             position = skip(data, position, end, kind)
         if position < 0:
             break
-    return position if position < 0 or seen == 3 else UNUSUAL
+    required = 1 << ROW_GROUP_COLUMNS | 1 << ROW_GROUP_NUM_ROWS
+    return position if position < 0 or seen == required else UNUSUAL
 
 
 @device
@@ -198,20 +245,20 @@ def _column_chunk(
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             break
-        if field in (1, 8, 9):
+        if field in (CHUNK_FILE_PATH, CHUNK_CRYPTO, CHUNK_ENCRYPTED_META_DATA):
             return UNUSUAL
-        if field == 3:
+        if field == CHUNK_META_DATA:
             if kind != STRUCT:
                 return UNUSUAL
             position = _meta_data(data, position, end, path, path_bytes, found)
             seen = True
-        elif field == 4:
+        elif field == CHUNK_OFFSET_INDEX:
             position, found["offset_index"] = _count(data, position, end, kind)
-        elif field == 5:
+        elif field == CHUNK_OFFSET_INDEX_BYTES:
             position, found["offset_index_bytes"] = integer(data, position, end, kind)
-        elif field == 6:
+        elif field == CHUNK_COLUMN_INDEX:
             position, found["column_index"] = _count(data, position, end, kind)
-        elif field == 7:
+        elif field == CHUNK_COLUMN_INDEX_BYTES:
             position, found["column_index_bytes"] = integer(data, position, end, kind)
         else:
             position = skip(data, position, end, kind)
@@ -245,31 +292,31 @@ def _meta_data(
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             break
-        if 1 <= field <= 9:
+        if META_TYPE <= field <= META_DATA_PAGE:
             seen |= 1 << field
-        if field == 1:
+        if field == META_TYPE:
             position, found["physical"] = integer(data, position, end, kind)
-        elif field == 2:
+        elif field == META_ENCODINGS:
             position, found["encodings"] = _encodings(data, position, end, kind)
-        elif field == 3:
+        elif field == META_PATH:
             position = _expect(data, position, end, path, path_bytes) if kind == LIST else UNUSUAL
-        elif field == 4:
+        elif field == META_CODEC:
             position, found["codec"] = integer(data, position, end, kind)
-        elif field == 5:
+        elif field == META_NUM_VALUES:
             position, found["num_values"] = integer(data, position, end, kind)
-        elif field == 6:
+        elif field == META_DECODED_BYTES:
             position, found["decoded_bytes"] = integer(data, position, end, kind)
-        elif field == 7:
+        elif field == META_STORED_BYTES:
             position, found["stored_bytes"] = integer(data, position, end, kind)
-        elif field == 9:
+        elif field == META_DATA_PAGE:
             position, found["data_page"] = integer(data, position, end, kind)
-        elif field == 11:
+        elif field == META_DICTIONARY_PAGE:
             position, found["dictionary_page"] = integer(data, position, end, kind)
-        elif field == 12:
+        elif field == META_STATISTICS:
             position = _statistics(data, position, end, kind, found)
-        elif field == 13:
+        elif field == META_ENCODING_STATS:
             position, found["page_encodings"] = _page_encodings(data, position, end, kind)
-        elif field == 16:
+        elif field == META_SIZE_STATISTICS:
             position, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(
                 data, position, end, kind
             )
@@ -326,9 +373,9 @@ def _page_encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[
             position, field, kind = next_field(data, position, end, field)
             if position < 0 or kind == 0:
                 break
-            if field == 1:
+            if field == ENCODING_STATS_PAGE_TYPE:
                 position, page_type = integer(data, position, end, kind)
-            elif field == 2:
+            elif field == ENCODING_STATS_ENCODING:
                 position, encoding = integer(data, position, end, kind)
             else:
                 position = skip(data, position, end, kind)
@@ -361,22 +408,22 @@ def _statistics(data: Pointer, position: int, end: int, kind: int, found: np.voi
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             return position
-        if field == 3:
+        if field == STATISTICS_NULL_COUNT:
             position, found["null_count"] = _count(data, position, end, kind)
-        elif field in (1, 2, 5, 6):
+        elif field in (STATISTICS_MAX, STATISTICS_MIN, STATISTICS_MAX_VALUE, STATISTICS_MIN_VALUE):
             found["ranges"] &= ~np.int64((1 << field) | (1 << (field + 8)))
             position, size, word = _value(data, position, end, kind)
             if size:
                 found["ranges"] |= np.int64(1 << field if size == 4 else 1 << (field + 8))
-            if field == 1:
+            if field == STATISTICS_MAX:
                 found["old_max"] = word
-            elif field == 2:
+            elif field == STATISTICS_MIN:
                 found["old_min"] = word
-            elif field == 5:
+            elif field == STATISTICS_MAX_VALUE:
                 found["max_value"] = word
             else:
                 found["min_value"] = word
-        elif field in (7, 8):
+        elif field in (STATISTICS_IS_MAX_EXACT, STATISTICS_IS_MIN_EXACT):
             found["ranges"] &= ~np.int64(1 << field)
             if kind == FALSE:
                 found["ranges"] |= np.int64(1 << field)
@@ -417,7 +464,7 @@ def _histogram(data: Pointer, position: int, end: int, kind: int) -> tuple[int, 
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             return position, count, total, last
-        if field == 3:
+        if field == SIZES_DEF_LEVELS:
             if kind != LIST:
                 return UNUSUAL, count, total, last
             position, count, element = list_header(data, position, end)

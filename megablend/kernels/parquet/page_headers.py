@@ -26,6 +26,26 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
 """Largest body of a page: the format counts in int32, and so does the index, header included."""
 
+# Ids of fields of PageHeader
+PAGE_TYPE = 1
+DECODED_BYTES = 2
+STORED_BYTES = 3
+CRC = 4
+DATA_HEADER = 5
+DICTIONARY_HEADER = 7
+DATA_V2_HEADER = 8
+# Ids of fields of DataPageHeader, DictionaryPageHeader and DataPageHeaderV2
+NUM_VALUES = 1
+ENCODING = 2
+DEF_ENCODING = 3
+REP_ENCODING = 4
+V2_ENCODING = 4
+V2_DEF_BYTES = 5
+V2_REP_BYTES = 6
+V2_IS_COMPRESSED = 7
+RLE = 3
+"""The encoding of levels in pages whose headers do not state any."""
+
 HEADER_DTYPE = np.dtype(
     [
         ("offset", "<i8"),  # byte of the file at which the page begins
@@ -158,8 +178,7 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
     `kernels.parquet.thrift`."""
     kind = stored = decoded = values = encoding = -1
     header["crc"] = header["def_bytes"] = header["rep_bytes"] = 0
-    # RLE, for pages whose headers do not state encodings of levels
-    header["def_encoding"] = header["rep_encoding"] = 3
+    header["def_encoding"] = header["rep_encoding"] = RLE
     header["has_crc"] = False
     header["is_compressed"] = True
     begin = position
@@ -170,23 +189,23 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
             return position
         if wire == 0:
             break
-        if 1 <= field <= 4:
+        if PAGE_TYPE <= field <= CRC:
             position, value = integer(data, position, end, wire)
-            if field == 1:
+            if field == PAGE_TYPE:
                 kind = value
-            elif field == 2:
+            elif field == DECODED_BYTES:
                 decoded = value
-            elif field == 3:
+            elif field == STORED_BYTES:
                 stored = value
             else:
                 header["crc"] = value
                 header["has_crc"] = True
-        elif wire == STRUCT and field == 5 and kind == DATA:
+        elif wire == STRUCT and field == DATA_HEADER and kind == DATA:
             header["def_encoding"] = header["rep_encoding"] = -1
             position, values, encoding = _parse_type_header(data, position, end, header, DATA)
-        elif wire == STRUCT and field == 7 and kind == DICTIONARY:
+        elif wire == STRUCT and field == DICTIONARY_HEADER and kind == DICTIONARY:
             position, values, encoding = _parse_type_header(data, position, end, header, DICTIONARY)
-        elif wire == STRUCT and field == 8 and kind == DATA_V2:
+        elif wire == STRUCT and field == DATA_V2_HEADER and kind == DATA_V2:
             position, values, encoding = _parse_type_header(data, position, end, header, DATA_V2)
         else:
             position = skip(data, position, end, wire)
@@ -220,35 +239,35 @@ def _parse_type_header(
     and fill the fields of `header` about levels and compression. Returns the position after it, the
     number of values, and their encoding."""
     values = encoding = -1
-    # Fields 1 to `last_integer` are integers
-    encoding_field = 2
+    # Fields up to `last_integer` are integers
+    encoding_field = ENCODING
     if kind == DATA:
-        last_integer = 4
+        last_integer = REP_ENCODING
     elif kind == DICTIONARY:
-        last_integer = 2
+        last_integer = ENCODING
     else:
-        last_integer = 6
-        encoding_field = 4
+        last_integer = V2_REP_BYTES
+        encoding_field = V2_ENCODING
     field = 0
     while True:
         position, field, wire = next_field(data, position, end, field)
         if position < 0 or wire == 0:
             return position, values, encoding
-        if 1 <= field <= last_integer:
+        if NUM_VALUES <= field <= last_integer:
             position, value = integer(data, position, end, wire)
-            if field == 1:
+            if field == NUM_VALUES:
                 values = value
             elif field == encoding_field:
                 encoding = value
-            elif kind == DATA and field == 3:
+            elif kind == DATA and field == DEF_ENCODING:
                 header["def_encoding"] = value
             elif kind == DATA:
                 header["rep_encoding"] = value
-            elif field == 5:
+            elif field == V2_DEF_BYTES:
                 header["def_bytes"] = value
-            elif field == 6:
+            elif field == V2_REP_BYTES:
                 header["rep_bytes"] = value
-        elif kind == DATA_V2 and field == 7:
+        elif kind == DATA_V2 and field == V2_IS_COMPRESSED:
             if wire not in (TRUE, FALSE):
                 return UNUSUAL, values, encoding
             header["is_compressed"] = wire == TRUE

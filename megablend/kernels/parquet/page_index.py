@@ -39,6 +39,15 @@ MAX_PAGE_BYTES = (1 << 31) - 1
 MAX_LEVELS = 1 << 40
 """Upper bound of plausible counts of levels of a page."""
 
+# Ids of fields of OffsetIndex, PageLocation and ColumnIndex
+PAGE_LOCATIONS = 1
+LOCATION_OFFSET = 1
+LOCATION_SIZE = 2
+LOCATION_FIRST_ROW = 3
+NULL_COUNTS = 5
+REP_LEVELS = 6
+DEF_LEVELS = 7
+
 NONE = 0
 """Nothing is wrong."""
 UNREADABLE = 1
@@ -99,7 +108,7 @@ def page_locations(
     filled = 0
     first_page[0] = 0
     for i in range(len(begins)):
-        count = _locations(
+        count = _parse_locations(
             data, begins[i], ends[i], offsets[filled:], sizes[filled:], rows[filled:]
         )
         if count <= 0:
@@ -111,8 +120,10 @@ def page_locations(
             problem = _bad_number(offsets[j], sizes[j], rows[j])
             if problem != NONE:
                 return i, problem, j
-        if offsets[first] < starts[i] or rows[first] != 0:
-            return i, OVERLAP if offsets[first] < starts[i] else DISORDER, first
+        if offsets[first] < starts[i]:
+            return i, OVERLAP, first
+        if rows[first] != 0:
+            return i, DISORDER, first
         for j in range(first, filled):
             is_last = j + 1 == filled
             if offsets[j] + sizes[j] > (limit if is_last else offsets[j + 1]):
@@ -136,7 +147,7 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 
 
 @device
-def _locations(
+def _parse_locations(
     data: Pointer, position: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s
 ) -> int:
     """Parse an OffsetIndex. Returns the number of its pages, or an error code of
@@ -147,12 +158,12 @@ def _locations(
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             break
-        if field == 1 and kind == LIST:
+        if field == PAGE_LOCATIONS and kind == LIST:
             position, count, element = list_header(data, position, end)
             if count > len(offsets) or (count and element != STRUCT):
                 return UNUSUAL
             for i in range(count):
-                position, offsets[i], sizes[i], first_rows[i] = _location(data, position, end)
+                position, offsets[i], sizes[i], first_rows[i] = _parse_location(data, position, end)
                 if position < 0:
                     break
         else:
@@ -163,7 +174,7 @@ def _locations(
 
 
 @device
-def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
+def _parse_location(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
     """Parse a PageLocation. Returns the position after it, offset, size, and first row."""
     offset = size = row = np.int64(0)
     # The usual form, which all known writers write
@@ -181,12 +192,12 @@ def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, in
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             break
-        if 1 <= field <= 3:
+        if LOCATION_OFFSET <= field <= LOCATION_FIRST_ROW:
             position, value = integer(data, position, end, kind)
             seen |= 1 << field
-            if field == 1:
+            if field == LOCATION_OFFSET:
                 offset = value
-            elif field == 2:
+            elif field == LOCATION_SIZE:
                 size = value
             else:
                 row = value
@@ -194,7 +205,10 @@ def _location(data: Pointer, position: int, end: int) -> tuple[int, int, int, in
             position = skip(data, position, end, kind)
         if position < 0:
             break
-    return (position if position < 0 or seen == 0b1110 else UNUSUAL), offset, size, row
+    required = 1 << LOCATION_OFFSET | 1 << LOCATION_SIZE | 1 << LOCATION_FIRST_ROW
+    if position >= 0 and seen != required:
+        position = UNUSUAL
+    return position, offset, size, row
 
 
 @kernel
@@ -232,7 +246,9 @@ def page_counts(
         pages = slice(first_page[i], first_page[i + 1])
         kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
         if begins[i] < ends[i]:
-            after = _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], num_counts[i])
+            after = _parse_counts(
+                data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], num_counts[i]
+            )
             if after < 0:
                 return i, UNREADABLE, 0
         for kind in range(2, -1, -1):
@@ -272,7 +288,7 @@ def _have_same_sums(rep_levels: Int64s, def_levels: Int64s) -> bool:
 
 
 @device
-def _counts(
+def _parse_counts(
     data: Pointer,
     position: int,
     end: int,
@@ -288,19 +304,19 @@ def _counts(
         position, field, kind = next_field(data, position, end, field)
         if position < 0 or kind == 0:
             return position
-        if 5 <= field <= 7:
+        if NULL_COUNTS <= field <= DEF_LEVELS:
             if kind != LIST:
                 return UNUSUAL
             position, count, element = list_header(data, position, end)
             if position >= 0 and count and not I8 <= element <= I64:
                 return UNUSUAL
-            num_counts[field - 5] = count
-            if field == 5:
-                position = _integers(data, position, end, element, count, nulls)
-            elif field == 6:
-                position = _integers(data, position, end, element, count, rep_levels)
+            num_counts[field - NULL_COUNTS] = count
+            if field == NULL_COUNTS:
+                position = _parse_integers(data, position, end, element, count, nulls)
+            elif field == REP_LEVELS:
+                position = _parse_integers(data, position, end, element, count, rep_levels)
             else:
-                position = _integers(data, position, end, element, count, def_levels)
+                position = _parse_integers(data, position, end, element, count, def_levels)
         else:
             position = skip(data, position, end, kind)
         if position < 0:
@@ -308,7 +324,9 @@ def _counts(
 
 
 @device
-def _integers(data: Pointer, position: int, end: int, kind: int, count: int, out: Int64s) -> int:
+def _parse_integers(
+    data: Pointer, position: int, end: int, kind: int, count: int, out: Int64s
+) -> int:
     """Parse the elements of a list into `out`, column by column, if their number is that of `out`;
     otherwise skip them. Returns the position after them."""
     height, width = out.shape
