@@ -70,8 +70,8 @@ def refuse_second_split() -> None:
 
 
 def warn_if_skipped_too(start: int) -> None:
-    """Warn if accelerate skips batches of the caller, a sampler's iterator that begins where a state
-    was saved.
+    """Warn if accelerate skips batches of the caller, a sampler's iterator that does not begin at
+    the run's first sample.
 
     Args:
         start: the sample number at which the iterator begins.
@@ -81,10 +81,11 @@ def warn_if_skipped_too(start: int) -> None:
         if frame is None:
             return
         caller = _self_of(frame, "accelerate")
-        if type(caller).__name__ == "SkipBatchSampler" and caller.skip_batches > 0:
+        num_skipped = getattr(caller, "skip_batches", 0)
+        if type(caller).__name__ == "SkipBatchSampler" and num_skipped > 0:
             warnings.warn(
-                f"accelerate skips {caller.skip_batches} batches from sample {start} on, where the state that was loaded "
-                "already continues: the run leaves them out; either load the state (with Trainer: ignore_data_skip=True) "
+                f"accelerate skips {num_skipped} batches from sample {start} on, where a state or consumed_samples "
+                "already continues: the run leaves them out; either resume there (with Trainer: ignore_data_skip=True) "
                 "or skip batches, not both",
                 RuntimeWarning,
                 stacklevel=3,

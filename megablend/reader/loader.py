@@ -354,8 +354,8 @@ def _make_watch(dataset: Dataset, rank: int, size: int) -> FileWatch:
     store = run.store
     options = run.runtime.objects
     files = list_files(run)[rank::size]
-    if options.by_prefix:
-        # With `versions`, the version that was found first can be read whatever becomes of an object
+    if any(dict(settings).get("versions") for _, settings in options.by_prefix):
+        # A process that has read a version goes on with it, whatever becomes of the object
         files = [
             file
             for file in files

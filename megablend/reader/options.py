@@ -51,8 +51,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
             "in_order: found False, expected True: a saved state is a number of batches, which is valid only if they "
             "arrive in order"
         )
-    can_pin = torch.cuda.is_available() or torch.accelerator.is_available()
-    if checked.get("pin_memory") and not can_pin:
+    if checked.get("pin_memory") and not (
+        torch.cuda.is_available() or torch.accelerator.is_available()
+    ):
         raise ConfigError(
             "pin_memory: found True, but torch finds no CUDA device; remove the option"
         )

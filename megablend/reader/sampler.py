@@ -84,8 +84,8 @@ class PretrainingSampler(Sampler[list[int]]):
             if consumed_samples is None
             else dataset.check_position(consumed_samples)
         )
-        self._loaded_samples = 0
-        """The position of the state that was loaded last; 0 without one."""
+        self._resumed_at = self.consumed_samples
+        """The position at which this sampler began, or that of the state that was loaded last."""
         # A position that nobody gave may still come from `load_state_dict`.
         if consumed_samples is not None or dataset.consumed_samples:
             self.check_steps()
@@ -133,7 +133,7 @@ class PretrainingSampler(Sampler[list[int]]):
         refuse_second_split()
         self.check_steps()
         start = self.next_start()
-        if 0 < start == self._loaded_samples:
+        if 0 < start == self._resumed_at:
             warn_if_skipped_too(start)
         for _ in range(self.steps_after(start)):
             start, stop = self.next_step(start)
@@ -151,7 +151,7 @@ class PretrainingSampler(Sampler[list[int]]):
         """Continue where a state was saved, with any number of ranks and any micro batch.
         Raises: StateError; ConfigError as `check_steps`."""
         self.consumed_samples = self.dataset.check_state(state)
-        self._loaded_samples = self.consumed_samples
+        self._resumed_at = self.consumed_samples
         self.check_steps()
 
 

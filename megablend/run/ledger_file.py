@@ -311,13 +311,14 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     is_blended = not may_be_unblended or "seed" in record
     if is_blended:
         record = {"plan": 1, "interleaving": LANES, **record}
-    _check(record, _BLENDED if is_blended else _ONE_PASS)
+    keys = _BLENDED if is_blended else _ONE_PASS
+    _check(record, keys)
     if not record["sources"]:
         raise ValueError("no sources")
     settings = dict[str, Any]()
     for name in SETTINGS:
         key = _KEYS.get(name, name)
-        if key in record:
+        if key in keys:  # others were not checked
             settings[name] = record[key]
     if is_blended:
         settings["order"] = current_name(record["order"])

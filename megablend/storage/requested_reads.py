@@ -31,9 +31,11 @@ class RequestedReads(Waits):
     def cancel(self) -> None:
         """Cancel all reads, and end the waits for memory: callers that wait for a read get a
         CancelledError."""
-        super().cancel()
-        with self._has_room:
-            self._has_room.notify_all()
+        try:
+            super().cancel()
+        finally:  # also if another interrupt ends this
+            with self._has_room:
+                self._has_room.notify_all()
 
     def reserve(self, size: int, *, wait: bool) -> bool:
         """Reserve memory. A portion larger than the limit gets it when no other memory is reserved.

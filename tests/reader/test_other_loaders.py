@@ -160,6 +160,9 @@ def test_skipping_batches_after_a_state_was_loaded_is_warned_of(config: dict[str
             next(iter(accelerate.skip_first_batches(whole, 3)))
         resumed.load_state_dict(dataset.state_dict(0))
         next(iter(accelerate.skip_first_batches(whole, 3)))
+    opened = megablend.open(config, consumed_samples=12)
+    with pytest.warns(RuntimeWarning, match="skips 3 batches from sample 12 on.*not both"):
+        next(iter(accelerate.skip_first_batches(megablend.Loader(opened, micro_batch_size=4), 3)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from megablend.errors import CacheError, PlanError
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import list_runs, load_ledger, save_ledger
+from megablend.run.ledger_file import list_runs, load_ledger, parse_blend, save_ledger
 from megablend.run.ledger_format import blend_record, digest_of, ledger_record, open_seal
 from megablend.run.stage import Blend, SourceShare, Stage
 
@@ -91,6 +91,9 @@ def test_an_unblended_split_is_described_by_its_sources_alone() -> None:
         "add_extra_token_to_sequence": True,
         "sources": [{"name": "a", "append_eod": None}, {"name": "b", "append_eod": 0}],
     }
+    # Other keys, whose values are not checked, are not taken
+    record = blend_record(blend) | {"lanes": "x", "interleaving": "none", "plan": "y", "order": 1}
+    assert parse_blend(record, may_be_unblended=True) == blend
 
 
 def test_another_index_or_blend_is_another_digest() -> None:

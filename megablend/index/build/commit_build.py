@@ -95,7 +95,7 @@ def write_snapshot(
     Raises: CacheError if the cache cannot be written; the errors of `fragments`.
     """
     path = snapshots(store.folder) / "generation"
-    with translate_os_errors(path), unfinished_folder(path) as folder:
+    with translate_os_errors(path.parent), unfinished_folder(path) as folder:
         ranges: list[tuple[int, int] | None] = []
         manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
         write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])

@@ -108,7 +108,11 @@ class TableWriter:
     def append(self, rows: Mapping[str, npt.NDArray[Any]] | npt.NDArray[np.void]) -> None:
         """Append rows, given as one array per column, or as a structured array."""
         for name, column in self._columns.items():
-            column.write(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
+            values = np.ascontiguousarray(rows[name], self._dtypes[name])
+            # `write` would move them to a file too, but only after it had them all in memory
+            if column.tell() + values.nbytes > self._kept_bytes:
+                column.rollover()
+            column.write(values.data)
 
     def finish(self) -> str:
         """Join the columns into the table; returns a digest of their values, independent of the

@@ -159,7 +159,7 @@ class Bucket:
         async def attempt() -> ObjectVersion | Failure:
             nonlocal seconds
             seconds *= 2  # give a slow source more time on each attempt
-            meta = await attempt_within(seconds, obstore.head_async(self.client.store, key))
+            meta = await attempt_within(seconds, lambda: obstore.head_async(self.client.store, key))
             if isinstance(meta, Failure):
                 return meta
             return make_version(meta, versions=self.client.options.versions)

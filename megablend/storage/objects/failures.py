@@ -312,8 +312,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 def _of_connection(text: str, name: str) -> Failure:
     """Return the failure for an error without a status: of the connection, or of credentials."""
-    description = f"{name} {_NAMES.sub('', text)}".lower()
+    description = _NAMES.sub("", text).lower()
     for words, failure in _CONNECTION_FAILURES:
-        if any(word in description for word in words):
+        if name.lower() in words or any(word in description for word in words):
             return failure
     return _BROKEN

@@ -162,5 +162,7 @@ class _HelperStorage(WrapperStorage):
                 version, ends = split_known(facts)
                 if replaces or self._checking:
                     self._known.replace({path: version})
-                if self._known.keep(path, version, ends) != version:
+                kept = self._known.keep(path, version, ends)
+                # Another call may have replaced the version meanwhile, which is no error then
+                if kept != version and not (replaces or self._checking):
                     raise replaced_error(path)

@@ -208,7 +208,7 @@ class ObjectPrefix:
         seconds = _PUT_SECONDS + client.options.read_timeout + size / _MIN_BYTES_PER_SECOND
 
         def attempt() -> Awaitable[T | Failure]:
-            return attempt_within(seconds, request(client.store), is_write=is_write)
+            return attempt_within(seconds, lambda: request(client.store), is_write=is_write)
 
         try:
             found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)

@@ -176,11 +176,11 @@ class RetryPolicy:
 
 
 async def attempt_within(
-    seconds: float, request: Awaitable[T], *, is_write: bool = False
+    seconds: float, send: Callable[[], Awaitable[T]], *, is_write: bool = False
 ) -> T | Failure:
-    """Return the response to a request that may take some seconds, or its failure."""
+    """Send a request that may take some seconds. Returns: the response, or the failure."""
     try:
-        return await asyncio.wait_for(request, seconds)
+        return await asyncio.wait_for(send(), seconds)
     except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
         return Failure(Kind.AGAIN, f"no response for {seconds:.0f} s", "")
     except Exception as error:  # the client may raise anything

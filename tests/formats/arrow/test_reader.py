@@ -212,6 +212,15 @@ def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
         index(path, "ids")
 
 
+def test_the_layout_of_a_union_without_fields_is_unknown(tmp_path: Path) -> None:
+    odd = pa.UnionArray.from_sparse(pa.array([], pa.int8()), [])
+    path = write(tmp_path / "x.arrow", pa.table({"odd": odd, "ids": pa.array([], pa.int64())}))
+    with pytest.raises(
+        UnsupportedFileError, match=r"column odd has type .*leave it out of the file"
+    ):
+        index(path, "ids")
+
+
 def test_the_column_must_be_clear(tmp_path: Path) -> None:
     table = pa.table({"a": [[1]], "b": [1], "record": [{"input_id": [1]}]})
     path = write(tmp_path / "x.arrow", table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,19 @@ def test_long_columns_are_written_to_files(tmp_path: Path) -> None:
     assert [len(parts) for parts, _, _ in written] == [0, 1, 2]
     assert len({each[1:] for each in written}) == 1
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_long_columns_are_not_copied_in_memory(tmp_path: Path) -> None:
+    a = np.zeros(1 << 21, np.int64)
+    b = np.zeros(1 << 21, np.uint8)
+    with TableWriter(tmp_path / "t", COLUMNS) as writer:
+        tracemalloc.start()
+        try:
+            writer.append({"a": a, "b": b})
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < a.nbytes / 2
 
 
 def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 
 import pytest
 
 from megablend.errors import DataError
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.rate_limiter import RateLimiter
-from megablend.storage.objects.retry_policy import RetryPolicy
+from megablend.storage.objects.retry_policy import RetryPolicy, attempt_within
 
 
 class Trial:
@@ -45,6 +45,13 @@ class Trial:
 
         found = asyncio.run(retry())
         return found.kind if isinstance(found, Failure) else None
+
+
+def test_a_client_that_refuses_at_once_has_failed_too() -> None:
+    def refuse() -> Awaitable[str]:
+        raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
+
+    assert isinstance(asyncio.run(attempt_within(1.0, refuse)), Failure)
 
 
 def test_each_attempt_waits_for_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
