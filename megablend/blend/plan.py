@@ -255,7 +255,8 @@ class StagesPlan(LocatesMany):
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None
         before = int(ordinal - self._first_ordinals[stage, source])
-        # The ordinal was begun, but is not read since its source was withdrawn
+        # An earlier stage has begun the ordinal, but it is never read, because its source was
+        # withdrawn
         if before >= self.stages[stage].read[source]:
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)

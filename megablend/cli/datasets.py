@@ -63,8 +63,8 @@ def add_command(
     """List files as a revision of a dataset; nothing is fetched.
 
     A SOURCE is a file, a pattern, a folder with all its files, a .urls file, or a config, which
-    stands for its sources. While the dataset is wanted, its sources are listed again; if files were
-    added or replaced, the listing becomes its latest revision."""
+    stands for its sources. While the dataset is wanted, its sources are listed again at intervals
+    (--every); if files were added or replaced, the listing becomes its latest revision."""
     located = {source: _locate(source) for source in sources}
     all_patterns = list[str]()
     recorded = list[str]()
@@ -386,8 +386,8 @@ def _print_listed(found: dict[str, Any]) -> None:
 
 
 def _print_status(found: dict[str, Any]) -> None:
-    """Print the room of the mirror, and how much of each want is held."""
-    print_line(f"room: {format_gb(found['capacity'])}")
+    """Print the capacity of the mirror, and how much of each want is held."""
+    print_line(f"capacity: {format_gb(found['capacity'])}")
     if found["trouble"]:
         print_line(f"not up to date: {found['trouble']}")
     _print_listed(found)
@@ -436,6 +436,6 @@ def _print_forgotten(found: dict[str, Any]) -> None:
     """Print the forgotten revisions, and how much each node has deleted."""
     print_lines(found["revisions"], "forgotten: ")
     for node, each in sorted(found.get("nodes", {}).items()):
-        print_line(f"{node}: deleted {format_gb(each['bytes'])} of {each['files']:,} files")
+        print_line(f"{node}: deleted {format_gb(each['bytes'])} in {each['files']:,} files")
     print_lines(found.get("away", ()), "unreachable, will delete when it is back: ")
-    print_line(f"deleted {format_gb(found['bytes'])} of {found['files']:,} files")
+    print_line(f"deleted {format_gb(found['bytes'])} in {found['files']:,} files")

@@ -236,7 +236,7 @@ def _print_amendment(found: Amendment) -> None:
     if found.at != found.requested:
         rounded = f" ({found.requested:,} rounded up to the end of a cycle)"
     before = (found.plan_before, found.samples_before)
-    how = "with other settings" if (found.plan, found.samples) != before else "as it does already"
+    how = "with new settings" if (found.plan, found.samples) != before else "unchanged"
     print_line(f"run {found.run!r} {verb} {how} from sample {found.at:,} on{rounded}")
     if found.drained is not None:
         print_drain(found.drained)

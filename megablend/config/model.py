@@ -35,7 +35,7 @@ OUTSIDE_REQUEST = frozenset(
         "local_cache",
         "run",
         "path",
-        # What a sample has in addition to its tokens, and what these are compared with
+        # What a sample has in addition to its tokens, and what the tokens are checked against
         "extra_columns",
         "vocab_size",
         "eod_token",

@@ -50,8 +50,8 @@ def compare_settings(
 
 
 def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each single setting of nested ones: a name such as `sources.train[1].weight`, and the
-    value as text."""
+    """Yield each leaf of nested settings: its name, such as `sources.train[1].weight`, and its value
+    as text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(item, f"{name}.{key}" if name else str(key))

@@ -68,7 +68,7 @@ def repair_kept_index(
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
     """Return the error for an index that a run keeps and that cannot be rebuilt."""
     return CacheError(
-        f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config now make {newest}: "
+        f"{problem}\nrun {ledger.run!r} needs index {ledger.index}, but the present data and config give index {newest}: "
         "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "
         "or reset it (`megablend runs reset CONFIG`), and build"
     )

@@ -77,7 +77,8 @@ class Session:
 
     @cached_property
     def objects(self) -> ObjectOptions:
-        """The options for access to object stores, without the other nodes of a cluster."""
+        """The options for access to object stores; a mirror in them is used alone, without the other
+        nodes of its cluster."""
         return (self.config.storage if self.is_config else load_storage_settings()).alone()
 
     @cached_property

@@ -122,8 +122,7 @@ def _warn_of_shared_files(compiled: Compiled) -> list[str]:
     files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
     return [
         f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read "
-        f"{files}: their documents are read for each of them, and counted in the epochs of "
-        f"each{more}"
+        f"{files}: the documents are read for both sources, and count towards the epochs of both{more}"
     ]
 
 
@@ -162,7 +161,7 @@ def _warn_of_ends(compiled: Compiled) -> list[str]:
             continue
         remedy = f"at sample {stage.end - rest:,} or {stage.end - rest + lanes:,}, all lanes would end together"
         if compiled.config.stages[number].samples is None:
-            remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
+            remedy = f"write its end as `samples: {stage.end}`, so that the config alone reproduces this run"
         lines.append(
             f"stages[{number}]: ends at sample {stage.end:,}, with {rest} of its {lanes} lanes "
             "ahead of the others, so loaders continue in other lanes, which costs reads: "

@@ -151,8 +151,8 @@ class ReadAhead:
         if not self._in_flight and not self._add_planned_window():
             return False
         window = self._in_flight[0].window
-        # Blocks that an earlier window kept for this one or later ones stay in the table, and so do
-        # those of this one that were read while the earlier one was current
+        # Blocks that an earlier window kept for later use stay in the table, and so do this window's
+        # own blocks that were read ahead
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
         occupied = self._table.ids[self._table.occupied()]
         self._table = self._table.move_to(np.union1d(window.schedule.ids, occupied))

@@ -60,7 +60,8 @@ def read_amplification(
             numbers, sizes = run.store.dictionaries(_list_in_order(run, schedule, window.reads))
             read_bytes += dictionaries.read(numbers, sizes)
             if run.consumes_whole_blocks:
-                # A block that several windows use in an epoch counts once: they are joined below
+                # A block that several windows use in an epoch counts once: the windows' blocks are
+                # merged below
                 spans = schedule.spans
                 used_blocks.append(np.unique(np.stack([spans.epochs, spans.blocks]), axis=1))
             else:

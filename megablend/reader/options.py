@@ -48,8 +48,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not checked.get("in_order", True):
         raise ConfigError(
-            "in_order: found False, expected True: a saved state is a number of batches, which is valid only if they "
-            "arrive in order"
+            "in_order: found False, expected True: a saved state only counts the samples consumed so far, so batches "
+            "must arrive in order"
         )
     if checked.get("pin_memory") and not (
         torch.cuda.is_available() or torch.accelerator.is_available()

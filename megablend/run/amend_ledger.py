@@ -79,7 +79,7 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     if state.consumed_samples > rewound.num_samples:
         raise StateError(
             f"the state is at sample {state.consumed_samples:,}, in a stage that run {ledger.run!r} no longer has: it was "
-            f"amended from sample {parting.sample:,} on; give a state of sample {rewound.num_samples:,} or earlier"
+            f"amended from sample {parting.sample:,} on; give a state saved at sample {rewound.num_samples:,} or earlier"
         )
     return rewound
 

@@ -147,7 +147,7 @@ def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None)
 
 def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
     """A ledger whose stages list what they change, as a JSON-serializable dict.
-    Raises: ValueError if a stage lacks sources of the previous one."""
+    Raises: ValueError if a stage lacks or changes sources of the previous one."""
     sources = list(map(_list_fixed, stages[-1].blend.sources))
     records = list[dict[str, Any]]()
     before = None
@@ -156,7 +156,10 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
         if named != sources[: len(named)] or (
             before is not None and len(named) < len(before.blend.sources)
         ):
-            raise ValueError(f"run {run!r}: stages have different sources")
+            raise ValueError(
+                f"run {run!r}: a stage lacks or changes sources of the stage before it; a stage may only add sources "
+                "at the end"
+            )
         record = _stage_record(stage, before) | {"digest": digest}
         if len(named) != (len(sources) if before is None else len(before.blend.sources)):
             record["num_sources"] = len(named)

@@ -51,7 +51,7 @@ class SourceShare:
 
     @property
     def fixed(self) -> SourceShare:
-        """The source without its share, as all stages have it."""
+        """The source without its share: what is the same in all stages."""
         return self.with_share(None, None)
 
     def with_share(self, share: Fraction | None, cycles: int | None) -> SourceShare:

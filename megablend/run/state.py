@@ -112,7 +112,7 @@ class State:
         if parting is not None and parting.by_cut and consumed > parting.sample:
             raise StateError(
                 f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state "
-                f"is at sample {consumed:,} of the earlier plan: resume from a state of sample "
+                f"is at sample {consumed:,} of the earlier plan: resume from a state saved at sample "
                 f"{parting.sample:,} or earlier, or amend the run from this state on (`megablend "
                 "amend CONFIG --state FILE`)"
             )
@@ -123,15 +123,15 @@ class State:
         if (differs or parting is None) and self.reads_other(indices):
             remedy = "open the state's index with megablend.open(config, state=state)"
             if parting is not None and parting.sample:
-                remedy = f"resume from a state of sample {parting.sample:,} or earlier"
+                remedy = f"resume from a state saved at sample {parting.sample:,} or earlier"
             raise StateError(
                 f"the index differs{where}: the state was saved with {', '.join(self.indices)}, but this dataset "
                 f"reads {', '.join(indices)}; {remedy}"
             )
         if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
             raise StateError(
-                f"the state is of sample {consumed:,}, but run {self.run!r} ends at sample {stages[-1].stop:,} in the plan that "
-                "it names: its consumed_samples was changed; load another checkpoint"
+                f"the state is at sample {consumed:,}, but in the plan that the state names, run {self.run!r} ends at sample "
+                f"{stages[-1].stop:,}, so the state's consumed_samples was changed; load another checkpoint"
             )
         if differs or consumed > stages[-1].stop:
             raise StateError(

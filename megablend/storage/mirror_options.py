@@ -107,8 +107,9 @@ class MirrorOptions:
 
     def find_refusal(self, location: str) -> str:
         """Return the reason why a node process may not fetch a location that a client requests; ""
-        if it may. It may fetch locations below a prefix, but not by way of `..` or a link, nor from
-        an address of this machine or of its links unless a prefix names that host."""
+        if it may. It may fetch locations below a prefix, but none with `..`, `?` or a NUL in its
+        path, no symbolic link that leads outside the prefixes, and no URL with a loopback,
+        link-local or local host, unless a prefix names that host."""
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
         if not prefixes:
@@ -121,7 +122,7 @@ class MirrorOptions:
                 return "is a symbolic link that leads outside the prefixes that this node's mirror may fetch"
         is_near = find_scheme(location) in ("http", "https") and _is_near(location)
         if is_near and all(prefix in REMOTE_PREFIXES for prefix in prefixes):
-            return "is on this machine or its links, and no prefix has its host"
+            return "has a loopback, link-local or local host, which no prefix names"
         return ""
 
     def alone(self) -> MirrorOptions:
@@ -140,7 +141,7 @@ def _without_none(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_near(location: str) -> bool:
-    """Return whether the host of a URL is an address of this machine or of its links."""
+    """Return whether the host of a URL is a loopback, link-local or local one."""
     host = (urlsplit(location).hostname or "").rstrip(".").lower()
     try:
         address = ipaddress.ip_address(host)

@@ -104,7 +104,7 @@ def _make_local(options: StorageOptions) -> Storage:
     """Create the storage of plain paths, behind a mirror if one covers mounted folders."""
     from megablend.storage.descriptors import shared_pool
 
-    # Compiled kernels: a config is read without them
+    # Imported here, since they load compiled kernels, which reading a config does not need
     from megablend.storage.direct import DirectStorage
     from megablend.storage.local import LocalStorage
 

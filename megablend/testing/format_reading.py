@@ -34,8 +34,8 @@ class FormatReading(FormatFiles):
     """Tests of indexing and reading sound files."""
 
     def test_documents_come_back(self, tmp_path: Path) -> None:
-        """Documents are read as they were written, also from files without documents, and documents
-        of several blocks."""
+        """Documents are read as they were written; so are files without documents, and documents
+        that span several blocks."""
         for name, documents in DOCUMENTS.items():
             path = tmp_path / f"{name}{self.suffix}"
             self.write(path, documents)

@@ -181,7 +181,7 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     def refused() -> str:
         with pytest.raises(
             CacheError,
-            match=r"run 'default' keeps the index [0-9a-f]+, but the data and the config",
+            match=r"run 'default' needs index [0-9a-f]+, but the present data and config",
         ) as caught:
             build(str(project.path))
         return str(caught.value)
@@ -215,7 +215,7 @@ def test_files_that_changed_are_no_repair(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ids": [[9] * 9] * 300}), tmp_path / "data" / "0.parquet")
     flip(project.kept / "blocks.arrow")
     with pytest.raises(
-        CacheError, match=r"blocks\.arrow: damaged table: .*\nrun 'default' keeps the index"
+        CacheError, match=r"blocks\.arrow: damaged table: .*\nrun 'default' needs index"
     ):
         build(str(project.path))
     (tmp_path / "data" / "0.parquet").unlink()

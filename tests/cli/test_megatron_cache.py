@@ -260,7 +260,10 @@ def test_a_killed_build_is_never_taken_for_a_hit(
             ["--data-path", "a", "--split", ""],
             r"split '': expected up to three numbers such as 969,30,1",
         ),
-        (["--train-data-path", "a", "--split", "1"], r"split '1' contradicts blends by split"),
+        (
+            ["--train-data-path", "a", "--split", "1"],
+            r"split '1' divides one blend, but splits are given blends of their own",
+        ),
         (
             ["--data-path", "a", "--tokenizer-type", "NullTokenizer"],
             r"tokenizer: expected either --tokenizer-identifiers",

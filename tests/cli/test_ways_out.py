@@ -261,6 +261,7 @@ def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(
     dataset = megablend.open(config)
     changed = State.from_dict(dataset.state_dict()).to_dict() | {"consumed_samples": 41}
     with pytest.raises(
-        StateError, match="the state is of sample 41, but run 'default' ends at sample 40"
+        StateError,
+        match="the state is at sample 41, but in the plan that the state names, run 'default' ends at sample 40,",
     ):
         dataset.load_state_dict(changed)

@@ -121,7 +121,7 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     later = megablend.amend(edited, state=states[200], after=1)
     assert (later.at, later.requested) == (208, 201)
     assert megablend.open(edited, state=states[200]).consumed_samples == 200
-    says = "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state of sample 112 or earlier"
+    says = "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state saved at sample 112 or "
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(edited, state=amended.state_dict(150))
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
@@ -361,13 +361,12 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     assert "--plus needs --state" in run("--at", "9", "--plus", "3", code=2)
     printed = run("--state", str(state), "--plus", "2", "--dry-run")
     assert (
-        "run 'default' would continue with other settings from sample 96 on (92 rounded up"
-        in printed
+        "run 'default' would continue with new settings from sample 96 on (92 rounded up" in printed
     )
     assert "share of source 's0': 3/4 -> 1/4" in printed
     assert json.loads(run("--at", "97", "--json"))["at"] == 112
     again = run("--at", "97", "--dry-run")
-    assert again.startswith("run 'default' would continue as it does already from sample 112 on (")
+    assert again.startswith("run 'default' would continue unchanged from sample 112 on (")
     assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]
 
 

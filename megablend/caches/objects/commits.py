@@ -122,7 +122,9 @@ def _parse(place: str, data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise CacheError(f"{place}: damaged ({error}); restore it from a backup") from None
     if not isinstance(record, dict) or not {"nonce", "content"} <= record.keys():
-        raise CacheError(f"{place}: damaged (not a version of a record); restore it from a backup")
+        raise CacheError(
+            f'{place}: damaged (its JSON has no "nonce" or no "content"); restore it from a backup'
+        )
     if record.get("format_version") != FORMAT_VERSION:
         raise CacheError(
             f"{place}: found format version {record.get('format_version')!r}, expected {FORMAT_VERSION}; use the version of "

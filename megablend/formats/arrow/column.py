@@ -152,7 +152,7 @@ def _level_after(kind: Any, level: Level) -> Level:
         return Level(node + 1, buffer, views)
     if str(stored) in ("string_view", "binary_view"):
         return Level(node + 1, buffer + 2, views + 1)
-    # Batches store a union with other buffers than an array has
+    # A union has different buffers in a batch than in an array
     has_known_fields = _list_kind(stored) or types.is_struct(stored) or types.is_map(stored)
     if types.is_union(stored) or (stored.num_fields and not has_known_fields):
         raise _UnknownLayoutError(str(stored))

@@ -336,7 +336,8 @@ def find_damaged_files(folder: Path) -> list[str]:
 
 
 def _open_again(store: CacheStore, digest: str) -> Snapshot:
-    """Open a snapshot in another process, without requests if its node has it."""
+    """Open a snapshot again where it is unpickled, without requests to the store if this node has
+    its files."""
     folder = store.folder / "generations" / digest
     if (folder / MANIFEST).is_file():
         return _open_folder(store, folder)

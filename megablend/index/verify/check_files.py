@@ -72,8 +72,8 @@ class FileChecker:
         more = f" (and {len(touched) - 1:,} more)" if len(touched) > 1 else ""
         return (
             f"{first}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
-            "file were compared, and are the same; `megablend verify --data CONFIG` compares all blocks of which the index has "
-            "checksums",
+            "file were compared, and are unchanged; `megablend verify --data CONFIG` compares all blocks for which the index "
+            "has checksums",
         )
 
 

@@ -51,8 +51,8 @@ class IdxCopies(WrapperStorage):
             copy = copy_path(self._folder, path)
             is_current = _read_seen(copy) == self.inner.stat(path)
             if is_current:
-                # The copy may have been replaced since the storage has opened it: `stat` notices
-                # that, and closes the old file
+                # The copy may have been replaced since the storage opened it: `stat` notices that,
+                # and closes the old file
                 self.inner.stat(str(copy))
             self._places[path] = str(copy) if is_current else path
         return self._places[path]

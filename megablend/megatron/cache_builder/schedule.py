@@ -62,7 +62,7 @@ class CostEstimate:
 
 
 def estimate_cost(job: Job) -> CostEstimate:
-    """Estimate the cost of a job; its memory is correct to within some per cent."""
+    """Estimate the cost of a job; its memory is accurate to within a few percent."""
     if isinstance(job, BlendJob):
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(

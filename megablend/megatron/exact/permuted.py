@@ -62,7 +62,7 @@ class Permuted(ExactBlend):
         self._keys = np.array(
             [hash_combine(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32
         )
-        # The permutation of few samples as an array; empty if there are more
+        # The whole permutation as an array if there are at most SMALL samples; empty otherwise
         self._shuffled = np.arange(self.size if self.size <= SMALL else 0)
         shuffle(self._shuffled, key, 0, 0)
 

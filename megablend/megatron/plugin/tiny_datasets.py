@@ -95,7 +95,7 @@ def _compare_case(
     config = _make_config(GPTDatasetConfig, cache, options)
 
     # Files: Megatron's datasets open our cache, and write nothing to it. `_open` is the step of
-    # the builder's `build` that opens a cache; the others would ask for this comparison.
+    # the builder's `build` that opens a cache; `build` itself would run this comparison again.
     prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
     written = _list_names(cache)
     opened: list[_Opened] = []

@@ -107,7 +107,8 @@ class CacheRequest:
             )
         if self.blend_per_split is not None and self.split is not None:
             raise ConfigError(
-                f"split {self.split!r} contradicts blends by split, which are not divided; leave out one of them"
+                f"split {self.split!r} divides one blend, but splits are given blends of their own (--train-data-path, ...); "
+                "leave out one of them"
             )
         self._check_sizes()
 
@@ -141,7 +142,8 @@ class CacheRequest:
         has_sets = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
         if has_sets and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
-                f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"
+                f"valid: with full validation, each validation set takes whole epochs, but {self.sizes[1]} samples are "
+                "requested; leave the number out"
             )
 
 

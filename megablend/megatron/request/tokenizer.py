@@ -65,8 +65,8 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     Megatron's flags.
 
     Args:
-        flags: values of all of Megatron's tokenizer flags, by the names of their attributes; lists
-            of words are tuples. The same as in training.
+        flags: values of all of Megatron's tokenizer flags, by the names of their attributes, as
+            given in training; lists of words are tuples.
 
     Raises: ConfigError if megatron-core is not installed, or cannot build it.
     """

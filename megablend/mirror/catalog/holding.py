@@ -326,8 +326,8 @@ class Holding:
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
-        """Fetch the missing pages for which there is room. Returns: whether to plan anew at once,
-        since pages were fetched, or were found to be held by now."""
+        """Fetch the missing pages for which there is room. Returns: whether to make a new plan
+        at once, because pages were fetched or turned out to be held already."""
         # Without a manifest it is not known what to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
         parts = self._list_missing(in_trouble)

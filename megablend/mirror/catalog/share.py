@@ -92,7 +92,7 @@ def make_share(manifest: Manifest) -> Share:
     sizes = manifest.sizes
     file_index = [np.empty(0, np.int64)]
     rows = [NO_PAGES]
-    # A portion at a time: on the way to its rows, a file takes twice as much memory
+    # A portion at a time, since the computation of rows needs twice as much memory as they do
     for begin in range(0, len(sizes), _FILES_AT_A_TIME):
         stops = sizes[begin : begin + _FILES_AT_A_TIME]
         index, pages = rows_of_ranges(np.zeros_like(stops), stops)

@@ -27,6 +27,7 @@ _GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
 _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
 _RESTORE = "; restore it, or remove it and request the datasets again"
+_REMOVE = "; the file may also be removed: it is created again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 """Words of SQLite's messages about a disk that fails, rather than a damaged database."""
 
@@ -92,10 +93,10 @@ class Database:
                 return self._try(statement, rows)
         except (sqlite3.Error, OSError) as error:
             self.close()
+            remove = "" if self._is_lasting else _REMOVE
             raise DataError(
                 str(self._path),
-                f"cannot be used ({error}): free space there, or check the disk; if it is removed, it is created "
-                "again",
+                f"cannot be used ({error}): free space there, or check the disk{remove}",
             ) from error
 
     def _try(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -87,7 +87,7 @@ class EtcdMembers(Views):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
                     raise ConfigError(
                         f"etcd: found {key!r} below {self._root!r}, which is not a key of megablend\n"
-                        "Set `mirror.etcd.prefix` to a prefix that nothing else uses."
+                        "set `mirror.etcd.prefix` to a prefix that nothing else uses"
                     )
             await self._check_protocols()
             if self._latest is None:
@@ -97,7 +97,7 @@ class EtcdMembers(Views):
                 if time.monotonic() > end:
                     raise ConfigError(
                         f"{self._own}: a running node with another folder has this name\n"
-                        "Give each node a name of its own (`advertise`, `port`), or stop the other one."
+                        "give each node a name of its own (`advertise`, `port`), or stop the other one"
                     )
                 await asyncio.sleep(_RETRY_SECONDS)
         except EtcdAwayError as error:
@@ -113,8 +113,8 @@ class EtcdMembers(Views):
             if protocol != PROTOCOL and key != self._nodes_prefix + self._own:
                 raise ConfigError(
                     f"{key.removeprefix(self._nodes_prefix)} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
-                    "Run a version of megablend with the same protocol; or stop all nodes before the first one of another "
-                    "protocol is started."
+                    "run a version of megablend with the same protocol; or stop all nodes before the first one of another "
+                    "protocol is started"
                 )
 
     async def stop(self) -> None:
@@ -281,7 +281,7 @@ class EtcdMembers(Views):
         if view is None:
             raise ConfigError(
                 f"etcd: found {value.data[:80]!r} at {self._view_key!r}, which is not a view\n"
-                "Delete that key, so that the nodes agree on a new view, or set another `mirror.etcd.prefix`."
+                "delete that key, so that the nodes agree on a new view, or set another `mirror.etcd.prefix`"
             )
         return view
 

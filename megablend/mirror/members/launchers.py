@@ -79,7 +79,7 @@ def make_name(entry: str, port: int) -> str:
     if found is None:
         raise ConfigError(
             f"nodes: found {entry.strip()!r}, expected host or host:port\n"
-            "Write a node as others reach it, for example node1:7171 or [fd00::1]:7171."
+            "give the address at which other nodes reach the node, for example node1:7171 or [fd00::1]:7171"
         )
     return f"{found.host.lower()}:{found.port or port}"
 
@@ -104,7 +104,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         if not hosts:
             raise ConfigError(
                 "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
-                "Start the node process in a Slurm job (`srun megablend node run`), or list the nodes."
+                "start the node process in a Slurm job (`srun megablend node run`), or list the nodes"
             )
         entries = list(itertools.islice(_expand(hosts), MAX_NODES + 1))
     else:
@@ -114,7 +114,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"nodes: {nodes}: cannot be read as a list of nodes: {error}\n"
-                "Give a file with one `host:port` per line, `slurm`, `torch`, or a list."
+                "give a file with one `host:port` per line, `slurm`, `torch`, or a list"
             ) from None
         entries = [line.partition("#")[0].strip() for line in lines]
         entries = [entry for entry in entries if entry]
@@ -124,7 +124,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
         found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
         raise ConfigError(
             f"nodes: found {found} in {source}, expected 1 to {MAX_NODES} nodes, each listed once\n"
-            "List each node once; two nodes on one machine need different ports."
+            "list each node once; two nodes on one machine need different ports"
         )
     return sorted(names)
 
@@ -143,7 +143,7 @@ def _expand(hosts: str) -> Iterator[str]:
             if limits is None or int(limits[1]) > int(limits[2] or limits[1]):
                 raise ConfigError(
                     f"nodes: slurm: found {group!r} in the job's list of machines, which cannot be understood\n"
-                    "List the nodes instead (`nodes: [host:port, ...]`)."
+                    "list the nodes instead (`nodes: [host:port, ...]`)"
                 )
             for number in range(int(limits[1]), int(limits[2] or limits[1]) + 1):
                 yield from _expand(f"{head}{number:0{len(limits[1])}}{tail}")
@@ -156,7 +156,7 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
         raise ConfigError(
             f"nodes: torch: found {', '.join(f'{n}={environ.get(n)}' for n in _TORCHRUN)}, but torchrun sets all of "
             "these variables\n"
-            "Start the job with torchrun, or list the nodes."
+            "start the job with torchrun, or list the nodes"
         )
     host = f"[{first}]" if ":" in first and not first.startswith("[") else first
     return Torchrun(int(rank), int(size), make_name(host, port))
@@ -173,7 +173,7 @@ def find_self(
             return own
         raise ConfigError(
             f"advertise: {own} is not one of the nodes ({_few(names)})\n"
-            "Set `advertise` to this node's entry of `nodes`, or add it there."
+            "set `advertise` to this node's entry of `nodes`, or add it there"
         )
     machine = (environ.get("SLURMD_NODENAME") or socket.gethostname()).lower()
     aliases = {machine, machine.partition(".")[0]}
@@ -185,8 +185,8 @@ def find_self(
     raise ConfigError(
         f"nodes: {'several' if found else 'none'} of {_few(found or names)} can be this machine ({machine}, port "
         f"{port})\n"
-        "Set `advertise` (host:port as others reach it) to this node's entry, or set `port` to the port of that "
-        "entry."
+        "set `advertise` (host:port as others reach it) to this node's entry, or set `port` to the port of that "
+        "entry"
     )
 
 
@@ -228,7 +228,7 @@ def find_address_towards(other: str) -> str:
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"nodes: torch: {other} (MASTER_ADDR) cannot be reached: {error}\n"
-            "Set `advertise` to the host:port at which others reach this node."
+            "set `advertise` to the host:port at which others reach this node"
         ) from None
     return f"[{own}]" if ":" in own else own
 

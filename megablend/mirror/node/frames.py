@@ -154,7 +154,7 @@ def unpack_needs(data: bytes) -> list[Need]:
             key = FileKey(str(location), str(etag), int(num_bytes))
             needs.append(Need(key, _read_rows(rows), due))
     except (struct.error, TypeError, OverflowError) as error:
-        raise ValueError(f"cannot read the needs: {error}") from None
+        raise ValueError(f"cannot read the list of pages in the request: {error}") from None
     return needs
 
 

@@ -132,8 +132,8 @@ class Assembly:
         if query["list"] != list_id(self.view.names):
             raise ConfigError(
                 f"the list of nodes of {node} differs from that of {self.own}\n"
-                "Give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node "
-                "stop`)."
+                "give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node "
+                "stop`)"
             )
         peer = self.peers.get(node)
         session = query.get("session")

@@ -240,8 +240,8 @@ class Peer:
                 if protocol != str(PROTOCOL) or size is None or size > MAX_PAYLOAD:
                     raise ConfigError(
                         f"{self.name} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
-                        "Run the same version of megablend on all nodes, and make sure that no other program uses "
-                        "their port."
+                        "run the same version of megablend on all nodes, and make sure that no other program uses "
+                        "their port"
                     )
                 data = await response.read()
             status = response.status

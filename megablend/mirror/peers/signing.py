@@ -132,7 +132,7 @@ def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
         return
     if not options.insecure:
         raise ConfigError(
-            f"nodes: {exposed[0]} is on the network, with neither secret_file nor tls\n"
+            f"nodes: {exposed[0]} can be reached over the network, but neither secret_file nor tls is set\n"
             "set one of them; or set `insecure: true` if nobody else is on that network"
         )
     LOG.warning(

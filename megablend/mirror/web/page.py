@@ -73,7 +73,7 @@ def _list_facts_of_cluster(cluster: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _list_facts_of_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
-    facts = {"room": _gb(datasets["capacity"])}
+    facts = {"capacity": _gb(datasets["capacity"])}
     if datasets["trouble"]:
         facts["datasets are not looked after"] = datasets["trouble"]
     troubles = {name: source["trouble"] for name, source in datasets["listed"].items()}

@@ -157,7 +157,7 @@ class BucketClient:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
-        """Count a request that is sent now."""
+        """Count a request that is sent now, and return its Request."""
         now = asyncio.get_running_loop().time()
         self.counts.requests += 1
         self.counts.bytes += wanted.size

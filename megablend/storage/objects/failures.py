@@ -163,9 +163,9 @@ _CONNECTION_FAILURES = (
         ("causedasendentity",),
         Failure(
             Kind.CONNECT,
-            "the server's TLS certificate is that of an authority (CA:TRUE)",
-            "give the server a certificate of its own, signed by that authority, and set `ca_file` to the "
-            "authority's PEM file",
+            "the server's TLS certificate is a CA certificate (CA:TRUE)",
+            "give the server a certificate of its own, signed by that CA, and set `ca_file` to the "
+            "CA's PEM file",
         ),
     ),
     (

@@ -108,7 +108,10 @@ class Helper:
     @staticmethod
     def _ended(path: str) -> DataError:
         """Return the error for a call to a process that has ended."""
-        problem = "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
+        problem = (
+            "cannot be read: the helper process for object stores has ended (its messages above say why); restart this "
+            "process"
+        )
         return DataError(path, problem)
 
 

@@ -420,11 +420,11 @@ def test_a_state_of_a_stage_that_is_gone(committed: Change) -> None:
     states = {k: dataset.state_dict(k) for k in (64, 96, 120)}
     other = rest | {"stages": [{"samples": 200}, {"samples": 240, "lanes": 2}]}
     megablend.amend(other, at=64)
-    says = "it was amended from sample 64 on; give a state of sample 96 or earlier"
+    says = "it was amended from sample 64 on; give a state saved at sample 96 or earlier"
     with pytest.raises(megablend.StateError, match=says):
         megablend.amend(other, state=states[120])
     assert megablend.amend(other, state=states[96], dry_run=True).at == 96
-    says = "this state is at sample 96 .*: resume from a state of sample 64 or earlier, or amend the run from this state on"
+    says = "this state is at sample 96 .*: resume from a state saved at sample 64 or earlier, or amend the run from this state on"
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(other, state=states[96])
     assert megablend.open(other, state=states[64]).consumed_samples == 64

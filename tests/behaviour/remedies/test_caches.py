@@ -179,7 +179,7 @@ def fetch_fragment(bench: Any) -> None:
 RECORDS = r"/runs/default/\d+\.json"
 COMMITS = r"/generations/[0-9a-f]+/commits/\d+\.json"
 NOT_JSON = r"damaged \(.*\); restore it from a backup"
-NOT_A_VERSION = r"damaged \(not a version of a record\); restore it from a backup"
+NOT_A_VERSION = r'damaged \(its JSON has no "nonce" or no "content"\); restore it from a backup'
 NEWER = "found format version 2, expected 1; use the version of megablend that wrote it"
 ATTEMPTS = {"build": megablend.build, "open": megablend.open, "describe": megablend.describe}
 

@@ -204,8 +204,8 @@ test_arguments = table(
            "transform: both the dataset and the loader have one; pass it to only one of them",
            loading(first=double), loading(transform=double), name="two transforms"),
     misuse(loading(num_workers=1, in_order=False),
-        "in_order: found False, expected True: a saved state is a number of batches, which is valid only if they "
-        "arrive in order",
+        "in_order: found False, expected True: a saved state only counts the samples consumed so far, so batches "
+        "must arrive in order",
            loading(in_order=True), name="batches out of order"),
     misuse(loading(micro_batch_size=81),
            "train has 80 samples, fewer than the 81 in one step .*; use a smaller micro batch, or drop_last=False",

@@ -293,7 +293,7 @@ test_runs = table(
             ANOTHER_RUN, restore_config, "{1} CONFIG", fails=build_and_use) for key, value in (("samples", 10), ("seed", 2))),
     fault("an index that is gone", without_index, "`megablend (build CONFIG)` rebuilds it if the data is unchanged", "{1}"),
     fault("an index and the data that are gone", (without_index, write_data("parquet", CHANGED)),
-          "this index does not exist\nrun 'default' keeps the index.*restore them as they were, or that index from a backup, "
+          "this index does not exist\nrun 'default' needs index.*restore them as they were, or that index from a backup, "
           "and build again; "
           "or give the run another name", restore("data"), restore("cache/generations"), ANOTHER_RUN, fails=Run.build),
     fault("an index that verify misses", without_index,

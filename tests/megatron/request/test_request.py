@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         BY_SPLIT | {"split": "1,1,1"},
-        r"split '1,1,1' contradicts blends by split, which are not divided; leave out one of them",
+        r"split '1,1,1' divides one blend, but splits are given blends of their own \(--train-data-path, \.\.\.\); leave out",
         [BY_SPLIT, {}],
     ),
     (
@@ -89,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         FULL,
-        r"valid: full validation sets take whole epochs, found 1 samples; leave the number out",
+        r"valid: with full validation, each validation set takes whole epochs, but 1 samples are requested; leave the number out",
         [FULL | {"sizes": (1, None, 1)}],
     ),
 ]

@@ -100,7 +100,9 @@ def test_nothing_is_asked_of_a_server_before_it_is_allowed(host: str, tmp_path: 
     options = parse_mirror({"folder": str(tmp_path)})
     reader = SourceReader(options, ObjectOptions())
     url = f"http://{host}:9/x"
-    with pytest.raises(ConfigError, match="is on this machine or its links, and no prefix has its"):
+    with pytest.raises(
+        ConfigError, match="has a loopback, link-local or local host, which no prefix names"
+    ):
         list_files(_NoStorage(), [url], reader.check_allowed)
 
 

@@ -260,7 +260,7 @@ def test_a_node_does_not_start_with_a_view_that_is_none(tmp_path: Path, etcd: Et
         async with cluster_of(tmp_path, source, etcd, 1, 1) as nodes:
             call(etcd, "kv/put", key=_code("megablend/v1/shared/view"), value=_code("not json"))
             with pytest.raises(
-                ConfigError, match=r"found b'not json' at .*not a view\nDelete that"
+                ConfigError, match=r"found b'not json' at .*not a view\ndelete that"
             ):
                 await nodes.start(0)
 

@@ -54,31 +54,31 @@ def test_a_steps_machines_before_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("nodes", "environ", "message"),
     [
-        ((), {}, r"0 nodes in the list, expected 1 to \d+ nodes, each listed once\nList"),
+        ((), {}, r"0 nodes in the list, expected 1 to \d+ nodes, each listed once\nlist"),
         (("a", "a:7171"), {}, r"found a:7171 2 times in the list"),
-        (("a b",), {}, r"found 'a b', expected host or host:port\nWrite"),
+        (("a b",), {}, r"found 'a b', expected host or host:port\ngive"),
         (("a:0",), {}, r"found 'a:0', expected"),
         (("a:70000",), {}, r"found 'a:70000', expected"),
         (("http://a",), {}, r"found 'http://a', expected"),
-        ("slurm", {}, r"found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\nStart"),
+        ("slurm", {}, r"found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\nstart"),
         (
             "slurm",
             {"SLURM_JOB_NODELIST": "n[1-x]"},
-            r"found 'n\[1-x\]' .*cannot be understood\nList",
+            r"found 'n\[1-x\]' .*cannot be understood\nlist",
         ),
         (
             "slurm",
             {"SLURM_JOB_NODELIST": "n[3-1]"},
-            r"found 'n\[3-1\]' .*cannot be understood\nList",
+            r"found 'n\[3-1\]' .*cannot be understood\nlist",
         ),
-        ("slurm", {"SLURM_JOB_NODELIST": "n[]"}, r"found 'n\[\]' .*cannot be understood\nList"),
+        ("slurm", {"SLURM_JOB_NODELIST": "n[]"}, r"found 'n\[\]' .*cannot be understood\nlist"),
         ("slurm", {"SLURM_JOB_NODELIST": "n[1-2,b"}, r"found 'n\[1-2', expected host"),
         ("slurm", {"SLURM_JOB_NODELIST": "n1,,n2"}, r"found '', expected host"),
         ("slurm", {"SLURM_JOB_NODELIST": "n[1-99999]m[1-99999]"}, r"found 65537 nodes in SLURM"),
         (
             "/nowhere/nodes",
             {},
-            r"/nowhere/nodes: cannot be read as a list of nodes: .*\nGive a file",
+            r"/nowhere/nodes: cannot be read as a list of nodes: .*\ngive a file",
         ),
     ],
 )
@@ -109,14 +109,14 @@ def test_this_machine_by_name_by_address_and_by_setting() -> None:
         (
             ["198.51.100.1:7171", "198.51.100.2:7171"],
             None,
-            r"none of 198.51.100.1:7171, .* can be this machine \(.*, port 7171\)\nSet `advertise`",
+            r"none of 198.51.100.1:7171, .* can be this machine \(.*, port 7171\)\nset `advertise`",
         ),
         (["127.0.0.1:80"], None, r"none of 127.0.0.1:80 can be this machine"),
         (["127.0.0.1:7171", "localhost:7171"], None, r"several of 127.0.0.1:7171, localhost:7171"),
         (
             ["n1:7171"],
             "n2",
-            r"advertise: n2:7171 is not one of the nodes \(n1:7171\)\nSet `advertise`",
+            r"advertise: n2:7171 is not one of the nodes \(n1:7171\)\nset `advertise`",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_torchrun_names_the_first_machine() -> None:
     assert find_torchrun(7171, environ) == Torchrun(1, 4, "n1:7171")
     assert find_torchrun(7171, environ | {"MASTER_ADDR": "fd00::1"}).first == "[fd00::1]:7171"
     for name in environ:
-        with pytest.raises(ConfigError, match=rf"torch: found .*{name}=None.*\nStart the job with"):
+        with pytest.raises(ConfigError, match=rf"torch: found .*{name}=None.*\nstart the job with"):
             find_torchrun(7171, {key: environ[key] for key in environ.keys() - {name}})
     for rank in ("4", "-1", "²"):
         with pytest.raises(ConfigError, match=f"GROUP_RANK={rank}, "):
@@ -143,6 +143,6 @@ def test_the_address_towards_another_machine() -> None:
     assert find_address_towards("127.0.0.1:80") == "127.0.0.1"
     for name in ("nothing.invalid:80", "a..b:80"):
         with pytest.raises(
-            ConfigError, match=rf"{name} \(MASTER_ADDR\) cannot be reached: .*\nSet"
+            ConfigError, match=rf"{name} \(MASTER_ADDR\) cannot be reached: .*\nset"
         ):
             find_address_towards(name)

@@ -214,7 +214,7 @@ def test_something_else_at_a_node_s_name(
             message = (
                 f"{nodes.names[1]} speaks protocol {protocol}, but this node speaks {PROTOCOL}"
             )
-            await fail(nodes, 0, ConfigError, rf"{message}\nRun the same version .*their port")
+            await fail(nodes, 0, ConfigError, rf"{message}\nrun the same version .*their port")
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())

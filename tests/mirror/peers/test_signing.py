@@ -315,7 +315,8 @@ TLS = TlsFiles(certificate="/c", key="/k", ca="/a")
 def test_nobody_talks_in_the_open_unasked(name: str, caplog: pytest.LogCaptureFixture) -> None:
     check_openness(options(), LOCAL)
     with pytest.raises(
-        ConfigError, match=rf"nodes: {re.escape(name)} is on the network, with neither.*\nset one"
+        ConfigError,
+        match=rf"nodes: {re.escape(name)} can be reached over the network, but neither.*\nset one",
     ):
         check_openness(options(), [*LOCAL, name])
     check_openness(options(secret_file="/s"), [name])

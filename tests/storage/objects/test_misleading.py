@@ -217,7 +217,7 @@ SITUATIONS = [
     Situation(
         "a certificate of an authority",
         certificate_of_an_authority,
-        "certificate is that of an authority (CA:TRUE)",
+        "certificate is a CA certificate (CA:TRUE)",
         "is not trusted",
     ),
     Situation(
