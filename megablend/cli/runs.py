@@ -93,7 +93,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 @named_or_own
 @as_json
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
-    """Make the next build plan a run again.
+    """Reset a run: the next build plans it anew.
 
     The build plans it from the config as it is at that time. Its current ledger is moved aside.
     By default RUN is the config's.

@@ -170,8 +170,8 @@ class ReadPipeline:
         self._request(read)
 
     def _request(self, read: Read) -> None:
-        """Request all ranges that are known to be needed, again and again, since the fetched bytes
-        may show that more are needed; then decode the read."""
+        """Repeatedly request all ranges that are known to be needed, since the fetched bytes may
+        show that more are needed; then decode the read."""
         while True:
             requested = self._requests.request(read.file_reads, read.shared)
             if requested is None:

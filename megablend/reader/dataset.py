@@ -194,7 +194,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         if skipped is not None:
             raise StateError(
                 f"sample {consumed_samples:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run "
-                f"{self.run.ledger.run!r} skips; resume from a checkpoint of sample {skipped[0]:,} or earlier, or skip nothing "
-                "(`megablend skip CONFIG --clear`)"
+                f"{self.run.ledger.run!r} skips; resume from a checkpoint saved at sample {skipped[0]:,} or earlier, or skip "
+                "nothing (`megablend skip CONFIG --clear`)"
             )
         return consumed_samples

@@ -1,8 +1,8 @@
 """A rank's worker processes, `python -m megablend.text.pool`: they receive tasks and send results
 through a connection that they inherit.
 
-They are new processes, not forks, and do not run the program that builds again, as the processes of
-`multiprocessing` would: so a script without `if __name__ == "__main__"` may call `build`.
+They are new processes, not forks, and unlike the processes of `multiprocessing` they do not run the
+caller's program a second time: so a script without `if __name__ == "__main__"` may call `build`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def load_tokenizer(setting: str) -> TokenizerFile:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
-    """Load a tokenizer.json, again if `version` shows that the file changed."""
+    """Load a tokenizer.json; a changed file has another `version`, and is loaded again."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         deciding = {key: value for key, value in data.items() if key not in _NOT_TOKENS}

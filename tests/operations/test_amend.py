@@ -121,7 +121,10 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     later = megablend.amend(edited, state=states[200], after=1)
     assert (later.at, later.requested) == (208, 201)
     assert megablend.open(edited, state=states[200]).consumed_samples == 200
-    says = "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state saved at sample 112 or "
+    says = (
+        "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state saved at sample 112 or "
+        "earlier"
+    )
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(edited, state=amended.state_dict(150))
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112

@@ -221,7 +221,7 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
 
 
 def _dump(content: dict[str, Any]) -> str:
-    """Return the JSON of which there is only one for equal contents."""
+    """Return the canonical JSON of a content: equal contents have the same JSON."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 

@@ -104,7 +104,7 @@ class PooledArray(NDArrayOperatorsMixin):
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """The shape and dtype, from the header of the file."""
-        # The cache may have been rebuilt since the pool has opened the file, which `stat` notices
+        # The cache may have been rebuilt since the pool opened the file, which `stat` notices
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))
         try:

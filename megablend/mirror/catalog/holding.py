@@ -383,7 +383,7 @@ class Holding:
             if count_pages(held) == count_pages(pages):
                 store = self._engine.store
                 await self._engine.call(store.write, key, pages, memoryview(data), None)
-        # Returns at once for pages that are held by now
+        # Returns at once for pages that are held already
         await self._engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:

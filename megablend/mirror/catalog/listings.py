@@ -1,4 +1,4 @@
-"""Lists the sources of datasets: when a dataset is added, and again as long as it is wanted.
+"""Lists the sources of datasets: when a dataset is added, and at intervals as long as it is wanted.
 
 If the source has new or replaced files, they make a new revision, the dataset's latest. If files are
 gone, or the source cannot be listed, the catalog stays as it is, and `status` reports why. In a

@@ -253,7 +253,7 @@ class Cluster:
         return status if self._holders is None else status | self._holders.count_debts()
 
     async def check(self) -> list[str]:
-        """Return a line for each pair of nodes of which the first does not reach the second."""
+        """Return a line for each pair of nodes where the first does not reach the second."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
             # A node that is away is in this node's own lines

@@ -43,7 +43,7 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Error numbers of failed connections for which the other node is not to blame."""
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
-"""The most times that a request is signed: again if the node was restarted, in a new session."""
+"""The most times that a request is signed: once more for each new session, if the node was restarted."""
 
 
 class OtherViewError(AwayError):
@@ -212,7 +212,7 @@ class Peer:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _send(self, method: str, path: str, body: bytes) -> bytes:
-        """Send a request as `_request` does, and again while this node is short of memory or file
+        """Send a request as `_request` does; repeat it while this node is short of memory or file
         descriptors. Raises: the same errors as `_request`."""
         while True:
             try:

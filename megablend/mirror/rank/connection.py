@@ -62,8 +62,8 @@ class _EndedError(NodeLostError):
 
 
 class Connection:
-    """Sends requests to a node process. Thread-safe; connects when it is first used, again after
-    the node process has ended, and anew in each process after a fork.
+    """Sends requests to a node process. Thread-safe; connects when it is first used, and makes
+    a new connection after the node process has ended, and in each process after a fork.
 
     Args:
         agreed: the settings that need to agree with those of the node process; None if only
@@ -340,7 +340,7 @@ def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connectio
 
 
 def _repeat(function: Callable[[], T]) -> T:
-    """Call a function, and again if the node process ended during the call."""
+    """Call a function; repeat the call if the node process ended during it."""
     for _ in range(_MAX_REPEATS):
         with contextlib.suppress(_EndedError):
             return function()

@@ -24,7 +24,7 @@ _FIRST_CONTACT_SECONDS = 10.0
 """The time after which a source that has never responded is given up: its name, port or certificate
 is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
-"""The most attempts at a request whose kind of failure trying again rarely mends."""
+"""The most attempts at a request after a kind of failure that further attempts rarely mend."""
 _RANDOM = random.SystemRandom()
 """A source of chance other than the global one, which a program may have seeded: what is read must
 not change what the program draws. Forked workers draw different numbers."""

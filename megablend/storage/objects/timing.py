@@ -33,7 +33,7 @@ _SAME_TIME_DIVISOR = 5
 _LATE_QUANTILE = 0.99
 """The quantile of the times of recent responses above which a response is late."""
 _RECENT = 200
-"""The number of recent responses of which the quantile is taken."""
+"""The number of recent responses from which the quantile is computed."""
 _RANK_EVERY = 100
 """The number of responses after which the quantile is taken again: sorting costs more CPU time than
 a response."""

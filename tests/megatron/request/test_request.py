@@ -74,7 +74,8 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         BY_SPLIT | {"split": "1,1,1"},
-        r"split '1,1,1' divides one blend, but splits are given blends of their own \(--train-data-path, \.\.\.\); leave out",
+        r"split '1,1,1' divides one blend, but splits are given blends of their own \(--train-data-path, \.\.\.\); "
+        "leave out one of them",
         [BY_SPLIT, {}],
     ),
     (
