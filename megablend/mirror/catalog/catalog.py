@@ -319,7 +319,9 @@ class Catalog:
 
     def find_state(self, location: str) -> tuple[int, str, float] | None:
         """Return the size and etag of a file in the latest revision of a dataset that has it, and when
-        that revision was listed here or came from another node. May be called in any thread."""
+        that revision was listed here or came from another node. If only an earlier revision that is
+        wanted has the file, the time is 0: the source may have another one by now. May be called in
+        any thread."""
         if not find_scheme(location):
             return None  # etags of opened files of a file system are longer than those of a listing
         latest: dict[str, Revision] = {}
@@ -327,14 +329,17 @@ class Catalog:
             if revision.may_have(location):
                 last = latest.get(revision.dataset, revision)
                 latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
+        wanted = [each for name, each in self.revisions.items() if name in self.wants]
         found = list[tuple[int, str, float]]()
-        for revision in latest.values():
+        for revision in [*latest.values(), *wanted]:
             # A manifest that is damaged or missing is reported where it is needed
             with contextlib.suppress(DataError, OSError):
-                file = self.read_files(revision.digest).find_location(location)
-                if file is not None:
-                    came_at = self._path(revision.digest).stat().st_mtime
-                    found.append((file.key.size, file.key.etag, came_at))
+                if revision.may_have(location):
+                    file = self.read_files(revision.digest).find_location(location)
+                    if file is not None:
+                        is_latest = latest[revision.dataset] is revision
+                        came_at = self._path(revision.digest).stat().st_mtime if is_latest else 0.0
+                        found.append((file.key.size, file.key.etag, came_at))
         return max(found, key=lambda state: state[2], default=None)
 
     def remove(self) -> None:

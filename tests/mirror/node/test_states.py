@@ -11,6 +11,7 @@ import pytest
 
 from megablend.errors import ChangedFileError
 from megablend.mirror.catalog.catalog import Catalog, Revision
+from megablend.mirror.catalog.catalog import Want as DatasetWant
 from megablend.mirror.catalog.manifest import Manifest, pack_line
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
@@ -106,6 +107,10 @@ def test_the_last_listing_counts(tmp_path: Path) -> None:
     second.unlink()
     again = Catalog(MirrorFolder.create(tmp_path / "m"))
     assert again.find_state(KEY.location) is None
+    # An earlier revision that is wanted has a state that has to be asked for
+    (earlier,) = [name for name in again.revisions if name == f"d@{first.stem}"]
+    again.put_want(DatasetWant(dataset="d", revision=earlier.partition("@")[2], since=0.0))
+    assert again.find_state(KEY.location) == (70_000, "listed", 0.0)
     mounted = KEY._replace(location="/mnt/x")
     add(catalog, "f", mounted, "/mnt/")
     assert catalog.find_state("/mnt/x") is None
