@@ -16,8 +16,9 @@ from megablend.system.log import LOG
 
 FRESH_SECONDS = 600.0
 """The time for which a file's state is used before it is requested again."""
-_WAIT_SECONDS = 5.0
-"""The time to wait for the source if an older state of the file is known."""
+_SILENT_SECONDS = 30.0
+"""The time for which a source that did not respond is not waited for again: a job may open thousands
+of files."""
 
 
 @dataclass(eq=False)
@@ -28,7 +29,11 @@ class States:
     source: SourceReader
     find_listed: Callable[[str], Awaitable[SourceState | None]]
     """Finds the state of a file in listings of datasets."""
+    wait_seconds: float = 5.0
+    """The time to wait for the source if an older state of the file is known."""
     _requests: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
+    _silent_until: dict[str, float] = field(default_factory=dict)
+    """The time up to which older states are used without waiting, by source: `scheme://server`."""
 
     async def get(self, location: str) -> FileStat:
         """Return the state of a file, not older than FRESH_SECONDS if the source responds.
@@ -37,11 +42,16 @@ class States:
         """
         known = await self.engine.call(self.engine.store.states.get, location)
         # An outdated state has to be requested, whatever was listed
-        if known is None or known.checked_at:
+        is_outdated = known is not None and not known.checked_at
+        if not is_outdated:
             listed = await self.find_listed(location)
             if known is None or (listed is not None and listed.checked_at > known.checked_at):
                 known = listed
         if known is not None and 0 <= time.time() - known.checked_at < FRESH_SECONDS:
+            return FileStat(size=known.size, etag=known.etag)
+        source = "/".join(location.split("/", 3)[:3])
+        is_silent = time.monotonic() < self._silent_until.get(source, 0.0)
+        if known is not None and is_silent and not is_outdated:
             return FileStat(size=known.size, etag=known.etag)
         request = self._requests.get(location)
         if request is None:
@@ -51,18 +61,21 @@ class States:
         if known is None:
             return await asyncio.shield(request)
         try:
-            return await asyncio.wait_for(asyncio.shield(request), _WAIT_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(request), self.wait_seconds)
         except MissingFileError:
             raise
-        except (DataError, asyncio.TimeoutError):
+        except (DataError, asyncio.TimeoutError) as error:
+            if isinstance(error, asyncio.TimeoutError):
+                self._silent_until[source] = time.monotonic() + _SILENT_SECONDS
             LOG.warning(
-                "mirror: the source of %s is not responding; assuming that it has not changed",
+                "mirror: the source of %s is not responding; assuming that its files are unchanged",
                 location,
             )
             return FileStat(size=known.size, etag=known.etag)
 
     async def _ask(self, location: str) -> FileStat:
         state = await self.source.stat(location)
+        self._silent_until.clear()
         await self.remember(location, state)
         return state
 

@@ -90,6 +90,36 @@ def test_a_listed_file_is_not_asked_for_until_it_is_found_to_have_changed(tmp_pa
     asyncio.run(work())
 
 
+class SilentSource(ChangedSource):
+    """Never responds."""
+
+    async def stat(self, location: str) -> FileStat:
+        self.num_asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_silent_source_is_waited_for_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        folder = MirrorFolder.create(tmp_path / "m")
+        options = parse_mirror({"folder": str(tmp_path / "m"), "prefixes": ["s3://"]})
+        source = SilentSource(options, ObjectOptions())
+        engine = Engine(PageStore(folder, size=None, reserve=0), source)
+
+        async def find_listed(location: str) -> SourceState:
+            return SourceState(70_000, location, 0.0)
+
+        states = States(engine, source, find_listed, wait_seconds=0.01)
+        assert (await states.get("s3://b/x")).etag == "s3://b/x"
+        states.wait_seconds = 1e6
+        for i in range(100):
+            assert (await states.get(f"s3://b/{i}")).etag == f"s3://b/{i}"
+        assert source.num_asked == 1
+        await engine.close()
+
+    asyncio.run(work())
+
+
 def test_the_last_listing_counts(tmp_path: Path) -> None:
     catalog = Catalog(MirrorFolder.create(tmp_path / "m"))
     assert catalog.find_state(KEY.location) is None
