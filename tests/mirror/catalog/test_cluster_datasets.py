@@ -164,6 +164,8 @@ def test_a_dataset_is_wanted_on_all_nodes_by_one_command(tmp_path: Path, etcd: E
         c.kill()
         shutil.rmtree(c.folder)
         c.start()
+        for node in (a, b, c):
+            node.wait_for_view(3)  # its lease may have run out meanwhile
         held = b.ask("want", "corpus", "--copies", "all", "--wait")
         assert held["complete"] == 3
         check_folder(c.ask("path", f"corpus@{revision[:6]}")["path"], files, "d")
