@@ -176,7 +176,7 @@ def test_a_dataset_is_wanted_on_all_nodes_by_one_command(tmp_path: Path, etcd: E
         done = b.run("remove", "corpus").stdout
         assert f"forgotten: corpus@{revision[:12]}\n" in done
         assert "unreachable, will delete when it is back: 127.0.0.1:" in done
-        assert done.count("of 12 files\n") == 2
+        assert done.count("in 12 files\n") == 2
         c.start()
         until(lambda: c.ask("list")["revisions"] == [])
         assert not list((c.folder / "files").rglob("*.data"))
