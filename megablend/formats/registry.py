@@ -17,7 +17,7 @@ import numpy as np
 from megablend.errors import ConfigError, DataError, did_you_mean
 from megablend.formats.arrow import ARROW
 from megablend.formats.arrow_stream import ARROW_STREAM
-from megablend.formats.base import Format
+from megablend.formats.base import BaseFormat, Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.raw import RAW
@@ -125,6 +125,8 @@ def _with_suffix(path: str, names: list[str]) -> list[Format]:
 def _load(entry: importlib.metadata.EntryPoint) -> Format:
     try:
         loaded: Format = entry.load()
+        if not isinstance(loaded, BaseFormat):
+            raise TypeError("it is no instance of a class that derives from BaseFormat")
         if loaded.name != entry.name:
             raise ValueError(f"its name is {loaded.name!r}")
     # Code of another package may raise anything

@@ -50,6 +50,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "tokens": f"{__name__}:TOKENS",
             "broken": "no_such_module:FORMAT",
             "misnamed": f"{__name__}:TOKENS",
+            "underived": f"{__name__}:Tokens",
         }.items()
     )
     monkeypatch.setattr(
@@ -71,6 +72,7 @@ def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
         "tokens",
         "broken",
         "misnamed",
+        "underived",
     ]
     with pytest.raises(
         ConfigError,
@@ -80,7 +82,12 @@ def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("broken", "ModuleNotFoundError"), ("misnamed", "its name is 'tokens'")]
+    ("name", "problem"),
+    [
+        ("broken", "ModuleNotFoundError"),
+        ("misnamed", "its name is 'tokens'"),
+        ("underived", "derives from BaseFormat"),
+    ],
 )
 def test_a_format_that_cannot_be_loaded_is_named(packages: None, name: str, problem: str) -> None:
     with pytest.raises(
