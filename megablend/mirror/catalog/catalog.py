@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
-from megablend.mirror.catalog.manifest import Manifest
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
@@ -329,18 +329,29 @@ class Catalog:
             if revision.may_have(location):
                 last = latest.get(revision.dataset, revision)
                 latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
-        wanted = [each for name, each in self.revisions.items() if name in self.wants]
         found = list[tuple[int, str, float]]()
-        for revision in [*latest.values(), *wanted]:
-            # A manifest that is damaged or missing is reported where it is needed
-            with contextlib.suppress(DataError, OSError):
-                if revision.may_have(location):
-                    file = self.read_files(revision.digest).find_location(location)
-                    if file is not None:
-                        is_latest = latest[revision.dataset] is revision
-                        came_at = self._path(revision.digest).stat().st_mtime if is_latest else 0.0
-                        found.append((file.key.size, file.key.etag, came_at))
-        return max(found, key=lambda state: state[2], default=None)
+        for revision in latest.values():
+            file = self._find_file(revision, location)
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    came_at = self._path(revision.digest).stat().st_mtime
+                    found.append((file.key.size, file.key.etag, came_at))
+        if found:
+            return max(found, key=lambda state: state[2])
+        wanted = [each for name, each in self.revisions.items() if name in self.wants]
+        for revision in sorted(wanted, key=lambda each: each.added, reverse=True):
+            file = self._find_file(revision, location) if revision.may_have(location) else None
+            if file is not None:
+                return file.key.size, file.key.etag, 0.0
+        return None
+
+    def _find_file(self, revision: Revision, location: str) -> DataFile | None:
+        """Return a file of a revision; None if the revision does not have it, or its manifest is damaged
+        or missing, which is reported where the manifest is needed."""
+        try:
+            return self.read_files(revision.digest).find_location(location)
+        except (DataError, OSError):
+            return None
 
     def remove(self) -> None:
         """Delete the catalog with all manifests."""

@@ -34,6 +34,8 @@ PAST_SECONDS = 2.0
 """The default of `grace`: seconds after its due time from which a page counts as having none."""
 WANTED = -(NEVER >> 1)
 """Less than the keys of pages with a due time, greater than those of pages that nobody wants."""
+_MAX_DUE = 1e12
+"""Later due times, in seconds, count as this one, whose key is still greater than WANTED."""
 PINNED = NEVER
 """Greater than the keys of all pages that may be evicted."""
 _SORT_SECONDS = 2.0
@@ -277,8 +279,9 @@ class Room:
 
 
 def _key_of(due: float) -> int:
-    """Return the key of pages that are due at `due`, in seconds: the later, the smaller."""
-    return -round(due * 1_000_000)
+    """Return the key of pages that are due at `due`, in seconds: the later, the smaller. A time that
+    is too far off to be sent is infinite; its key is still above that of wanted pages."""
+    return -round(min(due, _MAX_DUE) * 1_000_000)
 
 
 def concatenate(needs: Sequence[Need]) -> tuple[Pages, Float64s]:

@@ -58,6 +58,9 @@ class Needs:
     """Whether `announce` was called since the last change."""
     _fetching: asyncio.Task[None] | None = None
     """Fetches the parts of the present list; None before the first one."""
+    _retry_at: dict[tuple[FileKey, int], float] = field(default_factory=dict)
+    """The times before which parts whose fetch has failed are not tried again, even if the list is
+    replaced meanwhile, by file and first block."""
     _has_parts: bool = False
     """Whether the list has parts that no fetcher has taken yet."""
     _num_fetching: int = 0
@@ -106,6 +109,8 @@ class Needs:
                 parts = await self._apply(own)
                 if self._fetching is not None:
                     self._fetching.cancel()
+                now = time.monotonic()
+                self._retry_at = {name: at for name, at in self._retry_at.items() if at > now}
                 self._has_parts = True
                 self._fetching = asyncio.ensure_future(self._fetch_all(parts))
                 # Not after changes by other nodes, or all would announce to one another for ever
@@ -157,7 +162,10 @@ class Needs:
 
         Returns: False if the fetch failed, and has to be tried again.
         """
+        name = (part.key, int(part.pages.blocks[0]))
         while part.due >= time.monotonic() - self._grace:
+            if time.monotonic() < self._retry_at.get(name, 0.0):  # it failed in an earlier list
+                return False
             if not any(due < part.due for due in refused):
                 refused.discard(part.due)
                 try:
@@ -166,10 +174,12 @@ class Needs:
                 except ResourceError:
                     refused.add(part.due)
                 except AwayError:
+                    self._retry_at[name] = time.monotonic() + _RETRY_SECONDS
                     return False
                 except Exception as error:
                     fault = None if isinstance(error, MegablendError) else error
                     self._log.warn("cannot fetch ahead", str(error), fault)
+                    self._retry_at[name] = time.monotonic() + _RETRY_SECONDS
                     await asyncio.sleep(_RETRY_SECONDS)
                     return False
             await asyncio.sleep(_RETRY_SECONDS)
@@ -189,6 +199,8 @@ class Needs:
         filled = Filled()
         portions = list[Want]()
         for need in own:
+            if not need.pages:
+                continue
             pages = merge_rows(need.pages)
             missing = await self.engine.call(self.engine.store.missing, need.key, pages)
             filled = filled.plus(

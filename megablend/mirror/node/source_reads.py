@@ -111,7 +111,12 @@ class SourceReader:
     async def _open(self, key: FileKey) -> Storage:
         """Return a view of the storage that reads this version. It is opened once, and kept."""
         opening = self._views.get(key)
-        if opening is None or (opening.done() and opening.exception() is not None):
+        has_failed = (
+            opening is not None
+            and opening.done()
+            and (opening.cancelled() or opening.exception() is not None)
+        )
+        if opening is None or has_failed:
             opening = asyncio.ensure_future(self._open_view(key))
             self._views[key] = opening
             if len(self._views) > _MAX_VIEWS:

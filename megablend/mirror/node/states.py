@@ -49,7 +49,7 @@ class States:
                 known = listed
         if known is not None and 0 <= time.time() - known.checked_at < FRESH_SECONDS:
             return FileStat(size=known.size, etag=known.etag)
-        source = "/".join(location.split("/", 3)[:3])
+        source = _source_of(location)
         is_silent = time.monotonic() < self._silent_until.get(source, 0.0)
         if known is not None and is_silent and not is_outdated:
             return FileStat(size=known.size, etag=known.etag)
@@ -75,7 +75,7 @@ class States:
 
     async def _ask(self, location: str) -> FileStat:
         state = await self.source.stat(location)
-        self._silent_until.clear()
+        self._silent_until.pop(_source_of(location), None)
         await self.remember(location, state)
         return state
 
@@ -84,3 +84,8 @@ class States:
         self.source.check_allowed(location)
         state = SourceState(stat.size, stat.etag, time.time())
         await self.engine.call(self.engine.store.states.put, location, state)
+
+
+def _source_of(location: str) -> str:
+    """Return the `scheme://server` of a location, or the first folders of a path."""
+    return "/".join(location.split("/", 3)[:3])

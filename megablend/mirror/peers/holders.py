@@ -190,8 +190,13 @@ class Holders:
 
     async def copy(self) -> None:
         """Copy the pages that this node must hold from other nodes, until cancelled."""
-        copiers = [self._copy_some() for _ in range(_NUM_COPIERS)]
-        await asyncio.gather(*copiers, self._retry_regularly())
+        tasks = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
+        tasks.append(asyncio.ensure_future(self._retry_regularly()))
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # the others go on if one fails
+            for each in tasks:
+                each.cancel()
 
     async def _retry_regularly(self) -> None:
         while True:

@@ -52,6 +52,18 @@ def test_the_next_due_time_of_a_page_counts_when_one_has_passed() -> None:
     assert room.choose(PAGE_BYTES, 121.0) == {(F, 0): 1}
 
 
+def test_pages_that_are_due_too_late_to_be_sent_go_before_others_that_are_due() -> None:
+    """Times of more than 24 days arrive as infinite."""
+    held = make_pages(0, 1, 2)
+    room = Room(lambda: [(F, held)], lambda *_: 1, lambda: 100.0)
+    room.add_file(F, 3, 0)
+    room.set_due(
+        [Need.of(FILE, make_pages(0), due=2e6), Need.of(FILE, make_pages(1))], PAST_SECONDS
+    )
+    assert room.choose(PAGE_BYTES, 150.0) == {(F, 2): 1}  # not due at all
+    assert room.choose(PAGE_BYTES, 150.0) == {(F, 1): 1}
+
+
 def test_pages_count_as_read_when_it_is_said() -> None:
     """Not later, though no other page of their block is still to be read."""
     now = 100.0

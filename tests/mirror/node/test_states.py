@@ -91,12 +91,15 @@ def test_a_listed_file_is_not_asked_for_until_it_is_found_to_have_changed(tmp_pa
 
 
 class SilentSource(ChangedSource):
-    """Never responds."""
+    """Never responds, but for files below a prefix."""
+
+    responds_to = "none"
 
     async def stat(self, location: str) -> FileStat:
-        self.num_asked += 1
-        await asyncio.Event().wait()
-        raise AssertionError
+        if not location.startswith(self.responds_to):
+            self.num_asked += 1
+            await asyncio.Event().wait()
+        return await super().stat(location)
 
 
 def test_a_silent_source_is_waited_for_once(tmp_path: Path) -> None:
@@ -111,10 +114,13 @@ def test_a_silent_source_is_waited_for_once(tmp_path: Path) -> None:
 
         states = States(engine, source, find_listed, wait_seconds=0.01)
         assert (await states.get("s3://b/x")).etag == "s3://b/x"
+        # Another source, which responds, makes no difference
+        source.responds_to = "s3://other/"
+        assert (await states.get("s3://other/x")).etag == "asked"
         states.wait_seconds = 1e6
         for i in range(100):
             assert (await states.get(f"s3://b/{i}")).etag == f"s3://b/{i}"
-        assert source.num_asked == 1
+        assert source.num_asked == 2
         await engine.close()
 
     asyncio.run(work())
@@ -141,6 +147,11 @@ def test_the_last_listing_counts(tmp_path: Path) -> None:
     (earlier,) = [name for name in again.revisions if name == f"d@{first.stem}"]
     again.put_want(DatasetWant(dataset="d", revision=earlier.partition("@")[2], since=0.0))
     assert again.find_state(KEY.location) == (70_000, "listed", 0.0)
+    # Of several, the latest one
+    later = add(again, "d", KEY._replace(etag="later"))
+    again.put_want(DatasetWant(dataset="d", revision=later.stem, since=0.0))
+    add(again, "d", KEY._replace(location="s3://b/d/y"))
+    assert again.find_state(KEY.location) == (70_000, "later", 0.0)
     mounted = KEY._replace(location="/mnt/x")
     add(catalog, "f", mounted, "/mnt/")
     assert catalog.find_state("/mnt/x") is None
