@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, dig
         assert not [path for path in (cache / "fragments").iterdir() if path.name.startswith(".")]
     assert all("cannot write the cache (File too large)" in message for message in messages)
     assert "fragments/" in messages[1]
-    assert "generations/" in messages[2]
+    assert "/generations: " in messages[2]
     check_after(data, cache, digest)
 
 
