@@ -32,6 +32,7 @@ HOMES = {
     "aiohttp": {"mirror"},
     "matplotlib": {"inspect"},
 }
+MAX_LINES = 500
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -131,6 +132,11 @@ def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> No
             }
             edges.setdefault(room, set()).update(others - {room})
     assert circle(edges) is None
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")}
+    assert not {str(path): count for path, count in lines.items() if count > MAX_LINES}
 
 
 def test_storage_is_handed_down() -> None:

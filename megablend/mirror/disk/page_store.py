@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from megablend.mirror.disk.stored_file import (
     SMALL_BYTES,
     StoredFile,
     discard,
+    is_linked,
     pages_of_rows,
     read_small,
     write_small,
@@ -440,7 +440,7 @@ class PageStore:
         """Give up pages. Raises: DataError if the disk fails; then they are not held, either."""
         entry = self._entries[digest]
         # No holes are made in a copy that a dataset's folder links to: programs may have mapped it
-        if entry.key.size < SMALL_BYTES or _is_linked(self.folder.data_path(digest)):
+        if entry.key.size < SMALL_BYTES or is_linked(self.folder.data_path(digest)):
             self._add_to_count(entry, -entry.num_held)
         else:
             stored = self._open(digest)
@@ -494,11 +494,3 @@ class PageStore:
         if entry.key.size < SMALL_BYTES:
             return int(pages_of_file(entry.key.size).masks[0])
         return self._open(digest).map.load(block).pages
-
-
-def _is_linked(copy: Path) -> bool:
-    """Whether another folder has a hard link to a copy."""
-    try:
-        return copy.stat().st_nlink > 1
-    except OSError:
-        return False

@@ -314,3 +314,11 @@ def discard(folder: MirrorFolder, digest: str) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise disk_error(path, error) from error
+
+
+def is_linked(copy: Path) -> bool:
+    """Whether another folder has a hard link to a file's copy."""
+    try:
+        return copy.stat().st_nlink > 1
+    except OSError:
+        return False
