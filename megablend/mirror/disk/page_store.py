@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np

@@ -62,6 +62,24 @@ def test_pages_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read(file, (0, key.size)) == [data]
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_small_file_that_was_being_written_is_discarded(is_held: bool, tmp_path: Path) -> None:
+    """Its owner was killed before the rename; what was complete before stays."""
+    key = key_of(5000)
+    store = open_store(tmp_path / "m")
+    copy = store.folder.data_path(key.digest)
+    if is_held:
+        assert put(store, key, pages_of_file(key.size))
+    store.close()
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = copy.with_name(f"{copy.name}.new")
+    unfinished.write_bytes(truth(key)[:100])
+    again = open_store(tmp_path / "m")
+    assert not unfinished.exists()
+    every = pages_of_file(key.size)
+    assert again.read(key, every) == (truth(key) if is_held else None)
+
+
 def test_reads_that_stop_early_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
