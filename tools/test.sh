@@ -15,4 +15,6 @@ mypy megablend tests tools
 wait
 
 say "Tests"
-exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal "$@"
+# A test that fails is run once more, since tests wait for processes and servers on machines that do other work, too; the summary lists it
+# as RERUN. tools/soak.sh runs no test twice.
+exec python -m pytest -m "not slow" --reruns 1 -rR --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal "$@"
