@@ -21,7 +21,7 @@ from megablend.operations.runs import compile_committed
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.token_documents import refuse_token_documents
 from megablend.operations.unindexed import INDEX_REMEDY, find_unindexed
-from megablend.run.amend_ledger import amend_ledger, cut_ledger, rewind_to
+from megablend.run.amend_ledger import amend_ledger, cut_ledger, list_left_out, rewind_to
 from megablend.run.check_totals import check_limits
 from megablend.run.commit import compile_others, keep_companion, precompute_orders
 from megablend.run.compile import Compiled
@@ -92,8 +92,8 @@ class Amendment(Record):
     """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
     note: str | None = None
-    """A note on files that the config's paths match now, but that are not in the index that the run
-    reads; None if there are none."""
+    """Files that the config's paths match now, but that are not in the index that the run reads; and
+    stages and skipped ranges that the amended run no longer has. None if there are none."""
 
 
 @translating("amend")
@@ -158,7 +158,9 @@ def amend(
                 )
             save_ledger(checked_config.cache_store, amended, replaces=ledger)
     amendment = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
-    return dataclasses.replace(amendment, note=note)
+    left_out = _describe_left_out(checked_config, cut, amended, ledger)
+    notes = [*([] if note is None else [note]), *left_out]
+    return dataclasses.replace(amendment, note="; ".join(notes) or None)
 
 
 def _compile_amended(
@@ -170,7 +172,7 @@ def _compile_amended(
         cut: the run's ledger up to the amendment.
         keep: store in the cache what opening the run will need.
 
-    Returns: the compiled run, and `Amendment.note`.
+    Returns: the compiled run, and a note on files; see `_compare_files`.
     Raises: see `amend`.
     """
     config = session.config
@@ -208,6 +210,26 @@ def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | N
     if not unindexed.only_lacks_files:
         raise CacheError(f"{unindexed.text}; {INDEX_REMEDY}")
     return f"{unindexed.text}; to read them, index again (`megablend index CONFIG`) and amend the run again"
+
+
+def _describe_left_out(
+    config: Config, cut: Ledger, amended: Ledger, committed: Ledger
+) -> list[str]:
+    """Name the stages, and the skipped samples, of a run that its amendment leaves out."""
+    notes = []
+    starts = list_left_out(cut, amended, committed)
+    if starts:
+        are = "stages that began at samples" if len(starts) > 1 else "stage that began at sample"
+        listed = ", ".join(f"{start:,}" for start in starts)
+        notes.append(
+            f"the run no longer has the {are} {listed}, with settings that the config does not list"
+        )
+    kept = load_skips(config.cache_store, amended).ranges
+    gone = [each for each in load_skips(config.cache_store, committed).ranges if each not in kept]
+    if gone:
+        listed = ", ".join(f"{start:,} to {stop:,}" for start, stop in gone)
+        notes.append(f"samples {listed} of the run before are no longer skipped")
+    return notes
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:

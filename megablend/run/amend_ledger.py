@@ -11,7 +11,7 @@ from megablend.blend.plan import StagesPlan
 from megablend.errors import ConfigError, PlanError, StateError
 from megablend.run.ledger import Ledger, describe_difference
 from megablend.run.links import find_parting
-from megablend.run.stage import Stage
+from megablend.run.stage import Blend, Stage
 from megablend.run.state import State
 
 
@@ -91,8 +91,9 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     Args:
         committed: the ledger before it was cut; its stages after the cut are replaced.
 
-    Raises: PlanError if the requested blend of a sample before the cut differs from the committed
-        one, or nothing changes; ConfigError if no requested stage begins at the cut.
+    Raises: PlanError if the requested blend or data of a sample before the cut differ from the
+        committed ones, a later stage with `new_data` would be left out, or nothing changes;
+        ConfigError if no requested stage begins at the cut.
     """
     stop = cut.num_samples
     early_starts = [start for start in requested.starts if cut.starts[-1] < start < stop]
@@ -119,7 +120,54 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
             f"run {cut.run!r}: the order from sample {stop:,} on would not change; change a setting that affects it (masks do "
             "not, and need no amendment)"
         )
+    cut.check_indices(requested, stop)
+    _check_later_data(cut, requested, committed)
     return dataclasses.replace(cut, stages=(*cut.stages, *added))
+
+
+def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None:
+    """Refuse a request that lists fewer stages with `new_data` from the cut on than the run has. A
+    stage that begins exactly at the cut is replaced by the one that is requested there. Raises:
+    PlanError."""
+    stop = cut.num_samples
+    listed = [sample for sample in requested.index_changes if sample >= stop]
+    kept = committed.index_changes[len(cut.index_changes) :]
+    needed = [sample for sample in kept if sample != stop or stop in listed]
+    if len(listed) < len(needed):
+        missing = [sample for sample in needed if sample not in listed][-1]
+        raise PlanError(
+            f"run {cut.run!r} reads new data from sample {missing:,} on, but the config lists no stage with `new_data` for "
+            "that: list it again after the amendment's stage, or first give the new data up: `megablend amend CONFIG --at "
+            f"{missing}`, with a stage without `new_data` there"
+        )
+
+
+def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
+    """List the first samples of committed stages without `new_data` that an amended run no longer
+    has: those after the cut whose settings no stage of the amendment has, unless it has more stages.
+
+    Args:
+        cut: the ledger up to the amendment.
+        committed: the ledger before it was cut.
+    """
+    number = len(cut.stages)
+    added = amended.stages[number:]
+    starts = zip(committed.stages[number:], committed.starts[number:], strict=True)
+    later = [(stage, start) for stage, start in starts if start != cut.num_samples]
+    if len(added) > len(later):
+        return []
+    kept = list(map(_settings, added))
+    return [
+        start
+        for stage, start in later
+        if start not in committed.index_changes and _settings(stage) not in kept
+    ]
+
+
+def _settings(stage: Stage) -> Blend:
+    """Return the settings of a stage, without what depends on its length and its blocks."""
+    sources = (source.with_share(source.share, None) for source in stage.blend.sources)
+    return dataclasses.replace(stage.blend, sources=tuple(sources), schedule=None)
 
 
 def _differs(stage: Stage, before: Stage) -> bool:

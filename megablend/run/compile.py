@@ -111,9 +111,12 @@ class Compiled:
         """Return the split with a committed ledger's stages, and further ones if more samples are
         requested.
 
-        Raises: PlanError when a committed sample would change, or fewer samples are requested.
+        Raises: PlanError when a committed sample would change, or fewer samples are requested, or
+            `new_data` of committed samples would have no effect.
         """
-        return replace(self, ledger=committed.extend(self.ledger))
+        extended = committed.extend(self.ledger)
+        committed.check_indices(self.ledger, committed.num_samples)
+        return replace(self, ledger=extended)
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
         """Return the split with a committed ledger's stages. Where the run was extended since, the

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 
 from megablend.errors import PlanError
@@ -79,6 +79,12 @@ class Ledger:
     def indices(self) -> tuple[str, ...]:
         """Digests of the index snapshots that the stages read, in order."""
         return tuple(index for index, _ in groupby(map(attrgetter("index"), self.stages)))
+
+    @property
+    def index_changes(self) -> list[int]:
+        """The first samples of the stages that read another index than the stage before."""
+        pairs = zip(pairwise(self.stages), self.ends, strict=False)
+        return [end for (before, stage), end in pairs if stage.index != before.index]
 
     @property
     def index(self) -> str:
@@ -190,6 +196,26 @@ class Ledger:
                     f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
                     f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the next stage begin earlier"
                 )
+
+    def check_indices(self, requested: Ledger, stop: int) -> None:
+        """Refuse a request with more `new_data` before `stop` than the committed stages have, or
+        whose stages from there on would read an earlier index. Raises: PlanError."""
+        committed = [sample for sample in self.index_changes if sample < stop]
+        wanted = [sample for sample in requested.index_changes if sample <= stop]
+        past = [sample for sample in wanted if sample < stop]
+        if len(past) > len(committed):
+            added = next(sample for sample in past if sample not in committed)
+            raise PlanError(
+                f"run {self.run!r} has already started, and reads no new data from sample {added:,} on, where the config has "
+                "`new_data`: leave it out there, and list it in a further stage at the end, or in one that `megablend amend "
+                "CONFIG --at SAMPLE` begins"
+            )
+        if len(wanted) < len(committed) and requested.num_samples > stop:
+            lost = next(sample for sample in committed if sample not in wanted)
+            raise PlanError(
+                f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, has "
+                "`new_data`, which the config no longer has there: put `new_data: true` back in that stage"
+            )
 
     def _follow(self, links: Sequence[Link]) -> tuple[Stage, ...]:
         """The stages that a chain names, with the blends of this ledger."""
