@@ -162,7 +162,7 @@ class Node:
                 task.result()  # raises the error of a task that failed
         finally:
             self._notify("STOPPING=1")
-            self.server.close()
+            await self.server.close()
             for task in tasks:
                 task.cancel()
             if self.web is not None:

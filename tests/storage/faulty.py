@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from megablend.system.close_server import close_server
+
 T = TypeVar("T")
 CHUNK = 1 << 14
 PAGE = b"<!doctype html><title>Log in</title>"
@@ -137,8 +139,7 @@ class FaultySource:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=240)
 
     async def _stop(self) -> None:
-        self._server.close()
-        # Connections that were accepted a moment ago begin their tasks while others end.
+        await close_server(self._server)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in others:
                 task.cancel()

@@ -30,6 +30,7 @@ from megablend.mirror.node.frames import (
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
+from megablend.system.close_server import close_server
 from megablend.system.limited_json import parse_json
 from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
@@ -63,7 +64,7 @@ class LocalServer:
     num_clients: int = 0
     idle_since: float = field(default_factory=time.monotonic)
     _log: LimitedLog = field(default_factory=LimitedLog)
-    _server: asyncio.AbstractServer | None = None
+    _server: asyncio.Server | None = None
     _readers: dict[str, list[Any]] = field(default_factory=dict)
     """For each client that reads files: the nodes that it reads with, if any."""
 
@@ -93,10 +94,10 @@ class LocalServer:
         path.chmod(0o600 if self.folder.group is None else 0o660)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=1024)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop listening."""
         if self._server is not None:
-            self._server.close()
+            await close_server(self._server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_clients += 1

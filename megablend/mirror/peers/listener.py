@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from megablend.errors import ConfigError
 from megablend.mirror.node.metrics import CONTENT_TYPE, format_metrics
+from megablend.system.close_server import close_server
 from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
@@ -49,6 +51,7 @@ class Listener:
     log: LimitedLog = field(default_factory=LimitedLog)
     """Warns of refused requests."""
     _runner: web.AppRunner | None = None
+    _server: asyncio.Server | None = None
 
     async def start(
         self, app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None
@@ -62,8 +65,12 @@ class Listener:
             shutdown_timeout=_END_SECONDS,
         )
         await self._runner.setup()
+        accept = self._runner.server
+        assert accept is not None
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024).start()
+            self._server = await asyncio.get_running_loop().create_server(
+                accept, host, port, ssl=tls, backlog=1024
+            )
         except OSError as error:
             await self.stop()
             raise ConfigError(
@@ -72,6 +79,8 @@ class Listener:
             ) from None
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close all connections."""
+        if self._server is not None:
+            await close_server(self._server)
         if self._runner is not None:
             await self._runner.cleanup()

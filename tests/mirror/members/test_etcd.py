@@ -14,6 +14,7 @@ import pytest
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed, StartOverError, _code
 from megablend.mirror.node.frames import pack_error, unpack_error
+from megablend.system.close_server import close_server
 from tests.mirror.etcd import EtcdServer
 from tests.storage.objects.servers.start import find_free_port
 
@@ -197,7 +198,7 @@ def test_what_is_no_etcd_is_told(etcd: EtcdServer) -> None:
         with pytest.raises(ConfigError, match=r"not as etcd 3\.4 or later does: b'hello'"):
             await other.get("p/")
         await other.close()
-        server.close()
+        await close_server(server)
         with pytest.raises(ConfigError, match=r"not as etcd 3\.4"):
             await client.get("p/")
 

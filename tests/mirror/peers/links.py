@@ -8,6 +8,8 @@ import random
 import re
 import time
 
+from megablend.system.close_server import close_server
+
 _NODE = re.compile(rb"\r\nMegablend-Node: ([^\r]*)\r\n")
 _CHUNK = 1 << 16
 _LEAST = 1 << 12
@@ -25,6 +27,7 @@ class Link:
         self._port = port
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._writers = set[asyncio.StreamWriter]()
         self._listens_at = 0
@@ -38,7 +41,10 @@ class Link:
 
     async def start(self) -> str:
         """Listen, where it did before. Returns: the name of the node."""
-        if self._server is not None and self._server.is_serving():
+        if self._closing is not None:
+            await self._closing
+            self._closing = None
+        elif self._server is not None:
             return f"127.0.0.1:{self._listens_at}"
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._listens_at)
         self._listens_at = self._server.sockets[0].getsockname()[1]
@@ -47,18 +53,24 @@ class Link:
     def cut(self) -> None:
         """As if the node were killed: no connection is left, none is accepted."""
         assert self._server is not None
-        self._server.close()
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(close_server(self._server))
         for writer in self._writers:
             writer.transport.abort()
 
     async def stop(self) -> None:
         self.cut()
+        assert self._closing is not None
+        await self._closing
         for each in self._tasks:
             each.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing is not None:
+            writer.transport.abort()
+            return
         self.num_connections += 1
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
+import warnings
 
 import pytest
 from aiohttp import web
 
 from megablend.mirror.peers.listener import Listener
+from tests.storage.objects.servers.start import find_free_port
 
 
 def test_malformed_requests_are_not_quoted_and_faults_are_told(
@@ -27,9 +31,7 @@ def test_malformed_requests_are_not_quoted_and_faults_are_told(
     async def run() -> None:
         app = web.Application()
         app.router.add_get("/", fail)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = find_free_port()
         listener = Listener("`mirror.port`")
         await listener.start(app, "127.0.0.1", port, None)
         secret = b"Authorization: Bearer CANARY\r\n"
@@ -47,3 +49,26 @@ def test_malformed_requests_are_not_quoted_and_faults_are_told(
         await listener.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_rounds", range(6))
+def test_connections_that_come_while_it_stops_are_closed(num_rounds: int) -> None:
+    """Also one that the loop has accepted, and has begun to hand to its protocol."""
+
+    async def run() -> None:
+        listener = Listener("`mirror.port`")
+        port = find_free_port()
+        await listener.start(web.Application(), "127.0.0.1", port, None)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for _ in range(num_rounds):
+                await asyncio.sleep(0)
+            await listener.stop()
+            client.settimeout(60)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(run())
+        gc.collect()
+    assert [str(each.message) for each in caught] == []

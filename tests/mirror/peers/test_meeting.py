@@ -21,6 +21,7 @@ from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import Want
 from megablend.mirror.node.frames import PROTOCOL
+from megablend.system.close_server import close_server
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_signing import Authority
@@ -231,7 +232,7 @@ def test_something_that_speaks_no_http_is_a_missing_node(tmp_path: Path) -> None
             server = await asyncio.start_server(talk, "127.0.0.1", nodes.ports[1])
             await nodes.start(0)
             await fail(nodes, 0, ResourceError, f"1 of 2 nodes are missing: {nodes.names[1]}")
-            server.close()
+            await close_server(server)
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())

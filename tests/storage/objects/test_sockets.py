@@ -20,6 +20,7 @@ from megablend.storage.objects.in_flight import RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.sockets import SocketReader
 from megablend.storage.options_parser import parse_options
+from megablend.system.close_server import close_server
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.test_failures import tls as tls  # a fixture
 
@@ -84,7 +85,7 @@ class Scripted:
             raise AssertionError
 
         yield SocketReader(find_url, make_tls, 1.0)
-        server.close()
+        await close_server(server)
 
 
 def make_request(into: bytearray) -> Request:
