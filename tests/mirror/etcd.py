@@ -95,7 +95,7 @@ class EtcdServer:
         """End it; its data stay."""
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=100)
             self._process = None
 
     def lose_data(self) -> None:

@@ -21,11 +21,20 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
+PATIENCE = 100.0
+"""Seconds in which a node process starts on a machine that does much else."""
+
 
 @contextlib.contextmanager
 def mirror(folder: Path, url: str, **settings: Any) -> Iterator[dict[str, Any]]:
     """The `mirror` setting of a mirror of what is below `url`; its node process ends with the context."""
-    written = {"folder": str(folder), "prefixes": [f"{url}/"], "reserve": 0, **settings}
+    written = {
+        "folder": str(folder),
+        "prefixes": [f"{url}/"],
+        "reserve": 0,
+        "patience": PATIENCE,
+        **settings,
+    }
     try:
         yield written
     finally:
@@ -60,7 +69,7 @@ def kill_node(folder: Path, number: int = signal.SIGKILL) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while find_node(folder) is not None:
         assert time.monotonic() < end, f"node process {pid} does not end"
         time.sleep(0.01)

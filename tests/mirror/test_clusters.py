@@ -158,7 +158,7 @@ def test_commands_tell_of_the_nodes(tmp_path: Path) -> None:
         assert f", one of 2 nodes; away: {other}\n" in run("node", "status", path).stdout
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():

@@ -89,11 +89,10 @@ def test_another_user_reads_what_a_group_shares(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout.splitlines()[-1])
     for name in ("owner", "in the group"):
-        assert found[name]["said"] == ""
-        assert found[name]["is_right"]
+        assert (found[name]["status"], found[name]["said"]) == (0, ""), process.stderr
     assert found["owner"]["bytes"] > 0
     assert found["in the group"]["bytes"] == 0
-    assert not found["outside"]["is_right"]
+    assert found["outside"]["status"] == 1, process.stderr
     assert found["outside"]["bytes"] == 0
     assert f"belongs to user {OWNER}" in found["outside"]["said"]
     assert "`mirror.group`" in found["outside"]["said"]
@@ -133,7 +132,7 @@ def read_as_users(folder: Path) -> None:
         node = fork_as(OWNER, GROUP_ID, serve)
         os.close(writing)
         os.read(reading, 1)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, user, group in USERS:
             before = source.bytes
             log = folder / f"{name}.log"
@@ -147,7 +146,7 @@ def read_as_users(folder: Path) -> None:
 
             child = fork_as(user, group, read)
             found[name] = {
-                "is_right": os.waitpid(child, 0)[1] == 0,
+                "status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]),
                 "bytes": source.bytes - before,
                 "said": log.read_text(),
             }

@@ -22,7 +22,7 @@ from megablend.mirror.node.frames import Kind
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.options_parser import parse_options
 from tests.cli.commands import run
-from tests.mirror.nodes import connect, find_node, kill_node
+from tests.mirror.nodes import PATIENCE, connect, find_node, kill_node
 from tests.mirror.test_clusters import cluster, until
 from tests.preloaded import python
 from tests.storage.faulty import CHUNK, Faults, FaultySource
@@ -50,7 +50,13 @@ class Machine:
         self.folder = place / "mirror"
         self.source = source
         self.config = place / "config.json"
-        mirror = {"folder": str(self.folder), "prefixes": ["s3://b/"], "reserve": 0, **settings}
+        mirror = {
+            "folder": str(self.folder),
+            "prefixes": ["s3://b/"],
+            "reserve": 0,
+            "patience": PATIENCE,
+            **settings,
+        }
         store = {"endpoint": source.url, "region": "x", **limits}
         self.storage = {"mirror": mirror, "s3://": store}
         place.mkdir(exist_ok=True)

@@ -98,7 +98,7 @@ def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
         running = asyncio.ensure_future(holding.run())
         await reader.is_asked.wait()
         holding.change()
-        await asyncio.wait_for(holding.wait_for(lambda: not holding.states[0].missing), 10)
+        await asyncio.wait_for(holding.wait_for(lambda: not holding.states[0].missing), 100)
         assert holding.states[0].as_json()["trouble"] == ""
         running.cancel()
         await pages.close()
@@ -117,14 +117,14 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         manifest.write_bytes(b"x" * 50)
         holding = Holding(pages, Needs(pages), catalog)
         running = asyncio.ensure_future(holding.run())
-        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 10)
+        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 100)
         (state,) = holding.states
         assert f"{manifest}: is damaged: " in state.trouble
         assert state.missing == KEY.size
         manifest.write_bytes(Manifest.of_lines([pack_line("x", KEY)]).pack())
         holding.change()
         await asyncio.wait_for(
-            holding.wait_for(lambda: "was deleted" in str(holding.states[0].error)), 10
+            holding.wait_for(lambda: "was deleted" in str(holding.states[0].error)), 100
         )
         assert not running.done()
         running.cancel()
@@ -186,7 +186,7 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
             holding.wait_for(
                 lambda: len(holding.states) == 2 and all(each.error for each in holding.states)
             ),
-            10,
+            100,
         )
         assert [each.trouble for each in holding.states] == [
             "s3://b/x: was deleted at the source after it was listed\n"
@@ -223,9 +223,9 @@ def test_a_dataset_that_is_removed_while_it_is_fetched_ends_no_process(tmp_path:
         holding = Holding(pages, RemovingNeeds(pages), catalog)
         running = asyncio.ensure_future(holding.run())
         # It is fetched as it was planned, and is not there at the next look
-        await asyncio.wait_for(reader.is_asked.wait(), 10)
+        await asyncio.wait_for(reader.is_asked.wait(), 100)
         holding.change()
-        await asyncio.wait_for(holding.wait_for(lambda: not holding.states), 10)
+        await asyncio.wait_for(holding.wait_for(lambda: not holding.states), 100)
         assert not running.done()
         running.cancel()
         await pages.close()

@@ -261,7 +261,7 @@ def _is_settled(cluster: Cluster) -> bool:
     return bool(state["formed"] and not is_telling and not any(debts))
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 100.0) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():
