@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from megablend.errors import ConfigError
@@ -27,6 +28,11 @@ FORK_REMEDY = (
 """The remedy for a child of a process that has used the client."""
 _CLOSE_SECONDS = 2.0
 """The longest time for cancelling requests in flight when the process ends."""
+_REST_SECONDS = 10.0
+"""The longest time to wait thereafter until the client's threads have nothing to do any more."""
+_TASKS = Path("/proc/self/task")
+_NUM_LOOKS = 10
+_LOOK_SECONDS = 0.01
 
 
 class _Loop:
@@ -45,7 +51,7 @@ class _Loop:
         one of its threads has a response for an interpreter that has ended."""
         with contextlib.suppress(Exception):  # the process ends in any case
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(
-                timeout=2 * _CLOSE_SECONDS
+                timeout=_CLOSE_SECONDS + _REST_SECONDS + 1.0
             )
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
@@ -64,7 +70,30 @@ async def _cancel_all() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=0.2)
-    await asyncio.sleep(0.1 + 0.0005 * max_tasks)
+    if _TASKS.exists():
+        await _wait_until_client_rests()
+    else:
+        await asyncio.sleep(0.1 + 0.0005 * max_tasks)
+
+
+async def _wait_until_client_rests() -> None:
+    """Wait until all of the client's threads sleep at several looks in a row: on a busy machine they
+    may wait for a core for seconds before they drop a request that was cancelled."""
+    end = asyncio.get_running_loop().time() + _REST_SECONDS
+    num_asleep = 0
+    while num_asleep < _NUM_LOOKS and asyncio.get_running_loop().time() < end:
+        num_asleep = 0 if _is_client_active() else num_asleep + 1
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _is_client_active() -> bool:
+    """Return whether one of the client's threads is running or waits for a core (Linux)."""
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            if name.startswith("tokio") and rest.split()[0] != "S":
+                return True
+    return False
 
 
 _lock = threading.Lock()

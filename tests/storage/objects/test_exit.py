@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import hashlib
+import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from megablend.storage.objects.loop import _cancel_all
 from tests.index.index_data import environment
 from tests.storage.faulty import Faults, FaultySource
 
@@ -27,15 +37,19 @@ elif sys.argv[2] == "interrupt":
     raise KeyboardInterrupt
 sys.exit(2)
 """
+BURN = "import time; end = time.monotonic() + 280\nwhile time.monotonic() < end: pass"
+PR_SET_NAME = 15
 
 
-@pytest.mark.parametrize("how", ["exit", "cancel", "interrupt"])
-def test_a_process_ends_while_requests_are_in_flight(how: str) -> None:
-    with FaultySource({"b/x": bytes(1000)}, Faults(latency=0.5)) as source:
-        command = [sys.executable, "-c", SCRIPT, f"{source.url}/b/x", how]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, check=False, env=environment()
-        )
+WAYS = ("exit", "cancel", "interrupt")
+
+
+def end_well(url: str, how: str) -> None:
+    """Run a process that ends in one of the ways, and check its exit code and what it says."""
+    command = [sys.executable, "-c", SCRIPT, url, how]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment()
+    )
     lines = done.stderr.splitlines()
     if how == "interrupt":
         assert (done.returncode, lines[0], lines[-1]) == (
@@ -46,3 +60,54 @@ def test_a_process_ends_while_requests_are_in_flight(how: str) -> None:
         assert len(lines) < 5
     else:
         assert (done.returncode, done.stderr) == (2, "")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_process_ends_while_requests_are_in_flight(how: str) -> None:
+    with FaultySource({"b/x": bytes(1000)}, Faults(latency=0.5)) as source:
+        end_well(f"{source.url}/b/x", how)
+
+
+@pytest.mark.slow
+def test_processes_end_well_on_a_busy_machine() -> None:
+    """The client's threads wait for cores, and drop what was cancelled much later."""
+    cores = len(os.sched_getaffinity(0))
+    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(3 * cores)]
+    try:
+        with (
+            FaultySource({"b/x": bytes(1000)}, Faults(latency=0.5)) as source,
+            ThreadPoolExecutor(3 * cores) as threads,
+        ):
+            for _ in threads.map(partial(end_well, f"{source.url}/b/x"), WAYS * 12):
+                pass
+    finally:
+        for each in burners:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux names threads there")
+def test_the_end_waits_for_the_client_s_threads() -> None:
+    """By their name: a thread that is called as they are, and has work for a while."""
+    begun = threading.Event()
+    ended = threading.Event()
+    is_busy = True
+
+    def work() -> None:
+        nonlocal is_busy
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"tokio-rt-worker", 0, 0, 0)
+        begun.set()
+        end = time.thread_time() + 0.5
+        while time.thread_time() < end:
+            hashlib.sha256(bytes(1 << 20))  # without Python's lock
+        is_busy = False
+        ended.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    asyncio.run(_cancel_all())
+    was_busy = is_busy
+    ended.set()
+    thread.join()
+    assert not was_busy
