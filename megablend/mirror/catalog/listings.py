@@ -223,15 +223,16 @@ class Listings:
                 manifest = self._list(storage, latest.sources)
             else:
                 # Paths cannot be computed, since the patterns that they follow from are not stored
-                files = self._catalog.read_files(latest.digest)
+                files = self._catalog.read_files((known or latest).digest)
                 paths = {file.key.location: file.path for file in files}
                 manifest = self._list(storage, [*map(_escape, paths)], paths)
-            if manifest.revision == latest.digest:
+            if known is None or manifest.revision == known.digest:
                 return manifest, []
-            files = self._catalog.read_files(latest.digest)
+            files = self._catalog.read_files(known.digest)
             return manifest, list(files.list_gone(manifest))
 
-        if not await self._is_held(latest):
+        known = await self._find_known(latest)
+        if known == latest and not await self._is_held(latest):
             # Otherwise a source that changes all the time would never be held
             self.counts["waiting"] += 1
             return self._catalog.listed[latest.dataset].trouble
@@ -242,7 +243,7 @@ class Listings:
                 f"{len(gone):,} files are gone, such as {gone[0].key.location}: {latest} stays the latest revision\n"
                 f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
             )
-        if manifest.revision == latest.digest:
+        if known == latest and manifest.revision == latest.digest:
             self.counts["same"] += 1
             return ""
         facts = await asyncio.to_thread(_describe, manifest)
@@ -252,6 +253,20 @@ class Listings:
         self.counts["new"] += 1
         LOG.info("mirror: the source of %s has changed: %s", latest, revision)
         return ""
+
+    async def _find_known(self, latest: Revision) -> Revision | None:
+        """Return the revision with which the source is compared: the latest one, unless its manifest
+        may be lost with the node that made it, since nobody could ever hold this revision. Then it is
+        the last one whose manifest is here; None if there is none."""
+        if self._mates is None:
+            return latest
+        lacking = await self._engine.call(self._catalog.list_lacking)
+        nodes = self._mates.nodes
+        others = {*nodes.names} - {*nodes.find_away(), nodes.own}
+        if latest not in lacking or latest.by in others:
+            return latest
+        revisions = self._catalog.list_revisions(latest.dataset)
+        return next((each for each in reversed(revisions) if each not in lacking), None)
 
     async def _put_listed(self, dataset: str, trouble: str) -> None:
         """Record that a dataset's source was listed just now."""

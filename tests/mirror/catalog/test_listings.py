@@ -274,6 +274,40 @@ def test_one_node_of_a_cluster_lists_a_dataset(tmp_path: Path, etcd: EtcdServer)
     work(do)
 
 
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_a_revision_that_was_lost_with_its_node_holds_up_nothing(
+    has_changed: bool, tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """Nobody has got its manifest from the node that made it: the source is listed again."""
+    cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
+    cluster.write("d", {"x": 3 * MB, "y": 5})
+
+    async def do() -> None:
+        async with cluster.all() as (a, b):
+            sources = [f"{cluster.source}/d/"]
+            await a.ask("add", dataset="corpus", sources=sources, every=0.5)
+            await a.ask("want", target="corpus")
+            await b.ask("wait", target="corpus")
+        cluster.names = ("a:1",)
+        cluster.write("d", {"x": 3 * MB}, seed=1)
+
+        async def has(node: LocalMates, count: int) -> bool:
+            found = (await node.ask("list"))["revisions"]
+            return len(found) == count and found[-1]["by"] == node.own
+
+        async with cluster.node("a:1") as a:
+            await until_so(partial(has, a, 2))
+        cluster.names = ("b:1",)
+        if has_changed:
+            cluster.write("d", {"x": 3 * MB}, seed=2)
+        async with cluster.node("b:1") as b:
+            await until_so(partial(has, b, 2 + has_changed))
+            await b.ask("wait", target="corpus")
+            assert [each["missing"] for each in (await b.ask("status"))["goals"]] == [0]
+
+    work(do)
+
+
 def test_what_was_removed_meanwhile_is_not_put(
     tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
