@@ -64,7 +64,7 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     """
     if len(parts) == 1:
         numbers, pages_of_part = parts[0]
-        if len(numbers) == num_chunks:
+        if np.array_equal(numbers, np.arange(num_chunks)):
             return pages_of_part
     counts = np.zeros(num_chunks, np.int64)
     dictionaries = np.full((num_chunks, 2), NO_DICTIONARY)
