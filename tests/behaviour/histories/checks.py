@@ -123,19 +123,41 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
     return epochs
 
 
+def group_stages(stages: Sequence[Stage]) -> list[list[int]]:
+    """The numbers of neighbouring stages whose settings and data are equal, which are divided as one stage, up to where they
+    are cut."""
+    groups = list[list[int]]()
+    for number, stage in enumerate(stages):
+        before = stages[number - 1] if number else None
+        if (
+            before is None
+            or before.cut is not None
+            or stage.blend.schedule is not None
+            or (stage.index, stage.blend) != (before.index, before.blend)
+        ):
+            groups.append([])
+        groups[-1].append(number)
+    return groups
+
+
 def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
-    """Shares, schedules and caps of each stage."""
+    """Shares and schedules of stages, those of equal ones together; and caps of each."""
     ledger = job.dataset.run.ledger
     stretches = job.dataset.run.plan.stages
     owners = {sample.k: source for source, listed in enumerate(samples) for sample in listed}
-    for number, requested in enumerate(job.requested):
+    for number, stage in enumerate(ledger.stages):
+        for source, limit in _limits_of(job, number).items():
+            _check_limit(limit, samples[source], find_first(stretches, number), stage.stop)
+    for group in group_stages(ledger.stages):
+        number = group[-1]
+        requested = job.requested[number]
         settings = job.settings_of(number) | {"schedule": job.stages[number].get("schedule")}
         stage = ledger.stages[number]
-        first = find_first(stretches, number)
+        first = find_first(stretches, group[0])
         ranges = [
             range(each.start, each.stop)
             for each in stretches
-            if each.number == number and each.start < stage.stop
+            if each.number in group and each.start < stage.stop
         ]
         weights = requested.weights
         steps = [
@@ -144,7 +166,7 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
         ]
         counts = np.sum(steps, axis=0).tolist()
         is_cut = stage.cut is not None
-        limits = {int(name[1:]): limit for name, limit in settings.get("sources", {}).items()}
+        limits = _limits_of(job, number)
         if settings.get("schedule"):
             before = (*job.requested[number - 1].weights, *[type(weights[0])(0)] * len(weights))[
                 : len(weights)
@@ -175,8 +197,12 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
                 if is_redistributed
                 else None,
             )
-        for source, limit in limits.items():
-            _check_limit(limit, samples[source], first, stage.stop)
+
+
+def _limits_of(job: Job, number: int) -> dict[int, dict[str, Any]]:
+    """What a stage says of the sources, by their numbers."""
+    sources = job.settings_of(number).get("sources", {})
+    return {int(name[1:]): limit for name, limit in sources.items()}
 
 
 def _cap_of(
