@@ -306,24 +306,16 @@ def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
 def _make_schedule(
     stage: RequestedStage, requested: RequestedSchedule, cycles: Sequence[int]
 ) -> Schedule:
-    """Make the schedule of a stage whose sources have these cycles, [num_sources]. Raises:
-    PlanError if the stage is too short."""
-    cycle = stage.config.lanes * stage.config.shuffle_window
-    samples = stage.end - stage.first
+    """Make the schedule of a stage whose sources have these cycles, [num_sources]."""
     schedule = make_schedule(
         requested.kind,
         requested.steps,
         requested.start[: len(cycles)],
-        samples=samples,
-        cycle=cycle,
+        samples=stage.end - stage.first,
+        cycle=stage.config.lanes * stage.config.shuffle_window,
         longest=max(cycles),
     )
-    if schedule is None:
-        raise PlanError(
-            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of "
-            f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
-            "`schedule`"
-        )
+    assert schedule is not None  # `request_stages` refuses stages that are too short
     return schedule
 
 

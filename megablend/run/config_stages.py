@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from megablend.blend.epochs import ReadBefore
+from megablend.blend.schedule import MIN_STEPS
 from megablend.blend.shares import shares_of
 from megablend.config import Config
 from megablend.config.stages import StageSettings
@@ -156,6 +157,7 @@ def request_stages(
             whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
             stage = replace(stage, drain=drain_length, whole_epochs=whole_epochs)
             if settings.schedule is not None:  # the first stage's begins at the top level's shares
+                _check_steps(stage)
                 before = stages[-1] if stages else _request_top_level(config, tokens, length)
                 stage = replace(
                     stage,
@@ -174,6 +176,18 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except PlanError as error:
         raise PlanError(f"{place}: {error}") from None
+
+
+def _check_steps(stage: RequestedStage) -> None:
+    """Refuse a stage that is too short for a schedule. Raises: PlanError."""
+    cycle = stage.config.lanes * stage.config.shuffle_window
+    samples = stage.end - stage.first
+    if samples // cycle < MIN_STEPS:
+        raise PlanError(
+            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of "
+            f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
+            "`schedule`"
+        )
 
 
 def _depends_on_read(

@@ -146,6 +146,8 @@ STAGE: Change = {"sources": {"s0": {"weight": 1}}}
 CAP: Change = {"s0": {"max_epochs": 1}}
 HEAVY: Change = {"sources": {"s0": {"weight": 9}}}
 FITTING = weights("0.245", "0.56625", "0.18875")
+SHORT: Change = {"samples": 80, "schedule": "linear", **HEAVY}
+CAPPED: Change = {"on_exhausted": "redistribute", "sources": {"s0": {"max_epochs": 3}}}
 OTHER_RUN: Change = {"run": "next"}
 
 
@@ -305,9 +307,15 @@ test_what_the_data_shows = table(
           *(to_end(on_exhausted="redistribute", sources={"s0": cap}) for cap in ({"max_epochs": 1}, {"max_tokens": 400})),
           to_end(sources={"s0": {"weight": 7}})),
     fault("a schedule without steps", ending({"samples": 64}, {"samples": 80, "schedule": "linear", **HEAVY}),
-          "has 16 samples, fewer than two cycles of 16 .*; let the stage end later, or leave out `schedule`$",
+          r"^stages\[1\]: schedule: .* has 16 samples, fewer than two cycles of 16 .*; let the stage end later, or leave out "
+          "`schedule`$",
           ending({"samples": 64}, {"samples": 96, "schedule": "linear", **HEAVY}),
           ending({"samples": 64}, {"samples": 80, **HEAVY})),
+    fault("a schedule without steps, before a stage with caps", ending({"samples": 64}, SHORT, {"samples": 200, **CAPPED}),
+          r"^stages\[1\]: schedule: .* has 16 samples, fewer than two cycles of 16 .*; let the stage end later, or leave out "
+          "`schedule`$",
+          ending({"samples": 64}, SHORT | {"samples": 96}, {"samples": 200, **CAPPED}),
+          ending({"samples": 64}, {"samples": 80, **HEAVY}, {"samples": 200, **CAPPED})),
     fault("a beginning outside the stage before", ending({"samples": 100}, {"samples": 200, "from": 120, **HEAVY}),
           r"from: found 120, expected a sample within the previous stage, 1 to 100$",
           ending({"samples": 100}, {"samples": 200, "from": 100, **HEAVY})),
