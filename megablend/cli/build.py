@@ -10,6 +10,7 @@ import click
 
 from megablend.cli.options import as_json, command, finish, in_cache
 from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
+from megablend.system.log import LOG
 
 if TYPE_CHECKING:
     from megablend.operations.build_results import BuildResult, BuiltIndex
@@ -55,6 +56,10 @@ def build(
     Under mpirun, srun or torchrun the ranks share the work.
     """
     if dry_run:
+        if checksums:
+            LOG.warning(
+                "--checksums: no checksums are made with --dry-run, and it does not count the reads that they take"
+            )
         _report_dry_run(config, cache, processes, as_json)
         return
     from megablend.operations.build import build as build_run

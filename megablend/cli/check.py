@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     "--ranks",
     "--data-parallel",
     type=click.IntRange(1),
-    default=1,
-    help="Number of data-parallel ranks; used with --micro-batch.",
+    help="Number of data-parallel ranks; needs --micro-batch.  [default: 1]",
 )
 @in_cache
 @as_json
@@ -51,7 +50,7 @@ def check(
     data: bool,
     state: str | None,
     micro_batch: int | None,
-    ranks: int,
+    ranks: int | None,
     cache: str | None,
     as_json: bool,
 ) -> None:
@@ -65,13 +64,17 @@ def check(
     from megablend.operations.check import check as check_files
     from megablend.operations.check_data import check_data
 
+    if ranks is not None and micro_batch is None:
+        raise click.UsageError(
+            f"--ranks {ranks} needs --micro-batch: without it no steps are checked"
+        )
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
         files = check_files(
             config,
             cache=cache,
             state=None if state is None else read_state(state),
             micro_batch_size=micro_batch,
-            data_parallel_size=ranks,
+            data_parallel_size=ranks or 1,
             progress=progress,
         )
     tokens = None

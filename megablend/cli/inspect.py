@@ -297,6 +297,8 @@ def find(
     """
     from megablend.inspect.find import find as find_samples
 
+    if limit is not None and whole:
+        raise click.UsageError("give only one of --limit and --all")
     if limit is None and not whole and not as_json:
         limit = SHOWN_SAMPLES
     if sum(each is not None for each in (line, byte, key)) > 1:

@@ -342,6 +342,9 @@ def skip(
         for name, value in (("--to", stop), ("--batch", batch)):
             if value is not None:
                 raise click.UsageError(f"{name} needs --from")
+        if dry_run:
+            hint = "; `megablend skip` lists what --clear removes" if clear else ""
+            raise click.UsageError(f"--dry-run needs --from{hint}")
         if clear:
             unskip(what, run=run, cache=cache)
         found = list_skips(what, run=run, cache=cache)

@@ -66,9 +66,9 @@ def describe(
     mirrors = _check_mirrors(num_nodes, mirror_size, loaders)
     session = Session(what, cache=cache, storage=storage)
     if session.is_cache:
-        if cache is not None:
+        if loaders is not None:
             raise ConfigError(
-                f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected only one of them"
+                f"micro_batch_size (`--micro-batch`): {what} is a cache, of which nothing is estimated; give a config"
             )
         return describe_cache(session.cache)
     config = session.config

@@ -132,6 +132,8 @@ def amend(
     checked_config = session.config
     if (at is None) == (state is None):
         raise ConfigError("give either `at` (a sample) or `state` (whose position is used)")
+    if after and state is None:
+        raise ConfigError("`after` is counted from the position of `state`; add it to `at`")
     ledger = session.require_ledger()
     if state is None:
         resumed = ledger

@@ -51,6 +51,8 @@ class Session:
             cache: cache folder, instead of the config's.
             run: name of a run, instead of the config's.
             storage: reads files, instead of the config's storage.
+
+        Raises: ConfigError if two caches are given.
         """
         path = Path(what) if isinstance(what, str | Path) else None
         self.what = what
@@ -58,6 +60,11 @@ class Session:
         """Whether a cache is given, which exists if it is a folder."""
         self.is_config = path is None or (path.exists() and not path.is_dir())
         """Whether a config is given, which exists if it is a file, or a pipe of the shell."""
+        if self.is_cache and cache is not None:
+            raise ConfigError(
+                f"found a cache, {what}, and another one, {str(cache)!r} (`--cache`), expected only one of them; "
+                "`--cache` replaces that of a config"
+            )
         self._cache = cache
         self._run = run
         self._storage = storage and storage.for_reading()

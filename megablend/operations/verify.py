@@ -14,7 +14,7 @@ from megablend.index.verify.verify_data import SnapshotUse
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.snapshot_users import find_uses
-from megablend.operations.source_specs import list_specs
+from megablend.operations.source_specs import has_text, list_specs
 from megablend.run.ledger_file import load_ledger, run_names
 from megablend.run.skips import lacks_checksum, load_skips
 from megablend.storage.base import Storage
@@ -63,10 +63,18 @@ def verify(
         text: number of documents of each text source that are tokenised again, by Hugging Face's
             tokenizers library.
 
-    Raises: CacheError if there is no cache; ConfigError if `text` is given without a config.
+    Raises: CacheError if there is no cache; ConfigError if `text` is given without a config that has text.
     """
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None
+    if text and config is None:
+        raise ConfigError(
+            f"{cache}: found a cache, expected a config, which says where the text is"
+        )
+    if text and config is not None and not has_text(config):
+        raise ConfigError(
+            f"{cache}: found no source of text, whose documents `text` ({text}) would tokenise again; leave it out"
+        )
     store = session.cache
     uses = dict[str, SnapshotUse]()
     problems = list[str]()
@@ -77,11 +85,7 @@ def verify(
     problems += verify_index(
         store, data=data, storage=session.storage, progress=progress, uses=uses
     )
-    if text:
-        if config is None:
-            raise ConfigError(
-                f"{cache}: found a cache, expected a config, which says where the text is"
-            )
+    if config is not None and text:
         from megablend.text.verify_text import verify_text  # imported only if it is needed
 
         problems += verify_text(config, list_specs(config), session.storage, text)

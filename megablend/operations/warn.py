@@ -12,6 +12,7 @@ from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
 from megablend.blend.shares import samples_in
 from megablend.config import Config
+from megablend.config.settings import EOD_MASKS
 from megablend.run.compile import Compiled
 from megablend.run.run import Run
 from megablend.run.run_files import list_late
@@ -38,6 +39,7 @@ def find_warnings(compiled: Compiled) -> list[str]:
 def warn_of_run(compiled: Compiled) -> list[str]:
     """Return warnings about train as a whole, whatever its sources are."""
     return [
+        *_warn_of_masks(compiled.config),
         *_warn_of_last_share(compiled),
         *_warn_of_ends(compiled),
         *warn_of_epochs(compiled.run),
@@ -124,6 +126,33 @@ def _warn_of_shared_files(compiled: Compiled) -> list[str]:
         f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read "
         f"{files}: the documents are read for both sources, and count towards the epochs of both{more}"
     ]
+
+
+def _warn_of_masks(config: Config) -> list[str]:
+    """Return a line for each mask without effect, at the first stage that has it."""
+    appended = config.appended_eods
+    places = dict[str, str]()
+    for number, settings in enumerate(config.stage_configs_ignoring_sources):
+        masks = settings.masks
+        found = []
+        if masks.reset_attention_mask and not masks.create_attention_mask:
+            found.append(
+                "reset_attention_mask: has no effect without `create_attention_mask: true`"
+            )
+        if masks.reset_position_ids and masks.inter_document_masking:
+            found.append(
+                "reset_position_ids: has no effect with inter_document_masking, where they restart at each document; leave it out"
+            )
+        acting = [name for name in EOD_MASKS if getattr(masks, name)]
+        if acting and None not in appended and masks.eod not in appended:
+            tokens = ", ".join(sorted(map(str, appended)))
+            found.append(
+                f"eod_token: {', '.join(acting)} act on token {masks.eod}, but documents end with what is appended to them "
+                f"(append_eod {tokens}); leave out eod_token, or give the same"
+            )
+        for text in found:
+            places.setdefault(text, f"stages[{number}]: " if config.stages else "")
+    return [place + text for text, place in places.items()]
 
 
 def _warn_of_last_share(compiled: Compiled) -> list[str]:
