@@ -11,7 +11,8 @@ from megablend.inspect.match_files import locate_file
 from megablend.lazy import cached_property
 from megablend.operations.token_rows import read_rows
 from megablend.run.run import Run
-from megablend.text.places import TextPart, TextPlace, list_parts, locate_rows, parse_path
+from megablend.text.places import TextPlace, locate_rows
+from megablend.text.token_names import TokenPath, group_by_folder, parse_path
 
 
 class TextPlaces:
@@ -29,9 +30,9 @@ class TextPlaces:
         return [store.snapshot.path(i, store.roots) for i in range(len(names))]
 
     @cached_property
-    def _token_files(self) -> dict[tuple[str, str], list[TextPart]]:
-        """The token files of each text file; see `list_parts`."""
-        return list_parts(self.paths)
+    def _token_files(self) -> dict[str, list[TokenPath]]:
+        """The token files by their folders; see `group_by_folder`."""
+        return group_by_folder(self.paths)
 
     def list_documents(self, path: str, block: int, start: int, stop: int) -> tuple[TextPlace, ...]:
         """Return the documents that have tokens [start, stop) of a block of the run's index.
@@ -57,8 +58,8 @@ class TextPlaces:
         last = int(np.searchsorted(ends, stop - 1, side="right"))
         # Rows without tokens between the first and the last one are not part of the sample
         rows = [first_row + i for i in range(first, min(last, len(ends) - 1) + 1) if lengths[i]]
-        siblings = self._token_files[token_file.folder, token_file.text]
-        return tuple(locate_rows(path, rows, siblings, storage))
+        in_folder = self._token_files[token_file.folder]
+        return tuple(locate_rows(path, rows, in_folder, storage))
 
     def _find_file_of_block(self, block: int) -> tuple[BlockStore, FileEntry, int]:
         """Return the blocks of the snapshot that has a block of the run's index, the block's file

@@ -211,7 +211,8 @@ def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
     Loaders read the existing tokens, but `build` refuses the config."""
     if not has_text(config) or config.tokenizer is None:
         return
-    from megablend.text.tokenizer import load_tokenizer, read_tokenizer_digest
+    from megablend.text.token_names import read_tokenizer_digest
+    from megablend.text.tokenizer import load_tokenizer
 
     files = snapshot.file_names()
     configured = config.all_sources

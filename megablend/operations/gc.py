@@ -112,8 +112,8 @@ def _collect_tokens(
 
     Returns: the sizes of the removed files in bytes, by their paths.
     """
-    from megablend.text.places import parse_path
     from megablend.text.token_folder import TokenFolder
+    from megablend.text.token_names import parse_path
 
     config = session.config
     source = next(each for each in config.all_sources.values() if each.text is not None)

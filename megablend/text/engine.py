@@ -60,16 +60,11 @@ class Tokens(NamedTuple):
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
 
     def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
-        """Replace the tokens of single texts, given the ascending numbers of the texts."""
-        counts = self.counts.copy()
-        counts[texts] = other.counts
-        ends = np.cumsum(self.counts)
-        pieces = list[Ids]()
-        done = 0
-        for i, ids in zip(texts, other.of(range(len(texts))), strict=True):
-            pieces += [self.ids[done : ends[i] - self.counts[i]], ids]
-            done = ends[i]
-        return Tokens(np.concatenate([*pieces, self.ids[done:]]), counts)
+        """Replace the tokens of single texts, given the numbers of the texts."""
+        ids = self.of(range(len(self.counts)))
+        for i, replacement in zip(texts, other.of(range(len(texts))), strict=True):
+            ids[i] = replacement
+        return Tokens.join(ids)
 
 
 class Engine:

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from megablend.config import Config
@@ -17,13 +16,13 @@ from megablend.storage.base import Storage
 from megablend.system import count_cpus
 from megablend.text.documents import Portion, count_bytes
 from megablend.text.engine import Engine, GigatokenEngine
-from megablend.text.lines import measure_compression
-from megablend.text.parts import Task, TextFile, plan_tasks
 from megablend.text.prove import MIN_CHECKED, find_obstacle
+from megablend.text.setup import Setup
 from megablend.text.source import find_text
 from megablend.text.tables import is_table
+from megablend.text.tasks import Task, plan_tasks
+from megablend.text.text_file import TextFile, measure_compression
 from megablend.text.token_file import TokenFileWriter
-from megablend.text.work import Setup
 
 _NUM_SAMPLED = 16
 """The number of tasks whose beginning is tokenised."""
@@ -81,58 +80,81 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
     """Estimate tasks of one source from the first documents of up to 16 of them. Raises: DataError
     if a file cannot be read."""
     step = -(-len(tasks) // _NUM_SAMPLED) or 1
-    setup = replace(setup, part_bytes=_PART_BYTES)
-    engine = Engine(setup.tokenizer)
-    if setup.engine == "gigatoken":
-        with contextlib.suppress(Exception):  # it is not proved yet, and may refuse the tokenizer
-            engine = GigatokenEngine(setup.tokenizer)
-    read = tokens = written = 0
-    stored_bytes = text_bytes = 0  # sizes of the beginnings of compressed files
-    seconds = 0.0
-    for task in islice(tasks, 0, None, step):
+    trial = _Trial(setup)
+    for task in tasks[::step]:
         with contextlib.suppress(*setup.left_out):
-            file = task.file
-            if file.codec is not None:
-                stored, text = measure_compression(setup.storage, file.path, file.size, file.codec)
-                stored_bytes += stored
-                text_bytes += text
-            portion = _read_portion(setup, task)
-            if portion is None:
-                continue
-            sample = portion.take_first(_DOCUMENTS)
-            size = count_bytes(sample.texts)
-            engine.encode(sample.texts[:MIN_CHECKED])  # fills caches
-            start = time.process_time()
-            encoded = engine.encode(sample.texts)
-            # Not in the folder of tokens: a dry run changes nothing
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "part")
-                with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
-                    writer.write(sample, encoded)
-                written += path.stat().st_size
-            seconds += time.process_time() - start
-            read += portion.num_bytes * size // max(1, count_bytes(portion.texts))
-            tokens += len(encoded.ids)
-    num_bytes = sum(task.cost for task in tasks)
-    if stored_bytes:
-        compressed = [task for task in tasks if task.file.codec is not None]
-        num_bytes -= sum(task.cost for task in compressed)
-        num_bytes += sum(task.file.size for task in compressed) * text_bytes // stored_bytes
-    scale = num_bytes / max(1, read)
+            trial.add(task)
+    num_bytes = trial.count_text_bytes(tasks)
+    scale = num_bytes / max(1, trial.text_bytes)
     # A sample of a few bytes says little, since a token file of them is mostly its footer
     return Estimate(
         files=len({task.file.path for task in tasks}),
         bytes=num_bytes,
-        tokens=min(int(tokens * scale), num_bytes),
-        disk_bytes=min(int(written * scale), _MAX_TOKEN_BYTES * num_bytes),
-        cpu_seconds=seconds * scale,
+        tokens=min(int(trial.tokens * scale), num_bytes),
+        disk_bytes=min(int(trial.disk_bytes * scale), _MAX_TOKEN_BYTES * num_bytes),
+        cpu_seconds=trial.seconds * scale,
     )
+
+
+class _Trial:
+    """Tokenises the first documents of tasks, and sums what was read, made and spent."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = replace(setup, part_bytes=_PART_BYTES)
+        self._engine = Engine(setup.tokenizer)
+        if setup.engine == "gigatoken":
+            with contextlib.suppress(Exception):  # not proved yet, it may refuse the tokenizer
+                self._engine = GigatokenEngine(setup.tokenizer)
+        self.text_bytes = 0
+        self.tokens = 0
+        self.disk_bytes = 0
+        self.seconds = 0.0
+        self._compressed_bytes = 0
+        """The size of the beginnings of compressed files."""
+        self._decompressed_bytes = 0
+        """The size of the same, decompressed."""
+
+    def add(self, task: Task) -> None:
+        """Tokenise the first documents of a task."""
+        setup = self._setup
+        if task.file.codec is not None:
+            compressed, decompressed = measure_compression(task.file, setup.storage)
+            self._compressed_bytes += compressed
+            self._decompressed_bytes += decompressed
+        portion = _read_portion(setup, task)
+        if portion is None:
+            return
+        sample = portion.take_first(_DOCUMENTS)
+        self._engine.encode(sample.texts[:MIN_CHECKED])  # fills caches
+        start = time.process_time()
+        tokens = self._engine.encode(sample.texts)
+        # Not in the folder of tokens: a dry run changes nothing
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "part")
+            with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
+                writer.write(sample, tokens)
+            self.disk_bytes += path.stat().st_size
+        self.seconds += time.process_time() - start
+        self.tokens += len(tokens.ids)
+        # Of the portion's bytes, which include keys and other values, the share of the sample
+        bytes_of_sample = count_bytes(sample.texts)
+        bytes_of_portion = max(1, count_bytes(portion.texts))
+        self.text_bytes += portion.num_bytes * bytes_of_sample // bytes_of_portion
+
+    def count_text_bytes(self, tasks: Sequence[Task]) -> int:
+        """Return about how many bytes of text tasks have: of compressed files, as the compression
+        of those that were added lets expect."""
+        if not self._compressed_bytes:
+            return sum(task.cost for task in tasks)
+        compressed = sum(task.file.size for task in tasks if task.file.codec is not None)
+        decompressed = compressed * self._decompressed_bytes // self._compressed_bytes
+        return decompressed + sum(task.cost for task in tasks if task.file.codec is None)
 
 
 def _read_portion(setup: Setup, task: Task) -> Portion | None:
     """Read the first portion of a task; None if it has no documents."""
     if task.part is not None and not is_table(task.file.path):
-        # Read the first part of a file of lines: with the small parts of an estimate, the others
+        # Read the first part of a file of lines: with the small parts of a trial, the others
         # begin elsewhere
         task = replace(task, part=0)
     part = next(setup.open_parts(task))

@@ -1,10 +1,9 @@
-"""Finds the text of a row of a token file (`locate_rows`), and the row of a place in the text
+"""Places of documents: from a row of a token file to its line of text (`locate_rows`), and back
 (`find_document`)."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,10 @@ import numpy as np
 
 from megablend.errors import ConfigError
 from megablend.storage.base import Storage
-from megablend.text.parts import TextFile, count_line_ends
 from megablend.text.tables import is_table
+from megablend.text.text_file import TextFile, count_line_ends
 from megablend.text.token_file import open_token_file, read_footer
-
-_TOKEN_FILE = re.compile(r"(.*/[0-9a-f]{16})/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
+from megablend.text.token_names import TokenPath, group_by_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,70 +31,29 @@ class TextPlace:
     key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """The part that a token file holds, as its path names it."""
-
-    path: str
-    folder: str
-    """The folder of the tokenizer."""
-    text: str
-    """The name of the text file. Text files of several sources may have the same name."""
-    number: int
-
-
-def parse_path(path: str) -> TextPart | None:
-    """Return the part that a token file holds; None for any other file."""
-    match = _TOKEN_FILE.fullmatch(path)
-    return None if match is None else TextPart(path, match[1], match[2], int(match[3]))
-
-
-def list_parts(paths: Sequence[str]) -> dict[tuple[str, str], list[TextPart]]:
-    """List the parts for each tokenizer's folder and name of a text file, in order."""
-    groups = dict[tuple[str, str], list[TextPart]]()
-    for path in paths:
-        part = parse_path(path)
-        if part is not None:
-            groups.setdefault((part.folder, part.text), []).append(part)
-    return {key: sorted(parts, key=lambda part: part.number) for key, parts in groups.items()}
-
-
-def _divide_by_path(parts: Sequence[TextPart], storage: Storage) -> dict[str, list[TextPart]]:
-    """Divide the parts under one name of text files by the path of the text file."""
-    if len({part.number for part in parts}) == len(parts):
-        return {read_footer(storage, parts[0].path)["text"]: list(parts)}
-    own_parts = dict[str, dict[int, TextPart]]()
-    for part in parts:
-        text = read_footer(storage, part.path)["text"]
-        own_parts.setdefault(text, {})[part.number] = part
-    divided = dict[str, list[TextPart]]()
-    for text, own in own_parts.items():
-        # Text files that begin with the same lines share parts, whose footers name one of the files
-        shared = {part.number: part for part in parts if part.number < max(own)}
-        divided[text] = [part for _, part in sorted((shared | own).items())]
-    return divided
-
-
 def locate_rows(
-    path: str, rows: Sequence[int], parts: Sequence[TextPart], storage: Storage
+    path: str, rows: Sequence[int], in_folder: Sequence[TokenPath], storage: Storage
 ) -> list[TextPlace]:
     """Return the places in the text of rows of a token file.
 
     Args:
-        parts: the parts under the same name of text files, from `list_parts`.
+        in_folder: the token files in its folder, from `group_by_folder`.
 
     Raises: DataError if a token file cannot be read.
     """
     text = read_footer(storage, path)["text"]
-    number = next(part.number for part in parts if part.path == path)
-    own = _divide_by_path(parts, storage).get(text, parts)
-    earlier = [part for part in own if part.number < number]
-    lines_before = sum(read_footer(storage, part.path)["part"]["lines"] for part in earlier)
+    number = next(each.number for each in in_folder if each.path == path)
+    of_text = _divide_by_text(in_folder, storage).get(text, in_folder)
+    earlier = [each.path for each in of_text if each.number < number]
+    lines_before = sum(read_footer(storage, each)["part"]["lines"] for each in earlier)
     columns = _read_columns(path, storage)
-    offsets = columns["offset"]
-    lines = offsets if is_table(text) else [lines_before + line + 1 for line in columns["line"]]
-    keys = columns.get("key") or [None] * len(offsets)
-    return [TextPlace(text=text, line=lines[i], offset=offsets[i], key=keys[i]) for i in rows]
+    places = list[TextPlace]()
+    for row in rows:
+        offset = columns["offset"][row]
+        line = offset if is_table(text) else lines_before + columns["line"][row] + 1
+        key = columns["key"][row] if "key" in columns else None
+        places.append(TextPlace(text=text, line=line, offset=offset, key=key))
+    return places
 
 
 def find_document(
@@ -121,67 +78,115 @@ def find_document(
     Raises: ConfigError if there is no such file or document, or several; DataError, also if the text
         is gone and lines next to `byte` have no document.
     """
-    path, parts = _find_text(text, paths, storage)
-    is_row = is_table(path)
-    if is_row and line is not None:  # a table's rows are recorded as offsets
-        byte = line
+    text_path, token_files = _find_text(text, paths, storage)
+    unit = "byte"
+    if is_table(text_path):
+        unit = "row"
+        byte = line if byte is None else byte  # token files record rows as offsets
         line = None
     lines_before = 0
-    for part in parts:
-        footer = read_footer(storage, part.path)["part"]
+    for token_file in token_files:
+        part = read_footer(storage, token_file.path)["part"]
         row: int | None = None
-        if byte is not None and footer["start"] <= byte < footer["stop"]:
-            table = _read_columns(part.path, storage)
-            row = _find_last(table["offset"], byte, exact=is_row)
-            if row is not None and not is_row:
-                next_line = [*table["line"], footer["lines"]][row + 1]
-                start = table["offset"][row]
-                # Lines without a document are in no token file: the text says where they begin
-                if next_line > table["line"][row] + 1 and _ends_line(path, start, byte, storage):
-                    row = None
+        if byte is not None and part["start"] <= byte < part["stop"]:
+            columns = _read_columns(token_file.path, storage)
+            if unit == "row":
+                row = _find_equal(columns["offset"], byte)
+            else:
+                row = _find_line_around(byte, columns, part["lines"], text_path, storage)
         elif key is not None:
-            row = _find_key(_read_columns(part.path, storage), key, part.path)
-        elif line is not None and lines_before < line <= lines_before + footer["lines"]:
-            lines = _read_columns(part.path, storage)["line"]
-            row = _find_last(lines, line - 1 - lines_before, exact=True)
+            row = _find_key(_read_columns(token_file.path, storage), key, token_file.path)
+        elif line is not None and lines_before < line <= lines_before + part["lines"]:
+            lines = _read_columns(token_file.path, storage)["line"]
+            row = _find_equal(lines, line - 1 - lines_before)
         if row is not None:
-            return part.path, row
-        lines_before += footer["lines"]
-    unit = "row" if is_row else "byte"
-    asked = f"line {line}" if line is not None else f"{unit} {byte}" if byte is not None else key
+            return token_file.path, row
+        lines_before += part["lines"]
+    asked = key
+    if line is not None:
+        asked = f"line {line}"
+    elif byte is not None:
+        asked = f"{unit} {byte}"
     raise ConfigError(
         f"{text}: has no document at {asked}: that place is blank, was left out, or is not in the file; give the "
         "place of a document"
     )
 
 
-def _find_text(text: str, paths: Sequence[str], storage: Storage) -> tuple[str, Sequence[TextPart]]:
-    """Find the one text file that a user names, and its parts. Raises: see `find_document`."""
+def _find_text(
+    text: str, paths: Sequence[str], storage: Storage
+) -> tuple[str, Sequence[TokenPath]]:
+    """Find the one text file that a user names, and its token files. Raises: see
+    `find_document`."""
     wanted = text.removeprefix("./")
     absolute = os.path.abspath(text)  # noqa: PTH100  (no name of a text file ends like a URL's)
-    texts = [
-        item
-        for (_, name), parts in list_parts(paths).items()
-        if name.endswith(f"/{wanted}")
-        or f"/{wanted}".endswith(f"/{name}")
-        or absolute.endswith(f"/{name}")
-        for item in _divide_by_path(parts, storage).items()
-    ]
+    found = list[tuple[str, Sequence[TokenPath]]]()
+    for token_files in group_by_folder(paths).values():
+        # A name is relative to the source's root, so it may be longer than the user's, or shorter
+        name = token_files[0].text
+        if _is_end(wanted, name) or _is_end(name, wanted) or _is_end(name, absolute):
+            found += _divide_by_text(token_files, storage).items()
     # If several files fit, take the one whose path fits better
-    texts = [(path, parts) for path, parts in texts if path.endswith(f"/{wanted}")] or texts
-    texts = [(path, parts) for path, parts in texts if path in (text, absolute)] or texts
-    if len(texts) != 1:
+    found = [(path, files) for path, files in found if _is_end(wanted, path)] or found
+    found = [(path, files) for path, files in found if path in (text, absolute)] or found
+    if len(found) != 1:
         raise ConfigError(
-            f"{text}: {len(texts)} files of text have this name, expected one; give the path as the config's sources find it"
+            f"{text}: {len(found)} files of text have this name, expected one; give the path as the config's sources find it"
         )
-    return texts[0]
+    return found[0]
 
 
-def _find_last(places: Sequence[int], place: int, *, exact: bool) -> int | None:
-    """Return the index of the last of ascending places up to `place`; with `exact`, only if it is
-    equal."""
-    at = int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
-    return None if at < 0 or (exact and places[at] != place) else at
+def _is_end(end: str, path: str) -> bool:
+    """Whether a path ends with these folders and file."""
+    return f"/{path}".endswith(f"/{end}")
+
+
+def _divide_by_text(in_folder: Sequence[TokenPath], storage: Storage) -> dict[str, list[TokenPath]]:
+    """Divide the token files in a folder by the path of the text file."""
+    if len({each.number for each in in_folder}) == len(in_folder):
+        return {read_footer(storage, in_folder[0].path)["text"]: list(in_folder)}
+    own_files = dict[str, dict[int, TokenPath]]()
+    for each in in_folder:
+        text = read_footer(storage, each.path)["text"]
+        own_files.setdefault(text, {})[each.number] = each
+    divided = dict[str, list[TokenPath]]()
+    for text, own in own_files.items():
+        # Text files that begin with the same lines share token files, whose footers name one of them
+        shared = {each.number: each for each in in_folder if each.number < max(own)}
+        divided[text] = [each for _, each in sorted((shared | own).items())]
+    return divided
+
+
+def _find_line_around(
+    byte: int, columns: Mapping[str, Any], num_lines: int, text: str, storage: Storage
+) -> int | None:
+    """Return the row of the line that has a byte; None if that line has no document.
+
+    Args:
+        columns: the columns of the token file.
+        num_lines: the lines of its part.
+        text: the path of the text file.
+    """
+    row = _find_last(columns["offset"], byte)
+    if row < 0:
+        return None
+    lines = [*columns["line"], num_lines]
+    # Lines without a document are in no token file: only the text says where they begin
+    is_last_before_gap = lines[row + 1] > lines[row] + 1
+    if is_last_before_gap and _ends_line(text, columns["offset"][row], byte, storage):
+        return None
+    return row
+
+
+def _find_equal(places: Sequence[int], place: int) -> int | None:
+    """Return the index of a place among ascending ones; None if it is not among them."""
+    at = _find_last(places, place)
+    return at if at >= 0 and places[at] == place else None
+
+
+def _find_last(places: Sequence[int], place: int) -> int:
+    """Return the index of the last of ascending places up to `place`; -1 if all are beyond it."""
+    return int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
 
 
 def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:

@@ -19,8 +19,10 @@ from typing import Any
 
 from megablend.errors import ResourceError
 from megablend.text.engine import without_threads
-from megablend.text.parts import Entry, Task
-from megablend.text.work import Report, Setup, Worker
+from megablend.text.parts import Entry
+from megablend.text.setup import Setup
+from megablend.text.tasks import Task
+from megablend.text.work import Report, Worker
 
 _PR_SET_PDEATHSIG = 1
 """The option of Linux's `prctl` that chooses the signal a process gets when its parent ends."""

@@ -23,14 +23,20 @@ from megablend.storage.base import Storage
 from megablend.storage.location import find_root, join, make_relative
 from megablend.storage.parallel_map import parallel_map
 from megablend.text.documents import TextFields
-from megablend.text.parts import ALL_SUFFIXES, MAX_PLACES, PART_BYTES, Entry, Part, TextFile
-from megablend.text.tables import is_table
+from megablend.text.parts import MAX_PLACES, Entry, Part
+from megablend.text.setup import Setup
+from megablend.text.tables import ARROW, PARQUET, is_table
+from megablend.text.tasks import PART_BYTES
+from megablend.text.text_file import CODECS, TextFile
 from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import load_tokenizer
-from megablend.text.work import Setup
 
 OPTIONS = ("text", "key", "bos", "add_special_tokens", "max_document")
 """The settings of the config that `Setup.options` lists, in order."""
+_LINE_SUFFIXES = tuple(
+    name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS)
+)
+_ALL_SUFFIXES = (*_LINE_SUFFIXES, *PARQUET, *ARROW)
 _RECORD_PREFIX = ".text-"
 _MAX_DOCUMENT = 64 << 20
 _MAX_DOCUMENT_SLOW = 16 << 20
@@ -234,23 +240,25 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
     paths, unreadable = _match_patterns(spec, storage)
     threads = storage.limits(spec.patterns[0]).max_files
     if threads == 1:  # files of a file system; objects show no permissions before they are read
-        denied = {real for real, path in paths.items() if not storage.is_readable(path)}
-        unreadable += [f"{paths.pop(real)}: {os.strerror(errno.EACCES)}" for real in sorted(denied)]
+        for path in paths:
+            if not storage.is_readable(path):
+                unreadable[path] = os.strerror(errno.EACCES)
+    listed = [path for path in paths if path not in unreadable]
+    left_out = [f"{path}: {reason}" for path, reason in unreadable.items()]
     if unreadable and not spec.skip_unreadable:
-        path, _, reason = unreadable[0].partition(": ")
+        path, reason = next(iter(unreadable.items()))
         raise DataError(
             path,
             f"cannot be read: {reason}; get permission, or set `on_unreadable: skip` to continue without it",
         )
-    listed = sorted(paths.values())
     if not listed:
         raise spec.complaint(
-            f"none of its files can be read: {unreadable[0]}; get permission to read them"
+            f"none of its files can be read: {left_out[0]}; get permission to read them"
         )
     for path in listed:
-        if not path.lower().endswith(ALL_SUFFIXES):
+        if not path.lower().endswith(_ALL_SUFFIXES):
             raise spec.complaint(
-                f"{path} is not a text file that megablend reads ({', '.join(ALL_SUFFIXES)}); rename it, or leave it "
+                f"{path} is not a text file that megablend reads ({', '.join(_ALL_SUFFIXES)}); rename it, or leave it "
                 "out of `path`"
             )
     root = find_root(spec.patterns)
@@ -259,17 +267,18 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         TextFile(make_relative(path, root), path, stat.size, stat.etag)
         for path, stat in zip(listed, stats, strict=True)
     ]
-    return files, unreadable
+    return files, left_out
 
 
-def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[dict[str, str], list[str]]:
-    """Return the path of each real file that a source's patterns match, and the paths that cannot
-    be looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
+def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict[str, str]]:
+    """Return a path of each real file that a source's patterns match, sorted; and the paths that
+    cannot be looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
     paths = dict[str, str]()
-    unreadable = list[str]()
+    """The path of each real file."""
+    unreadable = dict[str, str]()
     for pattern in spec.patterns:
         matches = storage.find(pattern)
-        unreadable += [f"{path}: {reason}" for path, reason in matches.unreadable.items()]
+        unreadable |= matches.unreadable
         if not matches.files and not matches.unreadable:
             is_folder = storage.is_folder(pattern)
             remedy = f"write `{pattern}/*.jsonl`" if is_folder else "correct the path"
@@ -278,7 +287,7 @@ def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[dict[str, str],
             )
         for match in matches.files:
             paths.setdefault(match.real, match.path)
-    return paths, unreadable
+    return sorted(paths.values()), unreadable
 
 
 def _name_record(setup: Setup, patterns: Sequence[str]) -> str:

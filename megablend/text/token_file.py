@@ -17,7 +17,7 @@ from megablend.text.engine import Tokens
 from megablend.text.tables import open_file
 
 LAYOUT = 1
-"""The version of the columns, and of how files are named (`work.Setup.name_part`)."""
+"""The version of the columns, and of how files are named (`Setup.name_part`)."""
 FOOTER = b"megablend.text"
 """The key of a token file's own metadata in the footer of Parquet."""
 _PAGE_BYTES = 64 << 10

@@ -28,13 +28,16 @@ from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.system.log import LOG
 from megablend.text.estimate import check_space, estimate
-from megablend.text.parts import Entry, Part, Task, TextFile, plan_tasks
+from megablend.text.parts import Entry, Part
 from megablend.text.pool import run_tasks
 from megablend.text.prove import choose_engine
+from megablend.text.setup import Setup, load_part
 from megablend.text.source import OPTIONS, TextSource, find_text, is_record, parse_record
+from megablend.text.tasks import Task, plan_tasks
+from megablend.text.text_file import TextFile
 from megablend.text.token_file import read_footer
-from megablend.text.tokenizer import TokenizerFile, read_tokenizer_digest
-from megablend.text.work import Setup, load_part
+from megablend.text.token_names import TokenName, read_tokenizer_digest
+from megablend.text.tokenizer import TokenizerFile
 
 _ESTIMATED_BYTES = 256 << 20
 """The bytes of text from which tokenising is estimated beforehand: it then takes some seconds."""
@@ -122,7 +125,7 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
     made = {part.name for part in source.parts}
     paths = {file.name: file.path for file in source.files}
     for name in known:
-        text = name.partition("/")[2].rpartition("/")[0]  # between the tokenizer and the part
+        text = TokenName.parse(name).text
         if name not in made and text in paths:
             _check_same_options(source, name)
             raise ChangedFileError(

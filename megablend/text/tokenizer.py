@@ -36,12 +36,6 @@ class TokenizerFile:
     """Whether text is normalised, to NFC, before it is split."""
 
 
-def read_tokenizer_digest(name: str) -> str:
-    """Return the digest of the tokenizer that made a token file, given the file's name in its
-    folder of tokens: files are in folders that are named by these digests."""
-    return name.partition("/")[0]
-
-
 def load_tokenizer(setting: str) -> TokenizerFile:
     """Load the tokenizer that a config names. Raises: ConfigError."""
     path = find_tokenizer(setting)

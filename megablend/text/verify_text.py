@@ -9,10 +9,12 @@ from megablend.config import Config
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.text.engine import Engine, find_added, surround
-from megablend.text.parts import Part, TextFile, plan_tasks
+from megablend.text.parts import Part
+from megablend.text.setup import Setup
 from megablend.text.source import find_text
+from megablend.text.tasks import plan_tasks
+from megablend.text.text_file import TextFile
 from megablend.text.token_file import open_token_file
-from megablend.text.work import Setup
 
 _MAX_PARTS = 16
 """The number of parts of each source that documents are chosen from. A document takes the time of

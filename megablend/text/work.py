@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from hashlib import blake2b
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from megablend.errors import (
     DataError,
     MissingFileError,
 )
-from megablend.storage.base import Storage
-from megablend.text.documents import REMEDY, BadDocument, Portion, TextFields, count_bytes
+from megablend.text.documents import REMEDY, BadDocument, Portion, count_bytes
 from megablend.text.engine import (
     Engine,
     GigatokenEngine,
@@ -31,66 +29,21 @@ from megablend.text.engine import (
     find_version,
     surround,
 )
-from megablend.text.parts import Entry, OpenPart, Part, Task, count_line_ends, open_parts
+from megablend.text.open_parts import OpenPart
+from megablend.text.parts import Entry, Part
 from megablend.text.prove import MIN_CHECKED, choose_checked, first_difference
+from megablend.text.setup import Setup, load_part
 from megablend.text.tables import is_table
-from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file, read_footer
-from megablend.text.token_folder import TokenFolder
-from megablend.text.tokenizer import TokenizerFile
+from megablend.text.tasks import Task
+from megablend.text.text_file import count_line_ends
+from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file
+from megablend.text.token_names import TokenName
 
 MAX_CHECKED = 1 << 20
 """The first characters of a document that both engines tokenise: `tokenizers` takes 117 bytes of
 memory for each byte."""
 _NAMED_FIELDS = ("number", "name")
 """The fields of a part that a footer leaves out, since the name of the token file holds them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The settings of all tasks of a source. Picklable."""
-
-    tokenizer: TokenizerFile
-    engine: str
-    """The name of the engine. gigatoken is proved."""
-    fields: TextFields
-    bos: bool
-    add_special_tokens: bool
-    options: str
-    """The settings that change tokens: JSON, for names of token files."""
-    skips_bad: bool
-    skips_unreadable: bool
-    storage: Storage
-    folder: TokenFolder
-    part_bytes: int
-
-    @property
-    def left_out(self) -> tuple[type[CorruptFileError], ...]:
-        """The errors for which a file is left out."""
-        return (CorruptFileError,) if self.skips_unreadable else ()
-
-    def name_part(self, file: str, part: OpenPart) -> str:
-        """Return the name of a part's token file. It depends on all that its tokens depend on: the
-        part's lines and their beginning, the tokenizer, and the options."""
-        start = [part.start] if part.start else []
-        text = json.dumps([LAYOUT, part.digest, self.tokenizer.digest, self.options, *start])
-        key = blake2b(text.encode(), digest_size=12).hexdigest()
-        return f"{self.folder_of(file)}/{part.number:05d}-{key}.parquet"
-
-    def folder_of(self, file: str) -> str:
-        """Return the folder of a text file's token files."""
-        return f"{self.tokenizer.digest}/{file}"
-
-    def open_parts(self, task: Task) -> Iterator[OpenPart]:
-        """See `parts.open_parts`."""
-        return open_parts(task, self.storage, self.fields, self.part_bytes)
-
-    def open_part(self, task: Task, number: int) -> OpenPart | None:
-        """Open one part of a task; None if the text has fewer parts."""
-        for part in self.open_parts(task):
-            if part.number == number:
-                return part
-            part.pass_over()
-        return None
 
 
 Report = Callable[[int, int, int], None]
@@ -149,12 +102,12 @@ class Worker:
         """Return the parts whose token files exist under this text file's name, or under another
         name, from which they are copied. The text is only hashed."""
         setup = self._setup
-        twins = {name.rpartition("-")[2]: name for name in task.twins}  # keyed by digest
+        twins = {TokenName.parse(name).digest: name for name in task.twins}
         parts = dict[int, Part]()
         for part in setup.open_parts(task):
             part.pass_over()
             name = setup.name_part(task.file.name, part)
-            twin = twins.get(name.rpartition("-")[2])
+            twin = twins.get(TokenName.parse(name).digest)
             if twin is not None and (twin == name or self._copy(task, twin, name)):
                 parts[part.number] = load_part(setup, name)
         return parts
@@ -281,13 +234,6 @@ def _make_footer(
         "lines_digest": lines_digest,
         "part": {key: each for key, each in asdict(part).items() if key not in _NAMED_FIELDS},
     }
-
-
-def load_part(setup: Setup, name: str, footer: dict[str, Any] | None = None) -> Part:
-    """Return the part that a token file holds. Raises: the same errors as `read_footer`."""
-    footer = footer or read_footer(setup.storage, setup.folder.path(name))
-    number = int(name.rpartition("/")[2].partition("-")[0])
-    return Part(number=number, name=name, **footer["part"])
 
 
 def explain_bad(setup: Setup, task: Task, bad: BadDocument) -> DataError:

@@ -14,9 +14,13 @@ import pytest
 from megablend.errors import CorruptFileError
 from megablend.storage.by_scheme import make_storage
 from megablend.text import lines as lines_module
+from megablend.text import text_file
 from megablend.text.documents import Document, Place, Portion, TextFields
-from megablend.text.lines import LineParser, Lines
-from megablend.text.parts import Task, TextFile, open_parts, plan_tasks
+from megablend.text.line_parser import LineParser
+from megablend.text.lines import Lines
+from megablend.text.open_parts import open_parts
+from megablend.text.tasks import Task, plan_tasks
+from megablend.text.text_file import TextFile
 
 pytest.importorskip("msgspec", reason="pip install 'megablend[text]'")
 
@@ -96,7 +100,7 @@ def test_parts_of_any_size_have_all_documents_once(
     data, texts = make_lines(seed)
     path = write(tmp_path / f"a.jsonl{suffix}", data)
     monkeypatch.setattr(lines_module, "BATCH_BYTES", 1 + seed * 13)
-    monkeypatch.setattr(lines_module, "PORTION_BYTES", 1 + seed * 7)
+    monkeypatch.setattr(text_file, "PORTION_BYTES", 1 + seed * 7)
     for part_bytes in (1 + seed, 100, 1 << 20):
         parts = read(path, part_bytes)
         assert texts_of(parts) == texts
@@ -125,7 +129,7 @@ def test_batches_depend_on_the_part_alone(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(lines_module, "BATCH_BYTES", 1000)
     sizes = []
     for portion in (3, 999, 1 << 20):
-        monkeypatch.setattr(lines_module, "PORTION_BYTES", portion)
+        monkeypatch.setattr(text_file, "PORTION_BYTES", portion)
         sizes.append([[p.num_bytes for p in portions] for _, portions in read(path, 10_000)])
     assert sizes[0] == sizes[1] == sizes[2]
     assert len(sizes[0]) > 1

@@ -21,7 +21,8 @@ from megablend.operations.session import Session
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from megablend.text import source
-from megablend.text.places import find_document, list_parts, locate_rows
+from megablend.text.places import find_document, locate_rows
+from megablend.text.token_names import group_by_folder
 from tests.cli.commands import run
 from tests.text.conftest import SMALL
 from tests.text.test_build import make_config
@@ -220,13 +221,13 @@ def check_documents(tmp_path: Path, kind: str, num: int, remote: str, step: int)
     opened = Session(config).open()
     texts = TextPlaces(opened)
     storage = opened.store.storage
-    parts = list_parts(texts.paths)
+    token_files = group_by_folder(texts.paths)
     for line in sorted(places)[::step]:
         offset, _ = places[line]
         path, row = find_document(text_file, texts.paths, storage, line=line)
         assert find_document(text_file, texts.paths, storage, byte=offset) == (path, row)
         assert find_document(text_file, texts.paths, storage, key=documents[line]) == (path, row)
-        (found,) = locate_rows(path, [row], next(iter(parts.values())), storage)
+        (found,) = locate_rows(path, [row], next(iter(token_files.values())), storage)
         assert (found.line, found.offset, found.key) == (line, offset, documents[line])
 
 

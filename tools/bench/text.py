@@ -43,9 +43,9 @@ from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
 from megablend.text.engine import Engine, GigatokenEngine, make_reference, without_threads
 from megablend.text.lines import BATCH_BYTES
-from megablend.text.parts import PART_BYTES, plan_tasks
 from megablend.text.prove import choose_engine, find_difference
 from megablend.text.source import find_text
+from megablend.text.tasks import PART_BYTES, plan_tasks
 from megablend.text.tokenise import tokenise
 from megablend.text.tokenizer import load_tokenizer
 from megablend.text.work import Worker

@@ -1,0 +1,215 @@
+"""JSON Lines: parsing lines into documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
+from types import GenericAlias
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import ConfigError, did_you_mean
+from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields
+from megablend.text.engine import MISSING
+from megablend.text.lines import Lines
+
+_Key = str | int | float | bool | None
+_ONE_A_LINE = "; expected one object per line: `jq -c '.[]' FILE` converts an array, `jq -c . FILE` other JSON"
+_BOM = b"\xef\xbb\xbf"
+_NEWLINE = ord("\n")
+_RETURN = ord("\r")
+_OPEN = ord("{")
+_CLOSE = ord("}")
+
+
+class LineParser:
+    """Parses lines into documents. Raises: ConfigError if msgspec is not installed."""
+
+    def __init__(self, fields: TextFields) -> None:
+        try:
+            msgspec = import_module("msgspec")
+        except ImportError as error:
+            raise ConfigError(MISSING) from error
+        self._fields = fields
+        self._get_text: Callable[[Any], str] = attrgetter("text")
+        self._get_key: Callable[[Any], object] = attrgetter("key")
+        names = {"text": fields.text, "key": fields.key or ""}
+        if fields.text == fields.key or any("." in name for name in names.values()):
+            # Values stay undecoded until they are needed: a fault in another value does not matter
+            decoder = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw)))
+            decode_text = msgspec.json.Decoder(str).decode
+            decode_key = msgspec.json.Decoder(_Key).decode
+            self._get_text = partial(_decode_nested, fields.text, decoder.decode, decode_text)
+            self._get_key = partial(
+                _decode_nested, names["key"], decoder.decode, decode_key, is_optional=True
+            )
+        else:
+            types: list[tuple[Any, ...]] = [("text", str)]
+            if fields.key is not None:
+                types.append(("key", _Key, None))
+            line = msgspec.defstruct("Line", types, rename=names, kw_only=True, gc=False)
+            decoder = msgspec.json.Decoder(line)
+        if fields.key is None:
+            self._get_key = lambda _: None
+        self._decode = decoder.decode
+        self._decode_lines = decoder.decode_lines
+
+    def parse(self, lines: Lines, line: int) -> Portion:
+        """Return the documents of consecutive lines.
+
+        Args:
+            line: the number of the first line within its part.
+        """
+        if lines.data is None:
+            bad = self._fields.refuse_long(lines.size, Place(lines.offset, line))
+            return Portion.gather([bad], lines.size, 1)
+        return self._parse_together(lines.data, lines.offset, line) or self._parse_each(
+            bytes(lines.data), lines.offset, line
+        )
+
+    def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
+        """Return the documents of lines, decoded at once, which takes half the time; None unless
+        each line is certainly one document."""
+        codes = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(codes == _NEWLINE)
+        if codes[-1] != _NEWLINE:
+            ends = np.append(ends, len(codes))
+        starts = np.append(0, ends[:-1] + 1)
+        # No JSON object extends over a line break between } and {: if there are as many objects as
+        # lines, each line is one object
+        last_places = ends - 1
+        last_places -= codes[last_places] == _RETURN
+        is_separate = (codes[starts] == _OPEN).all() and (codes[last_places] == _CLOSE).all()
+        if not is_separate or (ends - starts).max() > self._fields.max_bytes:
+            return None
+        try:
+            records = self._decode_lines(data)
+            texts = list(map(self._get_text, records))
+            keys = [None if key is None else str(key) for key in map(self._get_key, records)]
+        except Exception:  # raised by msgspec: whatever it is, parse the lines one by one
+            return None
+        if len(texts) != len(ends):
+            return None
+        numbers = np.arange(line, line + len(texts))
+        return Portion(texts, keys, offset + starts, numbers, [], len(data), len(texts))
+
+    def _parse_each(self, data: bytes, offset: int, first_line: int) -> Portion:
+        """Return the documents of lines, parsed one by one."""
+        lines = data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        results = list[Document | BadDocument]()
+        for number, line in enumerate(lines, first_line):
+            result = self._parse_line(line, Place(offset, number))
+            if result is not None:
+                results.append(result)
+            offset += len(line) + 1
+        return Portion.gather(results, len(data), len(lines))
+
+    def _parse_line(self, line: bytes, place: Place) -> Document | BadDocument | None:
+        """Return the document of a line; None if the line is blank."""
+        if place.offset == 0 and line.startswith(_BOM):
+            line = line[len(_BOM) :]
+        if len(line) > self._fields.max_bytes:
+            return self._fields.refuse_long(len(line), place)
+        try:
+            record = self._decode(line)
+            key = self._get_key(record)
+            return Document(self._get_text(record), None if key is None else str(key), place)
+        except Exception:  # raised by msgspec: whatever it is, let json decide
+            if not line.strip(b" \t\r"):
+                return None
+            return self._parse_by_json(line, place)
+
+    def _parse_by_json(self, line: bytes, place: Place) -> Document | BadDocument:
+        """Return the document of a line that msgspec refuses: `json` reads more (NaN, large
+        integers), and each fault gets its reason."""
+        fields = self._fields
+        try:
+            record = json.loads(line.decode("utf-8"), parse_int=_read_integer)
+        except UnicodeDecodeError as error:
+            return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
+        except (ValueError, RecursionError) as error:
+            hint = _ONE_A_LINE if line.strip() in (b"{", b"[") or line.startswith(b"[{") else ""
+            return BadDocument("not JSON", f"is not JSON ({error}){hint}", place)
+        if not isinstance(record, dict):
+            hint = _ONE_A_LINE if isinstance(record, list) else ""
+            reason = f"is of type {type(record).__name__}, not a JSON object{hint}"
+            return BadDocument("not JSON", reason, place)
+        try:
+            text = _find_nested(record, fields.text)
+        except KeyError as error:
+            hint = did_you_mean(str(error.args[0]), record, before="; ")
+            return BadDocument("no text", f"has no key {fields.text!r}{hint}", place)
+        if not isinstance(text, str):
+            kind = "null" if text is None else type(text).__name__
+            return BadDocument("no text", f"has {kind} in {fields.text!r}, no text", place)
+        if not _is_unicode(text):
+            return BadDocument(
+                "lone surrogate", f"has half a surrogate pair in {fields.text!r}", place
+            )
+        key = _find_key(record, fields.key)
+        key = None if key is None else str(key)
+        return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
+
+
+def _read_integer(digits: str) -> int | Decimal:
+    """Return a number of any length: Python converts no int of more than some 4,300 digits."""
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
+
+
+def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
+    """Return the value at a dotted name; a key that itself has dots goes first. Raises: KeyError
+    with the name that is missing."""
+    if dotted in record:
+        return record[dotted]
+    value: Any = record
+    for name in dotted.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(name)
+        value = value[name]
+    return value
+
+
+def _decode_nested(
+    dotted: str,
+    decode_object: Callable[[Any], Mapping[str, Any]],
+    decode_value: Callable[[Any], Any],
+    record: Mapping[str, Any],
+    *,
+    is_optional: bool = False,
+) -> Any:
+    """Return the value at a dotted name of an object whose values are undecoded; None if it is
+    optional and the last name is missing. Raises: KeyError if another name is missing; whatever the
+    decoders raise."""
+    *above, last = [dotted] if dotted in record else dotted.split(".")
+    for name in above:
+        record = decode_object(record[name])
+    if is_optional and last not in record:
+        return None
+    return decode_value(record[last])
+
+
+def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
+    """Return the key at a dotted name; None if the source names none, or the record lacks it."""
+    try:
+        return None if dotted is None else _find_nested(record, dotted)
+    except KeyError:
+        return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8, which half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

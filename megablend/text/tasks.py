@@ -1,0 +1,58 @@
+"""Tasks: the parts of text files that processes tokenise.
+
+How a text file is divided depends on that file alone, not on the processes or on other files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megablend.storage.base import Storage
+from megablend.text.documents import TextFields
+from megablend.text.parts import Part
+from megablend.text.tables import TableFile, is_table
+from megablend.text.text_file import TextFile
+
+PART_BYTES = 256 << 20
+"""The uncompressed bytes of text in a part. Token files depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The work that one process does at a time. Picklable."""
+
+    file: TextFile
+    part: int | None
+    """The number of the part; None for all parts of a compressed file, one after the other."""
+    groups: range = range(0)
+    """The row groups of the part, if the file is a table."""
+    cost: int
+    """The bytes of text, roughly."""
+    source: int = 0
+    """The number of the source."""
+    done: tuple[Part, ...] = ()
+    """The parts whose token files were made from this version of the text."""
+    twins: tuple[str, ...] = ()
+    """The names of token files that may have been made from the same lines. If there are any, the
+    text is hashed before it is tokenised."""
+
+
+def plan_tasks(
+    file: TextFile, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
+) -> list[Task]:
+    """Return the tasks of a file. Only tables are opened. Raises: the same errors as TableFile."""
+    if is_table(file.path):
+        table = TableFile(storage, file.path, file.size, fields)
+        plans = table.plan(part_bytes)
+        min_cost = file.size // len(plans)  # if the sizes of groups are not recorded
+        return [
+            Task(file=file, part=i, groups=groups, cost=max(table.count_bytes(groups), min_cost))
+            for i, groups in enumerate(plans)
+        ]
+    if file.codec is not None:
+        return [Task(file=file, part=None, cost=file.cost)]
+    num_parts = max(1, -(-file.size // part_bytes))
+    return [
+        Task(file=file, part=i, cost=min(part_bytes, file.size - i * part_bytes))
+        for i in range(num_parts)
+    ]

@@ -1,0 +1,75 @@
+"""Names of token files: TOKENIZER/TEXT/NUMBER-DIGEST.parquet, below the folder of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_PATH = re.compile(r".*/[0-9a-f]{16}/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
+
+
+class TokenName(NamedTuple):
+    """The name of a token file."""
+
+    tokenizer: str
+    """The digest of the tokenizer."""
+    text: str
+    """The name of the text file, which may have folders. Text files of several sources may have the
+    same name."""
+    number: int
+    """The number of the part."""
+    digest: str
+    """The digest of all that the tokens depend on, lines included: parts that several text files
+    share have it in common."""
+
+    @classmethod
+    def parse(cls, name: str) -> TokenName:
+        """Take a name apart."""
+        tokenizer, _, rest = name.partition("/")
+        text, _, file = rest.rpartition("/")
+        number, _, digest = file.removesuffix(".parquet").partition("-")
+        return cls(tokenizer, text, int(number), digest)
+
+    def __str__(self) -> str:
+        return f"{self.tokenizer}/{self.text}/{self.number:05d}-{self.digest}.parquet"
+
+
+class TokenPath(NamedTuple):
+    """The path of a token file, with what it says of the file."""
+
+    path: str
+    text: str
+    """See `TokenName`."""
+    number: int
+    """See `TokenName`."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of the token files of all text files with this name."""
+        return self.path.rpartition("/")[0]
+
+
+def read_tokenizer_digest(name: str) -> str:
+    """Return the digest of the tokenizer in the name of a file below the folder of tokens."""
+    return name.partition("/")[0]
+
+
+def parse_path(path: str) -> TokenPath | None:
+    """Take the path of a token file apart, wherever the folder of tokens is; None for any other
+    file."""
+    match = _PATH.fullmatch(path)
+    return None if match is None else TokenPath(path, match[1], int(match[2]))
+
+
+def group_by_folder(paths: Iterable[str]) -> dict[str, list[TokenPath]]:
+    """Return the token files among some files, by their folders, in the order of their parts."""
+    groups = dict[str, list[TokenPath]]()
+    for path in paths:
+        token_path = parse_path(path)
+        if token_path is not None:
+            groups.setdefault(token_path.folder, []).append(token_path)
+    return {
+        folder: sorted(token_paths, key=lambda each: each.number)
+        for folder, token_paths in groups.items()
+    }
