@@ -52,38 +52,37 @@ def check_file(
     path = snapshot.path(number, store.roots)
     first_token = int(snapshot.tokens_before[file.first_block])
     limit = vocab_size or MAX_IDS
-    first_wrong: tuple[int, int] | None = None  # the token's number in the file, and its id
+    lows = list[int]()
+    highs = list[int]()
     num_wrong = 0
-    lowest = None
-    highest = None
+    problem: DataError | None = None
+    is_read = True
     try:
         for ids in _batches(snapshot, file):
             tokens = store.read_blocks(ids).tokens
             if not len(tokens):
                 continue
-            low = int(tokens.min())
-            high = int(tokens.max())
-            lowest = low if lowest is None else min(lowest, low)
-            highest = high if highest is None else max(highest, high)
-            if low < 0 or high >= limit:
+            lows.append(int(tokens.min()))
+            highs.append(int(tokens.max()))
+            if lows[-1] < 0 or highs[-1] >= limit:
                 wrong = np.flatnonzero((tokens < 0) | (tokens >= limit))
+                if not num_wrong:
+                    first_of_batch = int(snapshot.tokens_before[ids[0]]) - first_token
+                    first_wrong = first_of_batch + int(wrong[0])
+                    wrong_id = int(tokens[wrong[0]])
                 num_wrong += len(wrong)
-                if first_wrong is None:
-                    before = int(snapshot.tokens_before[ids[0]]) - first_token
-                    first_wrong = before + int(wrong[0]), int(tokens[wrong[0]])
-        problem = None
-        if first_wrong is not None:
-            token_number, token = first_wrong
-            where = _describe_place(path, entry, token_number, file.tokens, store.storage)
+        if num_wrong:
+            where = _describe_place(path, entry, first_wrong, file.tokens, store.storage)
             expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
             problem = DataError(
                 path,
-                f"{where}: token {token}, expected {expected}; {num_wrong:,} tokens of the file are out of range: if this is the "
-                "column of tokens, rewrite the file; if not, set `column:` to the one that is",
+                f"{where}: token {wrong_id}, expected {expected}; {num_wrong:,} tokens of the file are out of range: "
+                "if this is the column of tokens, rewrite the file; if not, set `column:` to the one that is",
             )
-        return FileTokens(lowest, highest, problem, is_read=True)
     except DataError as error:
-        return FileTokens(lowest, highest, error, is_read=False)
+        problem = error
+        is_read = False
+    return FileTokens(min(lows, default=None), max(highs, default=None), problem, is_read=is_read)
 
 
 def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) -> None:

@@ -224,24 +224,21 @@ def _count_epochs(
     epoch_samples = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
     # Pages of a portion that a step reads are requested together
     first_reads = _find_changes(reads._replace(pages=reads.pages // _PORTION_PAGES))
-    of_reads = (sent.source, sent.network, np.ones_like(reads.pages))
-    of_requests = [np.maximum.reduceat(each, first_reads) for each in of_reads]
+    of_reads = {
+        "source": sent.source,
+        "network": sent.network,
+        "disk": np.ones_like(reads.pages),
+    }
+    of_requests = {name: np.maximum.reduceat(each, first_reads) for name, each in of_reads.items()}
     for number, first in enumerate(range(0, num_samples, epoch_samples)):
         last = min(num_samples, first + epoch_samples)
         edges = np.searchsorted(reads.times, [first, last])
         in_epoch = slice(*edges)
         requests_in_epoch = slice(*np.searchsorted(first_reads, edges))
-        num_pages = [int(each[in_epoch].sum()) for each in of_reads]
-        source_bytes, network_bytes, disk_bytes = (n * PAGE_BYTES * one_in for n in num_pages)
-        num_requests = [int(each[requests_in_epoch].sum()) for each in of_requests]
-        source_requests, network_requests, disk_requests = (n * one_in for n in num_requests)
-        yield MirrorEpoch(
-            number=number,
-            samples=last - first,
-            source_bytes=source_bytes,
-            source_requests=source_requests,
-            network_bytes=network_bytes,
-            network_requests=network_requests,
-            disk_bytes=disk_bytes,
-            disk_requests=disk_requests,
-        )
+        figures = dict[str, int]()
+        for name, is_read in of_reads.items():
+            num_pages = int(is_read[in_epoch].sum())
+            num_requests = int(of_requests[name][requests_in_epoch].sum())
+            figures[f"{name}_bytes"] = num_pages * PAGE_BYTES * one_in
+            figures[f"{name}_requests"] = num_requests * one_in
+        yield MirrorEpoch(number=number, samples=last - first, **figures)

@@ -14,6 +14,7 @@ import numpy as np
 
 from megablend.arrays import Float64s, Int64s
 from megablend.errors import DataError
+from megablend.index.blocks.block_store import BlockStore
 from megablend.index.tables.source_entry import ColumnEntry
 from megablend.prefetch.memory_budget import batches_of
 from megablend.prefetch.memory_need import check_memory
@@ -79,54 +80,38 @@ def _count_transfer(
     Raises: see BlockStore.begin_read.
     """
     num_processes = len(future.begins)
-    num_samples = future.stop
     snapshot = run.store.snapshot
     storage = run.store.storage
-    # A store of its own for each source, which knows nothing of the files yet
-    store_state = run.store.__getstate__() | {"storage": storage.for_reading()}
     files = np.unique([each.read.file for stretch in stretches for each in stretch.reads])
     file_columns = snapshot.files.columns[files]
     columns = np.unique(file_columns).tolist()
-    num_opened = max(_FEWEST_FILES, _OPENED_FILES // max(1, len(columns)))
-    # Figures (see `source_requests`) of each stretch: [stretches, 3]
-    figures = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(stretches), 3)))
-    # Figures of opening files, at least and at most: [2, 3]; for stretches that are not whole
-    opening = defaultdict[StoreOptions, Float64s](lambda: np.zeros((2, 3)))
+    num_planned = sum(stretch.samples for stretch in stretches)
+    most_opened = max(_FEWEST_FILES, _OPENED_FILES // max(1, len(columns)))
+    by_options = defaultdict[StoreOptions, _Figures](lambda: _Figures(stretches))
     is_exact = is_whole and len(stretches) == num_processes
     for column in columns:
         column_files = files[file_columns == column]
         path = snapshot.path(int(column_files[0]), run.store.roots)
         if storage.limits(path).max_files == 1:  # not in an object store
             continue
-        opened = _spread(column_files, num_opened)
+        opened = _spread(column_files, most_opened)
         is_exact &= len(opened) == len(column_files)
         reads = [
             [each for each in stretch.reads if snapshot.files.columns[each.read.file] == column]
             for stretch in stretches
         ]
-        source = SourceRequests(type(run.store)(**store_state), {*opened.tolist()}, reads)
-        options = run.runtime.objects.find(path)
-        figures[options] += [source.count(those) for those in reads]
+        source = SourceRequests(_copy_unopened(run.store), {*opened.tolist()}, reads)
+        figures = by_options[run.runtime.objects.find(path)]
+        figures.of_stretches += [source.count(those) for those in reads]
         if is_whole:
             files_opened = [len({each.read.file for each in those}) for those in reads]
-            figures[options] += np.outer(files_opened, source.opening)
+            figures.of_stretches += np.outer(files_opened, source.opening)
         else:
-            planned_samples = sum(stretch.samples for stretch in stretches)
-            samples_of_process = num_samples / num_processes
-            bounds = _bound_opened_files(
-                snapshot.columns[column], reads, samples_of_process / planned_samples, num_processes
-            )
-            opening[options] += np.outer(bounds, source.opening)
+            bounds = _bound_opened_files(snapshot.columns[column], reads, num_planned, future)
+            figures.of_opening += np.outer(bounds, source.opening)
     total = Transfer()
-    for options, of_stretches in figures.items():
-        if is_whole:
-            least, most = extrapolate(of_stretches, num_processes)
-        else:
-            per_sample = of_stretches / [[stretch.samples] for stretch in stretches]
-            least, most = extrapolate(per_sample, num_samples)
-        opening_least, opening_most = opening[options]
-        least = least + opening_least
-        most = most + opening_most
+    for options, figures in by_options.items():
+        least, most = figures.extrapolate(future, is_whole=is_whole)
         if not is_exact or (most > least).any():
             least = least * (1 - _TOLERANCE)
             most = most * (1 + _TOLERANCE)
@@ -136,6 +121,32 @@ def _count_transfer(
     return total
 
 
+class _Figures:
+    """Figures (see `source_requests`) of what is requested from the stores with the same
+    options."""
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._num_samples = np.array([stretch.samples for stretch in stretches])
+        self.of_stretches = np.zeros((len(stretches), 3))
+        """Of each stretch: [stretches, 3]. Without opening files if stretches are not whole."""
+        self.of_opening = np.zeros((2, 3))
+        """Of opening files in all of the run, at least and at most, if stretches are not whole."""
+
+    def extrapolate(self, future: StepSequence, *, is_whole: bool) -> tuple[Float64s, Float64s]:
+        """Return the least and the greatest figures of all of the run."""
+        if is_whole:
+            return extrapolate(self.of_stretches, len(future.begins))
+        per_sample = self.of_stretches / self._num_samples[:, np.newaxis]
+        least, most = extrapolate(per_sample, future.stop)
+        least_opening, most_opening = self.of_opening
+        return least + least_opening, most + most_opening
+
+
+def _copy_unopened(store: BlockStore) -> BlockStore:
+    """Return a store of the same blocks that knows nothing of the files yet."""
+    return type(store)(**store.__getstate__() | {"storage": store.storage.for_reading()})
+
+
 def _spread(numbers: Int64s, count: int) -> Int64s:
     """Choose at most `count` evenly spaced ones of some numbers."""
     chosen = np.linspace(0, len(numbers) - 1, min(count, len(numbers)))
@@ -143,7 +154,10 @@ def _spread(numbers: Int64s, count: int) -> Int64s:
 
 
 def _bound_opened_files(
-    column: ColumnEntry, reads: Sequence[Sequence[PlannedRead]], scale: float, num_processes: int
+    column: ColumnEntry,
+    reads: Sequence[Sequence[PlannedRead]],
+    num_planned: int,
+    future: StepSequence,
 ) -> tuple[float, float]:
     """Estimate the least and the greatest number of a source's files that all processes open.
 
@@ -152,12 +166,15 @@ def _bound_opened_files(
 
     Args:
         reads: reads of the source, of each stretch.
-        scale: samples of a process, divided by those of all stretches.
+        num_planned: samples of all stretches.
     """
+    num_processes = len(future.begins)
+    samples_of_process = future.stop / num_processes
     num_blocks = len(column.blocks)
     num_files = len(column.files)
     planned_blocks = sum(len(each.read.ids) for those in reads for each in those)
-    chance = min(1, planned_blocks * scale / num_blocks)
+    blocks_of_process = planned_blocks * (samples_of_process / num_planned)
+    chance = min(1, blocks_of_process / num_blocks)
     expected = num_processes * num_files * (1 - (1 - chance) ** (num_blocks / num_files))
     most = min((1 + _OPENING_TOLERANCE) * expected, num_processes * num_files)
     return (1 - _OPENING_TOLERANCE) * expected, most

@@ -54,19 +54,14 @@ def refuse_second_split() -> None:
 
     Raises: ConfigError.
     """
-    frame: FrameType | None = sys._getframe(1).f_back
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        caller = _self_of(frame, "accelerate")
-        if type(caller).__name__ == "BatchSamplerShard" and getattr(caller, "num_processes", 1) > 1:
-            n = caller.num_processes
-            raise ConfigError(
-                f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler already "
-                f"yields the batches of a single data-parallel rank: {n - 1} of {n} would be dropped; use megablend.Loader, "
-                "which accelerate leaves unchanged, or do not pass this DataLoader to prepare"
-            )
-        frame = frame.f_back
+    shard = _find_caller(sys._getframe(1).f_back, "BatchSamplerShard")
+    n = getattr(shard, "num_processes", 1)
+    if n > 1:
+        raise ConfigError(
+            f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler already "
+            f"yields the batches of a single data-parallel rank: {n - 1} of {n} would be dropped; use megablend.Loader, "
+            "which accelerate leaves unchanged, or do not pass this DataLoader to prepare"
+        )
 
 
 def warn_if_skipped_too(start: int) -> None:
@@ -76,22 +71,16 @@ def warn_if_skipped_too(start: int) -> None:
     Args:
         start: the sample number at which the iterator begins.
     """
-    frame: FrameType | None = sys._getframe(1).f_back
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        caller = _self_of(frame, "accelerate")
-        num_skipped = getattr(caller, "skip_batches", 0)
-        if type(caller).__name__ == "SkipBatchSampler" and num_skipped > 0:
-            warnings.warn(
-                f"accelerate skips {num_skipped} batches from sample {start} on, where a state or consumed_samples "
-                "already continues: the run leaves them out; either resume there (with Trainer: ignore_data_skip=True) "
-                "or skip batches, not both",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            return
-        frame = frame.f_back
+    skipping = _find_caller(sys._getframe(1).f_back, "SkipBatchSampler")
+    num_skipped = getattr(skipping, "skip_batches", 0)
+    if num_skipped > 0:
+        warnings.warn(
+            f"accelerate skips {num_skipped} batches from sample {start} on, where a state or consumed_samples "
+            "already continues: the run leaves them out; either resume there (with Trainer: ignore_data_skip=True) "
+            "or skip batches, not both",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def count_of_lightning(default: int) -> int:
@@ -115,6 +104,19 @@ def count_of_lightning(default: int) -> int:
                 return default
             return num_batches
     return 0
+
+
+def _find_caller(frame: FrameType | None, class_name: str) -> Any:
+    """Return the object of a class of accelerate whose method runs in a frame or one above it; None
+    if there is none."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        caller = _self_of(frame, "accelerate")
+        if type(caller).__name__ == class_name:
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:

@@ -6,8 +6,9 @@ message is fetched first: it contains the positions of the column's buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,37 +50,43 @@ class ArrowReader:
     ) -> list[FileRanges]:
         """Return whole batches, and the messages of the others; then the column's buffers of the
         others. See BlockReader.byte_ranges."""
-        places = self._places(blocks)
-        is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
-        if len(fetched) == 0 and len(blocks):
-            sizes = places["metadata_bytes"] + np.where(is_whole, places["body_bytes"], 0)
-            return [
-                FileRanges(
-                    self.path, np.ascontiguousarray(places["offset"]), sizes, np.arange(len(blocks))
-                )
-            ]
-        if len(fetched) != 1 or is_whole.all():
+        if not len(blocks) or len(fetched) > 1:
             return []
-        needed: list[tuple[int, int, int]] = []  # offset, size, index of the block
+        places = self._find_places(blocks)
+        is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
+        if not len(fetched):
+            sizes = places["metadata_bytes"] + np.where(is_whole, places["body_bytes"], 0)
+            return [_one_per_block(self.path, places["offset"], sizes)]
+        if is_whole.all():
+            return []
+        offsets = list[int]()
+        sizes_of_buffers = list[int]()
+        owners = list[int]()
         for i in np.flatnonzero(~is_whole).tolist():
             batch = self._parse(places[i], fetched[0][i])
-            body = int(places[i]["offset"]) + int(places[i]["metadata_bytes"])
-            needed += [
-                (body + offset, size, i)
-                for offset, size in needed_ranges(batch, self.column, tokens=tokens)
-            ]
-        offsets, sizes, owners = np.array(needed, np.int64).reshape(-1, 3).T.copy()
-        return [FileRanges(self.path, offsets, sizes, owners)]
+            body = _find_body(places[i])
+            for offset, size in needed_ranges(batch, self.column, tokens=tokens):
+                offsets.append(body + offset)
+                sizes_of_buffers.append(size)
+                owners.append(i)
+        return [
+            FileRanges(
+                self.path,
+                np.array(offsets, np.int64),
+                np.array(sizes_of_buffers, np.int64),
+                np.array(owners, np.int64),
+            )
+        ]
 
     def decode(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> list[DecodedBlock]:
         """See BlockReader.decode."""
         decoded_blocks = []
-        for block, place, batch, buffers in self._batches(blocks, fetched, tokens=True):
-            with locating(self.path, place):
-                decoded = decode(batch, self.column, buffers)
-            self._check(block, len(decoded.offsets) - 1, len(decoded.tokens))
+        for batch in self._iterate(blocks, fetched, tokens=True):
+            with locating(self.path, batch.place):
+                decoded = decode(batch.message, self.column, batch.buffers)
+            self._check(batch.block, len(decoded.offsets) - 1, len(decoded.tokens))
             decoded_blocks.append(decoded)
         return decoded_blocks
 
@@ -89,35 +96,30 @@ class ArrowReader:
         """See BlockReader.find_pieces; only validity bitmaps and list offsets are read."""
         all_offsets = []
         body_bytes = 0
-        for block, place, batch, buffers in self._batches(blocks, fetched, tokens=False):
-            with locating(self.path, place):
-                offsets = find_documents(batch, self.column, buffers).offsets
-            self._check(block, len(offsets) - 1, int(offsets[-1]))
+        for batch in self._iterate(blocks, fetched, tokens=False):
+            with locating(self.path, batch.place):
+                offsets = find_documents(batch.message, self.column, batch.buffers).offsets
+            self._check(batch.block, len(offsets) - 1, int(offsets[-1]))
             all_offsets.append(offsets)
-            body_bytes += buffers.fetched_bytes
+            body_bytes += batch.buffers.fetched_bytes
         return all_offsets, body_bytes
 
-    def _batches(
+    def _iterate(
         self, blocks: Array, fetched: Sequence[FetchedRanges], *, tokens: bool
-    ) -> list[tuple[np.void, np.void, Batch, Buffers]]:
-        """Return for each block its row of the block table, the place of its batch, its message,
-        and its buffers."""
-        places = self._places(blocks)
+    ) -> Iterator[_FetchedBatch]:
+        """Return the batches of blocks."""
+        places = self._find_places(blocks)
         is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         parts = _parts_by_block(fetched[1:])
-        batches = []
         for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
-            batch = self._parse(place, fetched[0][i])
-            body = int(place["offset"]) + int(place["metadata_bytes"])
+            message = self._parse(place, fetched[0][i])
             if is_whole[i]:
-                stored = {0: fetched[0][i][int(place["metadata_bytes"]) :]}
+                fetch = _WholeBody(fetched[0][i][int(place["metadata_bytes"]) :]).fetch
             else:
-                stored = {offset - body: data for offset, data in parts.get(i, {}).items()}
-            buffers = Buffers(batch, _Stored(stored, whole=bool(is_whole[i])).load)
-            batches.append((block, place, batch, buffers))
-        return batches
+                fetch = _BodyParts(parts.get(i, {}), _find_body(place)).fetch
+            yield _FetchedBatch(block, place, message, Buffers(message, fetch))
 
-    def _places(self, blocks: Array) -> Array:
+    def _find_places(self, blocks: Array) -> Array:
         """Find the places of the blocks' batches: PLACE_DTYPE [n]. Raises: CorruptFileError if no
         batch begins at the offset of a block."""
         offsets = blocks["offset"]
@@ -153,20 +155,40 @@ class ArrowReader:
             )
 
 
+class _FetchedBatch(NamedTuple):
+    """A record batch of which all that is needed was fetched."""
+
+    block: np.void
+    """Its row of the block table: BLOCK_DTYPE."""
+    place: np.void
+    """PLACE_DTYPE."""
+    message: Batch
+    buffers: Buffers
+
+
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _WholeBody:
+    """The body of a batch that was fetched whole."""
+
+    data: Bytes
+
+    def fetch(self, offset: int, size: int) -> Bytes:
+        """Return the bytes of a buffer, given its offset in the body."""
+        return self.data[offset : offset + size]
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyParts:
     """The parts of a batch's body that were fetched."""
 
     parts: Mapping[int, Bytes]
-    """The bytes of each part, by its offset in the body."""
-    whole: bool
-    """Whether the whole body was fetched, as the part at offset 0."""
+    """The bytes of each part, by its offset in the file."""
+    body: int
+    """The offset of the body in the file."""
 
-    def load(self, offset: int, size: int) -> Bytes:
+    def fetch(self, offset: int, size: int) -> Bytes:
         """Return the bytes of a buffer, given its offset in the body."""
-        if self.whole:
-            return self.parts[0][offset : offset + size]
-        return self.parts[offset][:size] if size else _EMPTY
+        return self.parts[self.body + offset][:size] if size else _EMPTY
 
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
@@ -174,13 +196,23 @@ def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges
     their messages begin: only the messages contain the positions of the column's buffers."""
     sizes = stops() - blocks["offset"]
     sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
-    return [FileRanges(path, np.ascontiguousarray(blocks["offset"]), sizes, np.arange(len(blocks)))]
+    return [_one_per_block(path, blocks["offset"], sizes)]
+
+
+def _one_per_block(path: str, offsets: Int64s, sizes: Int64s) -> FileRanges:
+    """Return ranges of which each belongs to one block: the first to the first, and so on."""
+    return FileRanges(path, np.ascontiguousarray(offsets), sizes, np.arange(len(offsets)))
 
 
 def _sizes_of(places: Array) -> Int64s:
     """Return the sizes of batches in bytes: int64 [n]."""
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
     return sizes
+
+
+def _find_body(place: np.void) -> int:
+    """Return the offset in the file of a batch's body, which follows its message."""
+    return int(place["offset"]) + int(place["metadata_bytes"])
 
 
 def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:

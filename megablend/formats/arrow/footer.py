@@ -93,12 +93,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         places = table.vector(3, PLACE_DTYPE)
     except FlatbufferError as error:
         raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=start) from error
-    if version < _METADATA_V4:
-        raise UnsupportedFileError(
-            path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow"
-        )
-    if big_endian:
-        raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
+    check_encoding(path, version, big_endian=big_endian)
     offset = places["offset"]
     metadata = places["metadata_bytes"]
     body = places["body_bytes"]
@@ -119,6 +114,17 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
             offset=start,
         )
     return places
+
+
+def check_encoding(path: str, version: int, *, big_endian: bool) -> None:
+    """Check the version of a file's metadata, as File.fbs numbers them, and the order of its bytes.
+    Raises: UnsupportedFileError."""
+    if version < _METADATA_V4:
+        raise UnsupportedFileError(
+            path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow"
+        )
+    if big_endian:
+        raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
 
 
 def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
-from megablend.formats.arrow.footer import MAGIC, PLACE_DTYPE
+from megablend.formats.arrow.footer import MAGIC, PLACE_DTYPE, check_encoding
 from megablend.formats.arrow_stream.look_ahead import LookAhead
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
@@ -27,8 +27,6 @@ CONTINUATION = b"\xff\xff\xff\xff"
 """The bytes that every message begins with."""
 _PROBE_BYTES = 4096
 """Bytes of a message that are read first: more than the metadata of most batches."""
-_METADATA_V4 = 3
-"""The oldest version of metadata that is read, as Message.fbs numbers them."""
 _SCHEMA = 1
 _DICTIONARY = 2
 _RECORD_BATCH = 3
@@ -175,10 +173,5 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
         raise CorruptFileError(
             path, f"message: {error}; {REWRITE_REMEDY}", offset=offset
         ) from error
-    if version < _METADATA_V4:
-        raise UnsupportedFileError(
-            path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow"
-        )
-    if big_endian:
-        raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
+    check_encoding(path, version, big_endian=big_endian)
     return kind, body_bytes

@@ -61,10 +61,7 @@ class RawReader:
         """See BlockReader.find_pieces; tokens are needed if one of them separates documents."""
         if self.separator is None:
             return [find_offsets(self.path, block, self.separator, None) for block in blocks], 0
-        offsets = [
-            find_offsets(self.path, block, self.separator, self._tokens(fetched[0][i]))
-            for i, block in enumerate(blocks)
-        ]
+        offsets = [block.offsets for block in self.decode(blocks, chunks, fetched)]
         return offsets, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
-from megablend.errors import CorruptFileError
+from megablend.arrays import Bools, Int64s
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.eod import with_eod
+from megablend.index.blocks.extra_rows import ColumnBlocks, TokenBlocks, check_rows, find_first_rows
 from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
-Read = Callable[[list[int]], list[DecodedBlock]]
+Read = Callable[[list[int]], Sequence[DecodedBlock]]
 """Reads and decodes blocks, given their numbers in the index."""
 
 
@@ -40,33 +40,22 @@ class ExtraColumn:
 
 
 class _NeededRanges(NamedTuple):
-    """The ranges of a column's numbers that n blocks of tokens need, one for each block."""
+    """The ranges of a column's numbers that are read for n blocks of tokens, one for each block."""
 
     starts: Int64s
-    """Position among the column's numbers of the first number that belongs to each block: its first
-    row if the column is flat, otherwise its first token: int64 [n]."""
+    """Position of each range's first number among the column's numbers: int64 [n]."""
     counts: Int64s
-    """Number of numbers that belong to each block: int64 [n]."""
-    has_previous: npt.NDArray[np.bool_]
-    """Whether the number before the range is needed as well: bool [n]. A document may end in a
-    block that has none of its tokens: the number of its last token is then the one before the
+    """Length of each range: int64 [n]."""
+    has_previous: Bools
+    """Whether the range begins with the number before the block's own: bool [n]. A document may end
+    in a block that has none of its tokens: the number of its last token is then the one before the
     block's first."""
-
-    @property
-    def read_starts(self) -> Int64s:
-        """The first number that is read for each block: int64 [n]."""
-        return self.starts - self.has_previous
-
-    @property
-    def read_counts(self) -> Int64s:
-        """The number of numbers that are read for each block: int64 [n]."""
-        return self.counts + self.has_previous
 
 
 def read_extra_columns(
     snapshot: Snapshot,
     columns: Sequence[ExtraColumn],
-    tokens: SourceEntry,
+    source: SourceEntry,
     read: Read,
     ids: Int64s,
     blocks: Sequence[DecodedBlock],
@@ -76,7 +65,7 @@ def read_extra_columns(
     """Read the columns' numbers for each token of some blocks of their source.
 
     Args:
-        tokens: the source that the blocks belong to.
+        source: the source that the blocks belong to.
         read: reads and decodes blocks of the index.
         ids: int64 [n], the blocks' numbers in the index.
         blocks: [n], the decoded blocks, without end-of-document tokens.
@@ -88,36 +77,30 @@ def read_extra_columns(
     of `read`.
     """
     flags = snapshot.blocks(ids)["flags"]
-    first_rows = _first_rows(snapshot, tokens, ids, flags)
     num_pieces = np.array([len(block.offsets) - 1 for block in blocks])
     num_tokens = np.array([len(block.tokens) for block in blocks])
+    tokens = _locate_blocks(snapshot, source, ids, flags, num_pieces, num_tokens)
     by_column = []
     for column in columns:
-        needed = _find_needed(
-            snapshot, column, tokens, ids, first_rows, num_pieces, num_tokens, has_eod=has_eod
-        )
-        numbers, column_blocks = _fetch(
-            snapshot, column, read, needed.read_starts, needed.read_counts
-        )
+        needed = _find_needed(column, tokens, has_eod=has_eod)
+        found, numbers = _read_ranges(snapshot, column, read, needed)
         if not column.flat:
-            _check_rows(
-                snapshot, column, tokens, ids, first_rows, blocks, needed.starts, column_blocks
+            check_rows(snapshot, source, column.entry, tokens, blocks, found)
+        aligned = []
+        for block, of_block, has_previous, flag in zip(
+            blocks, numbers, needed.has_previous.tolist(), flags.tolist(), strict=True
+        ):
+            aligned.append(
+                _align(block, of_block, has_previous, flag, flat=column.flat, has_eod=has_eod)
             )
-        by_column.append(
-            [
-                _aligned(column, block, block_numbers, has_previous, block_flags, has_eod=has_eod)
-                for block, block_numbers, has_previous, block_flags in zip(
-                    blocks, numbers, needed.has_previous.tolist(), flags.tolist(), strict=True
-                )
-            ]
-        )
+        by_column.append(aligned)
     return list(zip(*by_column, strict=True))
 
 
 def list_extra_blocks(
     snapshot: Snapshot,
     columns: Sequence[ExtraColumn],
-    tokens: SourceEntry,
+    source: SourceEntry,
     ids: Int64s,
     *,
     has_eod: bool,
@@ -126,13 +109,12 @@ def list_extra_blocks(
     the numbers of its blocks that are needed, int64 [m], and for each of these blocks the position
     in `ids` of the block that needs it, int64 [m]."""
     blocks = snapshot.blocks(ids)
-    first_rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
-    num_pieces = blocks["rows"] + ((blocks["flags"] & STARTS_MID_DOCUMENT) > 0)
+    flags = blocks["flags"]
+    num_pieces = blocks["rows"] + ((flags & STARTS_MID_DOCUMENT) > 0)
+    tokens = _locate_blocks(snapshot, source, ids, flags, num_pieces, blocks["tokens"])
     for column in columns:
-        needed = _find_needed(
-            snapshot, column, tokens, ids, first_rows, num_pieces, blocks["tokens"], has_eod=has_eod
-        )
-        _, firsts, stops = _find_blocks(snapshot, column, needed.read_starts, needed.read_counts)
+        needed = _find_needed(column, tokens, has_eod=has_eod)
+        _, firsts, stops = _find_blocks(snapshot, column, needed)
         sizes = stops - firsts
         needed_by = np.repeat(np.arange(len(ids)), sizes)
         # Block number minus position in the result, for the blocks that each of `ids` needs
@@ -140,38 +122,80 @@ def list_extra_blocks(
         yield np.arange(len(needed_by)) + shifts[needed_by], needed_by
 
 
-def _find_needed(
+def _locate_blocks(
     snapshot: Snapshot,
-    column: ExtraColumn,
-    tokens: SourceEntry,
+    source: SourceEntry,
     ids: Int64s,
-    first_rows: Int64s,
+    flags: npt.NDArray[np.uint8],
     num_pieces: Int64s,
     num_tokens: Int64s,
-    *,
-    has_eod: bool,
-) -> _NeededRanges:
-    """Find the numbers of a column that blocks of its source need.
+) -> TokenBlocks:
+    """Locate blocks of a source among its rows and tokens."""
+    before = snapshot.running("tokens_before", np.append(ids, source.blocks.start))
+    first_rows = find_first_rows(snapshot, source, ids, flags)
+    return TokenBlocks(ids, first_rows, before[:-1] - before[-1], num_pieces, num_tokens)
 
-    Args:
-        ids: int64 [n], the blocks.
-        first_rows, num_pieces, num_tokens: int64 [n], row of each block's first piece, and its
-            numbers of pieces and of tokens.
-    """
+
+def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> _NeededRanges:
+    """Find the numbers of a column that blocks of its source need."""
     if column.flat:
-        return _NeededRanges(first_rows, num_pieces, np.zeros(len(ids), np.bool_))
-    before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
-    first_tokens = before[:-1] - before[-1]
-    return _NeededRanges(first_tokens, num_tokens, (first_tokens > 0) & has_eod)
+        has_previous = np.zeros(len(tokens.ids), np.bool_)
+        return _NeededRanges(tokens.first_rows, tokens.num_pieces, has_previous)
+    has_previous = (tokens.first_tokens > 0) & has_eod
+    return _NeededRanges(
+        tokens.first_tokens - has_previous, tokens.num_tokens + has_previous, has_previous
+    )
 
 
-def _aligned(
-    column: ExtraColumn,
+def _read_ranges(
+    snapshot: Snapshot, column: ExtraColumn, read: Read, needed: _NeededRanges
+) -> tuple[ColumnBlocks, list[Array]]:
+    """Read ranges of a column's numbers. Returns: the column's blocks that were read, and the
+    numbers of each range."""
+    origin, firsts, stops = _find_blocks(snapshot, column, needed)
+    bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
+    ids = sorted({i for first, stop in bounds for i in range(first, stop)})
+    starts = snapshot.running("tokens_before", np.array(ids, np.int64)) - origin
+    found = ColumnBlocks(np.array(ids, np.int64), starts, read(ids))
+    by_id = dict(zip(ids, zip(starts.tolist(), found.blocks, strict=True), strict=True))
+    ranges = []
+    for start, count, (first, stop) in zip(
+        needed.starts.tolist(), needed.counts.tolist(), bounds, strict=True
+    ):
+        parts = [np.zeros(0, column.dtype)]
+        for i in range(first, stop):
+            block_start, block = by_id[i]
+            begin = start - block_start
+            parts.append(block.tokens[max(0, begin) : begin + count])
+        ranges.append(np.concatenate(parts))
+    return found, ranges
+
+
+def _find_blocks(
+    snapshot: Snapshot, column: ExtraColumn, needed: _NeededRanges
+) -> tuple[int, Int64s, Int64s]:
+    """Return the position of a column's first number among all numbers of the index; and for each
+    range of the column's numbers, the first block that contains some of them and the block after
+    the last one, arrays of int64 [n]."""
+    span = column.entry.blocks
+    origin = int(snapshot.running("tokens_before", [span.start])[0])
+    firsts = np.full(len(needed.starts), span.start)
+    stops = firsts.copy()
+    filled = np.flatnonzero(needed.counts > 0)
+    begins = origin + needed.starts[filled]
+    lasts = begins + needed.counts[filled] - 1
+    firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
+    stops[filled] = snapshot.find_blocks("tokens_before", span, lasts) + 1
+    return origin, firsts, stops
+
+
+def _align(
     block: DecodedBlock,
     found: Array,
     has_previous: bool,
     flags: int,
     *,
+    flat: bool,
     has_eod: bool,
 ) -> Array:
     """Return a number for each token of a block, and with `has_eod` for each end-of-document token.
@@ -181,7 +205,7 @@ def _aligned(
             per token; with `has_previous`, preceded by the number of the token before the block.
         flags: the block's flags.
     """
-    numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[has_previous:]
+    numbers = np.repeat(found, np.diff(block.offsets)) if flat else found[has_previous:]
     if has_eod:
         # The position of each token among the block's tokens, counted from 1; 0 if it was inserted
         positions = with_eod(
@@ -193,138 +217,3 @@ def _aligned(
             numbers = np.concatenate([found[:1], numbers])[last_positions]
     numbers.setflags(write=False)
     return numbers
-
-
-def _fetch(
-    snapshot: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
-) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
-    """Read ranges of a column's numbers.
-
-    Args:
-        starts, counts: int64 [n], first number and length of each range.
-
-    Returns: the numbers of each range, [n]; and by block number the column's blocks that were read,
-        each with the count of the column's numbers before it.
-    """
-    origin, firsts, stops = _find_blocks(snapshot, column, starts, counts)
-    bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
-    needed = sorted({i for first, stop in bounds for i in range(first, stop)})
-    before = snapshot.running("tokens_before", np.array(needed, np.int64)) - origin
-    decoded = dict(zip(needed, zip(before.tolist(), read(needed), strict=True), strict=True))
-    ranges = []
-    for start, size, (first, stop) in zip(starts.tolist(), counts.tolist(), bounds, strict=True):
-        parts = [np.zeros(0, column.dtype)]
-        for i in range(first, stop):
-            num_before, block = decoded[i]
-            begin = start - num_before
-            parts.append(block.tokens[max(0, begin) : begin + size])
-        ranges.append(np.concatenate(parts))
-    return ranges, decoded
-
-
-def _find_blocks(
-    snapshot: Snapshot, column: ExtraColumn, starts: Int64s, counts: Int64s
-) -> tuple[int, Int64s, Int64s]:
-    """Return the position of a column's first number among all numbers of the index; and for each
-    range of the column's numbers, the first block that contains some of them and the block after
-    the last one, arrays of int64 [n]."""
-    span = column.entry.blocks
-    origin = int(snapshot.running("tokens_before", [span.start])[0])
-    firsts = np.full(len(starts), span.start)
-    stops = firsts.copy()
-    filled = np.flatnonzero(counts > 0)
-    begins = origin + starts[filled]
-    firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
-    stops[filled] = snapshot.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
-    return origin, firsts, stops
-
-
-def _check_rows(
-    snapshot: Snapshot,
-    column: ExtraColumn,
-    tokens: SourceEntry,
-    ids: Int64s,
-    rows: Int64s,
-    blocks: Sequence[DecodedBlock],
-    starts: Int64s,
-    decoded: dict[int, tuple[int, DecodedBlock]],
-) -> None:
-    """Check that the first token of each block is in the same row in both columns, and that rows
-    begin at the same positions within the block.
-
-    Args:
-        ids, blocks: the blocks of tokens.
-        rows: int64 [n], row of each block's first piece, counted from the source's first row.
-        starts: int64 [n], position of each block's first token among the source's tokens.
-        decoded: the column's blocks, as `_fetch` returns them.
-
-    Raises: CorruptFileError.
-    """
-    column_ids = np.array(sorted(decoded), np.int64)
-    column_blocks = [decoded[i][1] for i in sorted(decoded)]
-    column_starts = np.array([decoded[i][0] for i in sorted(decoded)], np.int64)
-    flags = snapshot.blocks(column_ids)["flags"]
-    column_rows = _first_rows(snapshot, column.entry, column_ids, flags)
-    continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
-    # Positions at which rows of the column begin
-    edges = [
-        start + block.offsets[int(continued) : -1]
-        for start, block, continued in zip(
-            column_starts.tolist(), column_blocks, continues, strict=True
-        )
-    ]
-    column_edges = np.concatenate([*edges, np.zeros(0, np.int64)])
-    for i, block, start, first_row in zip(
-        ids.tolist(), blocks, starts.tolist(), rows.tolist(), strict=True
-    ):
-        if not len(block.tokens):
-            continue
-        first_piece = _piece(block, 0)
-        row = first_row + first_piece
-        number = int(np.searchsorted(column_starts, start, side="right")) - 1
-        column_piece = _piece(column_blocks[number], start - int(column_starts[number]))
-        if int(column_rows[number]) + column_piece != row:
-            raise _mismatch_error(snapshot, column, tokens, i, row)
-        stop = start + len(block.tokens)
-        expected = start + block.offsets[first_piece + 1 : -1]
-        # Rows without tokens at the block's end may belong to the next block
-        expected = expected[expected < stop]
-        after = int(np.searchsorted(column_edges, start, side="right"))
-        found = column_edges[after:][: len(expected) + 1]
-        found = found[found < stop]
-        if len(expected) == len(found) and (expected == found).all():
-            continue
-        num_common = min(len(expected), len(found))
-        differ = np.flatnonzero(expected[:num_common] != found[:num_common])
-        first_different = int(differ[0]) if len(differ) else num_common
-        raise _mismatch_error(snapshot, column, tokens, i, row + first_different)
-
-
-def _first_rows(
-    snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]
-) -> Int64s:
-    """Return the row of each block's first piece, counted from the column's first row:
-    int64 [n]."""
-    counts = snapshot.running("rows_before", np.append(ids, entry.blocks.start))
-    rows: Int64s = counts[:-1] - counts[-1]
-    return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
-
-
-def _piece(block: DecodedBlock, token: int) -> int:
-    """Return the number of the piece, within a block, that contains a token of the block."""
-    return int(np.searchsorted(block.offsets, token, side="right")) - 1
-
-
-def _mismatch_error(
-    snapshot: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int
-) -> CorruptFileError:
-    """Make the error about a row of a source that begins in block i."""
-    file = int(snapshot.file_of([i])[0])
-    first_block = snapshot.file(file).first_block
-    row -= int(np.diff(snapshot.running("rows_before", [tokens.blocks.start, first_block]))[0])
-    return CorruptFileError(
-        snapshot.path(file),
-        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls "
-        "not counted); rewrite the file, and build the run under another name (`run:`)",
-        offset=int(snapshot.blocks(np.array([i]))[0]["offset"]),
-    )

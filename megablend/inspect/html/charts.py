@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -56,9 +57,8 @@ class Chart:
     title: str
     text: str
     """A description of what the chart shows."""
-    draw: Callable[[Any, bool], None]
-    """A function that draws on matplotlib's axes; its second argument is whether they are
-    narrow."""
+    draw: Callable[..., None]
+    """A function of `drawings` that lacks matplotlib's axes, and `narrow`: whether these are."""
     rows: int | None
     """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
@@ -85,7 +85,7 @@ class Chart:
                     height / full,
                 )
             )
-            self.draw(axes, narrow)
+            self.draw(axes, narrow=narrow)
             svg = io.StringIO()
             figure.savefig(
                 svg,
@@ -149,34 +149,32 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
         title="Shares over the run",
         text=f"Shares of the samples from the first to sample {split.samples:,}, in {stages}. The largest over the run is that "
         f"of {most_read.name}, {most_read.actual_share:.1%}.",
-        draw=lambda axes, narrow: drawings.draw_shares(axes, split, sources, narrow=narrow),
+        draw=partial(drawings.draw_shares, split, sources),
         rows=None,
     )
     yield Chart(
         title="Requested and actual shares",
         text=f"Shares of {shown}: bars show the run's shares, marks those that the config requests.",
-        draw=lambda axes, narrow: drawings.draw_requested(axes, sources, narrow=narrow),
+        draw=partial(drawings.draw_requested, sources),
         rows=rows,
     )
     yield Chart(
         title="Tokens read",
         text=f"Tokens that the run reads from {shown}; {most_read.name} has the most, {most_read.tokens_read:,}.",
-        draw=lambda axes, narrow: drawings.draw_tokens(axes, sources, narrow=narrow),
+        draw=partial(drawings.draw_tokens, sources),
         rows=rows,
     )
     yield Chart(
         title="Epochs",
         text=f"How often the run reads {shown}; {most_repeated.name} most often, {most_repeated.epochs:.2f} times. "
         "The line marks one epoch.",
-        draw=lambda axes, narrow: drawings.draw_epochs(axes, sources, narrow=narrow),
+        draw=partial(drawings.draw_epochs, sources),
         rows=rows,
     )
     yield Chart(
         title="Exhaustion",
         text=f"First and last sample of {shown}. Marks show where epochs end, up to 32 for each source.",
-        draw=lambda axes, narrow: drawings.draw_exhaustion(
-            axes, sources, split.samples, narrow=narrow
-        ),
+        draw=partial(drawings.draw_exhaustion, split.samples, sources),
         rows=rows,
     )
     with_lengths = [each for each in sources if each.document_lengths]
@@ -184,7 +182,7 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
         yield Chart(
             title="Lengths of documents",
             text=f"Documents of {len(with_lengths)} sources by their number of tokens, as fractions of each source's documents.",
-            draw=lambda axes, narrow: drawings.draw_lengths(axes, with_lengths, narrow=narrow),
+            draw=partial(drawings.draw_lengths, with_lengths),
             rows=None,
         )
     else:
@@ -192,6 +190,6 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
             title="Mean lengths of documents",
             text=f"Mean number of tokens per document of {shown}. With document tables (`order: document`), all lengths "
             "are known.",
-            draw=lambda axes, narrow: drawings.draw_means(axes, sources, narrow=narrow),
+            draw=partial(drawings.draw_means, sources),
             rows=rows,
         )

@@ -26,7 +26,7 @@ TALL = 40
 
 
 def draw_shares(
-    axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool
+    split: SplitDescription, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
 ) -> None:
     """Draw shares of the samples, stage by stage: of the largest sources, and of the others
     together."""
@@ -57,32 +57,32 @@ def draw_shares(
     _add_legend(axes, narrow=narrow)
 
 
-def draw_requested(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_requested(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw actual shares as bars, requested ones as marks."""
-    _draw_bars(axes, sources, [each.actual_share for each in sources], narrow=narrow)
+    values = [each.actual_share for each in sources]
+    _draw_bars(axes, sources, values, "share of the samples", narrow=narrow)
     _draw_marks(axes, [(each.requested_share, row) for row, each in enumerate(sources)])
     axes.set_xlim(0, 1.05 * max(max(each.requested_share, each.actual_share) for each in sources))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
-    axes.set_xlabel("share of the samples")
 
 
-def draw_tokens(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_tokens(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw how many tokens are read of each source."""
-    _draw_bars(axes, sources, [each.tokens_read for each in sources], narrow=narrow)
+    values = [each.tokens_read for each in sources]
+    _draw_bars(axes, sources, values, "tokens read", narrow=narrow)
     _shorten_counts(axes)
-    axes.set_xlabel("tokens read")
 
 
-def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_epochs(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw how often each source is read, with a line at one epoch."""
-    _draw_bars(axes, sources, [each.epochs for each in sources], narrow=narrow)
+    values = [each.epochs for each in sources]
+    _draw_bars(axes, sources, values, "epochs", narrow=narrow)
     axes.axvline(1, color=_ORANGE, linewidth=1.5)
-    axes.set_xlim(0, 1.05 * max(1.0, *(each.epochs for each in sources)))
-    axes.set_xlabel("epochs")
+    axes.set_xlim(0, 1.05 * max(1.0, *values))
 
 
 def draw_exhaustion(
-    axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool
+    samples: int, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
 ) -> None:
     """Draw a line from each source's first sample to its last one, with marks where epochs end."""
     firsts = [each.first_sample or 0 for each in sources]
@@ -95,7 +95,7 @@ def draw_exhaustion(
     axes.set_xlabel("sample")
 
 
-def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_lengths(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw the distribution of each source's document lengths, by powers of two."""
     num_bins = max(len(each.document_lengths or ()) for each in sources)
     for number, each in enumerate(sources):
@@ -118,22 +118,30 @@ def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: boo
     _add_legend(axes, narrow=narrow)
 
 
-def draw_means(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_means(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw the mean length of each source's documents."""
-    _draw_bars(
-        axes, sources, [each.tokens / max(1, each.documents) for each in sources], narrow=narrow
-    )
+    values = [each.tokens / max(1, each.documents) for each in sources]
+    _draw_bars(axes, sources, values, "tokens of a document, mean", narrow=narrow)
     _shorten_counts(axes)
-    axes.set_xlabel("tokens of a document, mean")
 
 
 def _draw_bars(
-    axes: Any, sources: Sequence[SourceDescription], values: Sequence[float], *, narrow: bool
+    axes: Any,
+    sources: Sequence[SourceDescription],
+    values: Sequence[float],
+    label: str,
+    *,
+    narrow: bool,
 ) -> None:
-    """Draw a row with a bar for each source."""
+    """Draw a row with a bar for each source.
+
+    Args:
+        label: what the values are.
+    """
     axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
     _name_rows(axes, sources, narrow=narrow)
     axes.set_xlim(0, 1.05 * max(values) or 1)
+    axes.set_xlabel(label)
 
 
 def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:

@@ -37,7 +37,6 @@ from megablend.formats.parquet.indexing.count import (
     has_histogram,
     has_token_counts,
 )
-from megablend.formats.parquet.indexing.stream import count_streamed
 from megablend.formats.parquet.metadata.checks import refuse
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
@@ -83,14 +82,32 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
             )
             parts.append((indexed[by_headers], counted))
     if len(unindexed):
-        scanned = count_streamed(search, chunks[unindexed], count_by_scanning_headers)
-        parts.append((unindexed, scanned))
+        parts.append((unindexed, _count_unindexed(search, chunks[unindexed])))
     found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
     sums = np.empty((3, len(chunks)), np.int64)
     all_filled = sum_chunks(found.pages, found.first_page, sums)
     with search.error_context(chunks):
         _check_sums(sums, chunks, search.column)
     return found if all_filled else without_empty(found)
+
+
+def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
+    """Count the pages of chunks without a page index.
+
+    On a local disk, headers are read one by one, and most of the bytes between them are never read.
+    Over a network, each of these reads would wait for the previous one: the chunks are streamed
+    instead, and their pages found in memory.
+    """
+    if not search.source.is_prefetched:
+        return count_by_scanning_headers(search, chunks)
+    order = np.argsort(chunks["start"], kind="stable")
+    starts = chunks["start"][order]
+    sizes = np.minimum(chunks["stored_bytes"][order], search.limit - starts)
+    parts = []
+    for part in search.source.stream(starts, sizes):
+        numbers = order[part]
+        parts.append((numbers, count_by_scanning_headers(search, chunks[numbers])))
+    return join_parts(len(chunks), parts)
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:

@@ -10,14 +10,12 @@ from megablend.arrays import Int64s
 from megablend.formats.parquet.decoding.bodies import check_checksums, decompress_pages
 from megablend.formats.parquet.decoding.levels import check_levels, levels_of
 from megablend.formats.parquet.indexing.count import Pages, count_levels
-from megablend.formats.parquet.indexing.stream import PORTION_BYTES
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, Headers
 from megablend.storage.parallel_map import parallel_map
-from megablend.storage.prefetched import stream_portions
-from megablend.storage.ranges import merge_ranges, portions
+from megablend.storage.ranges import merge_ranges
 
 
 def scan(
@@ -64,11 +62,8 @@ def scan(
         count_levels(pages[run], levels)
 
     if source.is_prefetched:
-        stored = merged.stops - merged.starts
-        parts = portions(stored, PORTION_BYTES)
-        ranges = [(merged.starts[part], stored[part]) for part in parts]
-        for i in stream_portions(source.storage, source.path, ranges):
-            for number in range(parts[i].start, parts[i].stop):
+        for part in source.stream(merged.starts, merged.stops - merged.starts):
+            for number in range(part.start, part.stop):
                 count(number)
     else:
         parallel_map(count, range(len(merged.starts)), in_flight)

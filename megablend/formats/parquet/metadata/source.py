@@ -15,8 +15,12 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.buffers import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, ReadLimits, Storage
-from megablend.storage.prefetched import is_prefetched, request_ranges
-from megablend.storage.ranges import merge_ranges
+from megablend.storage.prefetched import is_prefetched, request_ranges, stream_portions
+from megablend.storage.ranges import merge_ranges, portions
+
+PORTION_BYTES = 32 << 20
+"""Approximate bytes of the ranges that are streamed together; a larger range is streamed by
+itself."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,16 @@ class FileBytes:
         out: reading them will raise the error."""
         inside = (offsets >= 0) & (sizes > 0) & (offsets <= self.size - sizes)
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
+
+    def stream(self, offsets: Int64s, sizes: Int64s) -> Iterator[slice]:
+        """Read neighbouring ranges, int64 [n], ahead of the code that uses them, if reads are
+        prefetched.
+
+        Yields: slices of the ranges, whose bytes are in memory until the next slice is taken.
+        """
+        parts = portions(sizes, PORTION_BYTES)
+        ranges = [(offsets[part], sizes[part]) for part in parts]
+        return (parts[i] for i in stream_portions(self.storage, self.path, ranges))
 
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Read exactly `size` bytes from `offset` on. Raises: CorruptFileError if they are not

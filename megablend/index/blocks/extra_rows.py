@@ -1,0 +1,134 @@
+"""Rows of an extra column of lists, compared with those of its source's tokens: both begin at the
+same tokens, or the column's numbers would belong to other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.errors import CorruptFileError
+from megablend.formats.base import STARTS_MID_DOCUMENT, DecodedBlock
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
+
+
+class TokenBlocks(NamedTuple):
+    """The places of n blocks of tokens among the rows and the tokens of their source."""
+
+    ids: Int64s
+    """Numbers of the blocks in the index: int64 [n]."""
+    first_rows: Int64s
+    """Row of each block's first piece, counted from the source's first row: int64 [n]."""
+    first_tokens: Int64s
+    """Position of each block's first token among the source's tokens: int64 [n]."""
+    num_pieces: Int64s
+    """int64 [n]."""
+    num_tokens: Int64s
+    """int64 [n]."""
+
+
+class ColumnBlocks(NamedTuple):
+    """m blocks of an extra column, ascending."""
+
+    ids: Int64s
+    """Numbers of the blocks in the index: int64 [m]."""
+    starts: Int64s
+    """Position of each block's first number among the column's numbers: int64 [m]."""
+    blocks: Sequence[DecodedBlock]
+
+
+def check_rows(
+    snapshot: Snapshot,
+    source: SourceEntry,
+    column: ColumnEntry,
+    tokens: TokenBlocks,
+    blocks: Sequence[DecodedBlock],
+    found: ColumnBlocks,
+) -> None:
+    """Check that the first token of each block is in the same row in both columns, and that rows
+    begin at the same positions within the block.
+
+    Args:
+        blocks: the blocks of tokens, decoded.
+        found: the column's blocks with numbers for them.
+
+    Raises: CorruptFileError.
+    """
+    flags = snapshot.blocks(found.ids)["flags"]
+    column_rows = find_first_rows(snapshot, column, found.ids, flags)
+    row_starts = _list_row_starts(found, flags)
+    for i, block in enumerate(blocks):
+        if not len(block.tokens):
+            continue
+        start = int(tokens.first_tokens[i])
+        stop = start + len(block.tokens)
+        first_piece = _find_piece(block, 0)
+        row = int(tokens.first_rows[i]) + first_piece
+        number = int(np.searchsorted(found.starts, start, side="right")) - 1
+        column_piece = _find_piece(found.blocks[number], start - int(found.starts[number]))
+        if column_rows[number] + column_piece != row:
+            raise _mismatch(snapshot, source, column, tokens.ids[i], row)
+        expected = start + block.offsets[first_piece + 1 : -1]
+        # Rows without tokens at the block's end may belong to the next block
+        expected = expected[expected < stop]
+        after = np.searchsorted(row_starts, start, side="right")
+        before = np.searchsorted(row_starts, stop, side="left")
+        different = _find_difference(expected, row_starts[after:before])
+        if different is not None:
+            raise _mismatch(snapshot, source, column, tokens.ids[i], row + different)
+
+
+def find_first_rows(
+    snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]
+) -> Int64s:
+    """Return the row of each block's first piece, counted from the column's first row: int64 [n].
+
+    Args:
+        ids: int64 [n], the blocks.
+        flags: uint8 [n], their flags.
+    """
+    counts = snapshot.running("rows_before", np.append(ids, entry.blocks.start))
+    rows: Int64s = counts[:-1] - counts[-1]
+    return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
+
+
+def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64s:
+    """Return the positions among a column's numbers at which its rows begin: int64 [rows]."""
+    row_starts = [np.zeros(0, np.int64)]
+    continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
+    for start, block, continued in zip(found.starts, found.blocks, continues, strict=True):
+        row_starts.append(start + block.offsets[int(continued) : -1])
+    return np.concatenate(row_starts)
+
+
+def _find_piece(block: DecodedBlock, token: int) -> int:
+    """Return the number of the piece, within a block, that contains a token of the block."""
+    return int(np.searchsorted(block.offsets, token, side="right")) - 1
+
+
+def _find_difference(expected: Int64s, found: Int64s) -> int | None:
+    """Return the index of the first item in which two arrays differ; None if they are equal."""
+    num_common = min(len(expected), len(found))
+    different = np.flatnonzero(expected[:num_common] != found[:num_common])
+    if len(different):
+        return int(different[0])
+    return None if len(expected) == len(found) else num_common
+
+
+def _mismatch(
+    snapshot: Snapshot, source: SourceEntry, column: ColumnEntry, block: int, row: int
+) -> CorruptFileError:
+    """Return the error about a row of a source that begins in a block."""
+    file = int(snapshot.file_of([block])[0])
+    first_block = snapshot.file(file).first_block
+    row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])
+    return CorruptFileError(
+        snapshot.path(file),
+        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls "
+        "not counted); rewrite the file, and build the run under another name (`run:`)",
+        offset=int(snapshot.blocks(np.array([block]))[0]["offset"]),
+    )
