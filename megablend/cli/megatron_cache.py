@@ -38,16 +38,29 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-sentencepiece-legacy": {"is_flag": True},
     "--tokenizer-hf-use-fast": {"is_flag": True},
     "--tokenizer-hf-include-special-tokens": {"is_flag": True},
+    "--tokenizer-hf-no-use-fast": {"is_flag": True},
+    "--tokenizer-hf-no-include-special-tokens": {"is_flag": True},
+    "--no-tokenizer-sentencepiece-ignore-extra-whitespaces": {"is_flag": True},
+    "--null-tokenizer-eod-id": {"type": int},
+    "--null-tokenizer-pad-id": {"type": int, "default": -1},
+    "--chat-template": {},
+    "--use-gigatoken": {"is_flag": True},
     "--trust-remote-code": {"is_flag": True},
     "--legacy-tokenizer": {"is_flag": True},
 }
-"""Flags of tokenizers, as the training script of Megatron 0.16.1 has them; their values are part of
-the identifiers."""
+"""Flags of tokenizers, as the training scripts of Megatron 0.16 to 0.20 have them; their values are
+part of the identifiers."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
     "--num-dataset-builder-threads": {},
     "--object-storage-cache-path": {},
     "--per-dataset-sequences-path": {},
+    "--validation-set-names": {"multiple": True},
+    "--eval-micro-batch-size": {},
+    "--padded-vocab-size": {},
+    "--no-pad-vocab-size": {"is_flag": True},
+    "--disable-pad-vocab-size": {"is_flag": True},
+    "--vocab-extra-ids": {},
     "--no-mmap-bin-files": {"is_flag": True},
     "--reset-position-ids": {"is_flag": True},
     "--reset-attention-mask": {"is_flag": True},
@@ -56,6 +69,7 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--allow-ambiguous-pad-tokens": {"is_flag": True},
     "--dataloader-fast-cache-load": {"is_flag": True},
     "--dataloader-defer-npy-index-mmap": {"is_flag": True},
+    "--dataloader-inter-document-masking": {"is_flag": True},
 }
 """Flags that do not affect a cache. They are accepted so that all data flags of a training script
 can be passed on."""
@@ -64,8 +78,16 @@ _EXPLAINED = {
         "validation has a batch size of its own: set --valid-samples N (--eval-iters x that batch x the number of "
         "validations)"
     ),
+    "--start-eval-at-iter": (
+        "the first validations are left out: set --valid-samples N (--eval-iters x batch x the number of validations)"
+    ),
+    "--skip-train": "only one validation takes place: set --valid-samples N to --eval-iters x batch",
     "--phase-transition-iterations": (
         "steps change during training: set --train-samples N to the samples of all phases"
+    ),
+    "--step-batch-size-schedule": (
+        "batches change during training: set --train-samples N and --valid-samples N (--eval-iters x batch x the "
+        "number of validations)"
     ),
     "--mock-data": "mock data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
+TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19", "0.20")
 """Series of versions that were tested. Others that fit are also used, and a warning is logged."""
 _DEFAULTS = {
     "defer_npy_index_mmap": False,
@@ -36,6 +36,7 @@ _OTHERS = {
     "create_attention_mask",
     "data_parallel_size",
     "drop_last_partial_validation_sequence",
+    "dynamic_context_parallel",
     "eod_mask_loss",
     "hybrid_context_parallel",
     "inter_document_masking",

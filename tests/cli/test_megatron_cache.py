@@ -288,6 +288,7 @@ def test_flags_mean_what_megatron_reads_into_them(data: list[str], tmp_path: Pat
         json.dumps({"train": words, "valid": " ".join(words), "test": None})
     )
     idle = ["--num-workers", "3", "--reset-position-ids", "--no-mmap-bin-files"]
+    idle += ["--dataloader-inter-document-masking", "--validation-set-names", "a", "b"]
     ways: list[list[object]] = [
         ["--data-path", *words, "--split", "1", *idle],
         ["--data-args-path", tmp_path / "words", "--split", "1"],
@@ -381,6 +382,12 @@ BASE = ["megatron-cache", "--data-path", "x", "--seq-length", "8", "--data-cache
         (["--sft"], "only the cache of GPTDataset is built"),
         (["--sft-tokenizer-prompt-format", "x"], "only the cache of GPTDataset is built"),
         (["--use-varlen-dataset"], "only the cache of GPTDataset is built"),
+        (
+            ["--start-eval-at-iter", "9"],
+            "the first validations are left out: set --valid-samples N",
+        ),
+        (["--skip-train"], "only one validation takes place: set --valid-samples N"),
+        (["--step-batch-size-schedule", "0:8 9:16"], "batches change during training: set"),
         (["--global-batch-sise", "8"], "Did you mean"),
     ],
 )

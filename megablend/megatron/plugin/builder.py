@@ -78,6 +78,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         sizes: the numbers of samples of train, valid and test.
         is_built_on_rank: returns whether this rank holds datasets; rank 0 need not.
         config: GPTDatasetConfig or MegablendDatasetConfig.
+        others, options: what else the installed version's builder takes; passed on to it.
     """
 
     def __init__(
@@ -86,10 +87,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         sizes: Sequence[int | None],
         is_built_on_rank: Callable[[], bool],
         config: Any,
+        *others: Any,
+        **options: Any,
     ) -> None:
         # Older versions insist on datasets on global rank 0
-        super().__init__(cls, list(sizes), lambda: True, config)
+        super().__init__(cls, list(sizes), lambda: True, config, *others, **options)
         self.is_built_on_rank = is_built_on_rank
+        self._others = (others, options)
         self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
@@ -142,8 +146,15 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return datasets
 
     def _not_ours(self) -> str | None:
-        """Return why megablend does not build these datasets; None if it does."""
+        """Return why megablend does not build these datasets; None if it does. Raises: ConfigError
+        if Megatron cannot build them either."""
+        unknown = ", ".join(find_unknown_settings(self.config, GPTDatasetConfig))
         if self._is_our_class:
+            if unknown:
+                raise ConfigError(
+                    f"{self.cls.__name__}: megatron-core {installed_version()} has settings that megablend does not "
+                    f"know: {unknown}; leave them at their defaults, or use GPTDataset over .bin/.idx pairs"
+                )
             return None
         if self.cls is not GPTDataset:
             return f"{self.cls.__name__} is not a class that megablend builds"
@@ -151,9 +162,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return "the config has no data"
         if not self.config.path_to_cache:
             return "path_to_cache (--data-cache-path) is not set"
-        unknown = find_unknown_settings(self.config, GPTDatasetConfig)
         if unknown:
-            return f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
+            return f"megatron-core {installed_version()} has settings that megablend does not know: {unknown}"
         return None
 
     def _leave_to_megatron(self, reason: str) -> list[Any]:
@@ -167,11 +177,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         warnings.warn(
             f"{reason}: Megatron builds the datasets itself", RuntimeWarning, stacklevel=3
         )
-        return list(
-            BlendedMegatronDatasetBuilder(
-                self.cls, self.sizes, self.is_built_on_rank, self.config
-            ).build()
+        others, options = self._others
+        builder = BlendedMegatronDatasetBuilder(
+            self.cls, self.sizes, self.is_built_on_rank, self.config, *others, **options
         )
+        return list(builder.build())
 
     def _open_whole(self) -> list[Any] | None:
         """Open the datasets; None if the cache is not marked complete, or cannot be opened: the

@@ -16,8 +16,8 @@ from megablend.lazy import cached_property
 from megablend.megatron import core
 from megablend.megatron.cache_builder.idx_copies import IdxCopies
 from megablend.megatron.cache_builder.pooled_array import ENTRIES_START, PooledArray
-from megablend.megatron.compat import find_unknown_settings, is_tried, setting
-from megablend.megatron.core import GPTDataset, GPTDatasetConfig, installed_version
+from megablend.megatron.compat import is_tried, setting
+from megablend.megatron.core import GPTDataset, installed_version
 from megablend.megatron.plugin.config import (
     MegablendDatasetConfig,
     cache_of,
@@ -127,7 +127,6 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             and bool(self.config.add_extra_token_to_sequence)
             and not getattr(self.config, "inter_document_masking", False)
             and is_tried(installed_version())
-            and not find_unknown_settings(self.config, GPTDatasetConfig)
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:

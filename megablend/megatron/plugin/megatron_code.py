@@ -29,6 +29,8 @@ DATASET_METHODS = (
     "_query_document_sample_shuffle_indices",
 )
 """Methods of GPTDataset that MegablendGPTDataset overrides, or calls."""
+_PASSED_ON = {"others", "options"}
+"""The parameters of our methods that take what is optional in newer versions, and pass it on."""
 _OPENING_MODULES = (
     "blended_megatron_dataset_builder",
     "blended_dataset",
@@ -49,12 +51,19 @@ _COLLECTIVES = {
 
 def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:
     """Return how methods of Megatron's class differ from the ones that override them in our
-    subclass, or which method Megatron's class shares with our additions; None if neither."""
+    subclass, or which method Megatron's class shares with our additions; None if neither. What a
+    method of ours passes on is no difference."""
     for name in overridden:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"
-        expected = _parameters(getattr(ours, name))
-        found = _parameters(getattr(theirs, name))
+        taken = _parameters(getattr(ours, name))
+        expected = [parameter for parameter in taken if parameter not in _PASSED_ON]
+        passes_on = len(taken) > len(expected)
+        found = [
+            parameter
+            for parameter, kind in _parameters(getattr(theirs, name)).items()
+            if parameter in expected or not passes_on or kind.default is kind.empty
+        ]
         if found != expected:
             return f"{theirs.__name__}.{name} takes ({', '.join(found)}); expected ({', '.join(expected)})"
     for name in vars(ours):
@@ -84,8 +93,8 @@ def find_missing_setting() -> str | None:
     return None
 
 
-def _parameters(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
 
 
 def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:

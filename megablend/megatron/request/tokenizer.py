@@ -79,15 +79,28 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
         with warnings.catch_warnings():
             # Importing megatron-core warns of GPU libraries that are missing
             warnings.simplefilter("ignore")
-            from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
+            try:
+                from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+            except ModuleNotFoundError:  # before 0.17
+                from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
     except ImportError as error:
         raise ConfigError(
             f"--tokenizer-type needs megatron-core ({error}); install it, or {remedy}"
         ) from None
+    values = {name: _as_argparse(value) for name, value in flags.items()}
+    # Versions from 0.18 call three values otherwise; versions from 0.17 pad the vocabulary, whose
+    # padding is no part of the identifiers
+    values |= {
+        "metadata_path": values.get("tokenizer_metadata"),
+        "special_tokens": values.get("tokenizer_special_tokens"),
+        "tokenizer_sentencepiece_ignore_extra_whitespaces": not values.get(
+            "no_tokenizer_sentencepiece_ignore_extra_whitespaces"
+        ),
+        "pad_vocab_size": False,
+        "padded_vocab_size": 0,
+    }
     try:
-        tokenizer = build_tokenizer(
-            SimpleNamespace(**{name: _as_argparse(value) for name, value in flags.items()})
-        )
+        tokenizer = build_tokenizer(SimpleNamespace(**values))
     except Exception as error:  # the tokenizer's library may raise anything
         raise ConfigError(
             f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it ({type(error).__name__}: "

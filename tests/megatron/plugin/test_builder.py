@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError, ConfigError, CorruptFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
+from megablend.megatron.plugin import probe
 from megablend.storage.descriptors import shared_pool
 from tests.megatron.plugin_data import (
     assert_same_samples,
@@ -245,19 +248,60 @@ def test_a_version_that_does_not_fit_goes_megatrons_way(
         assert_same_samples(one, other)
 
 
+@pytest.mark.parametrize("order", ["megatron", "block"])
 def test_a_setting_that_is_not_known_and_on_is_left_to_megatron(
-    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    order: str, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An error where Megatron cannot read the data."""
     monkeypatch.setattr(compat, "_OTHERS", compat._OTHERS - {"num_dataset_builder_threads"})
     build(GPTDataset, config_of(tmp_path / "off", **options))
+    build(MegablendGPTDataset, plugin_config(tmp_path / "off", **options, order=order))
     with pytest.warns(
         RuntimeWarning, match=r"settings that megablend does not know: num_dataset_builder_threads"
     ):
         build(GPTDataset, config_of(tmp_path / "on", **options, num_dataset_builder_threads=2))
+    with pytest.raises(
+        ConfigError,
+        match=r"MegablendGPTDataset: megatron-core \S+ has settings that megablend does not know: "
+        "num_dataset_builder_threads; leave them at their defaults",
+    ):
+        build(
+            MegablendGPTDataset,
+            plugin_config(tmp_path / "ours", **options, order=order, num_dataset_builder_threads=2),
+        )
+    assert not (tmp_path / "ours").exists()
 
 
 class OtherDataset(GPTDataset):  # type: ignore[misc]
     """A class of the user's own."""
+
+
+@pytest.mark.parametrize("cls", [GPTDataset, OtherDataset])
+def test_optional_arguments_of_newer_builders_are_passed_on(
+    cls: type[Any], tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By us and, where the datasets are left to it, to Megatron's own builder."""
+    stages = []
+    made = BlendedMegatronDatasetBuilder.__init__
+
+    def init(
+        self: Any, cls: Any, sizes: Any, is_built_on_rank: Any, config: Any, stage: int = 0
+    ) -> None:
+        stages.append(stage)
+        made(self, cls, sizes, is_built_on_rank, config)
+
+    monkeypatch.setattr(BlendedMegatronDatasetBuilder, "__init__", init)
+    config = config_of(tmp_path / "cache", **options)
+    builders = [
+        MegablendDatasetBuilder(cls, SIZES, lambda: True, config, stage=5),
+        MegablendDatasetBuilder(cls, SIZES, lambda: True, config, 5),
+    ]
+    for builder in builders:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "OtherDataset", RuntimeWarning)
+            assert len(builder.build()[0]) >= SIZES[0]
+    assert stages == [5] * (2 if cls is GPTDataset else 4)
+    assert probe.find_misfit(MegablendDatasetBuilder) is None
 
 
 def test_what_is_not_ours_goes_megatrons_way(tmp_path: Path, options: dict[str, Any]) -> None:

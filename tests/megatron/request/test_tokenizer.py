@@ -58,15 +58,17 @@ FLAGS: dict[str, Any] = {
     "tokenizer_type": "NullTokenizer",
     "vocab_size": 1000,
     "tokenizer_metadata": None,
+    "null_tokenizer_pad_id": -1,
 }
 
 
 def test_the_installed_core_builds_a_tokenizer() -> None:
-    assert build_identifiers(FLAGS) == {
-        "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
-        "tokenizer_path": None,
-        "vocab_size": "1000",
-    }
+    found = build_identifiers(FLAGS)
+    assert found.pop("class").startswith("megatron.core.tokenizers.text.")
+    # The last one from 0.18
+    expected = {"tokenizer_path": None, "vocab_size": "1000", "pad_id": "-1"}
+    assert found == {name: expected[name] for name in found}
+    assert len(found) >= 2
     says = (
         r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError.*\); check its flags, or give "
         r"--tokenizer-id"
@@ -107,6 +109,7 @@ def test_special_tokens_are_printed_as_megatron_prints_them(
         **FLAGS,
         "tokenizer_type": "GPTSentencePieceTokenizer",
         "tokenizer_model": "/m",
+        "chat_template": None,
         "tokenizer_special_tokens": words,
     }
     found = build_identifiers({**flags, "tokenizer_sentencepiece_legacy": False})
