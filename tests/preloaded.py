@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 
 HERE = Path(__file__).parent
 CLIENT = HERE / "preloaded_client.py"
-SERVER = HERE / "preloaded_server.py"
+SERVER = "tests.preloaded_server"
 BUILDS = (
     "click",
     "numba.core.typing",
@@ -81,7 +81,8 @@ def _find_server(imported: Imported) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             with (folder / "alive").open("rb") as alive:
-                command = [sys.executable, str(SERVER), str(path), *IMPORTED[imported]]
+                # As a module: `import inspect` of a script would find tests/inspect
+                command = [sys.executable, "-m", SERVER, str(path), *IMPORTED[imported]]
                 subprocess.run(
                     command, stdin=alive, stdout=subprocess.DEVNULL, cwd=HERE.parent, check=True
                 )

@@ -143,7 +143,7 @@ def serve(path: str) -> Request:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder
+    sys.path.pop(0)  # the folder that it was started in
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.collect()
