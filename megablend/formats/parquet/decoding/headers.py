@@ -64,12 +64,19 @@ def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
     return are_data
 
 
-def headers_in(source: FileBytes, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> Headers:
+def headers_in(
+    source: FileBytes,
+    offsets: Int64s,
+    sizes: Int64s,
+    addresses: Int64s,
+    what: str = "the page",
+) -> Headers:
     """Parse the headers of pages in memory.
 
     Args:
         offsets, sizes: int64 [n], offset of each page in the file, and its size in bytes.
         addresses: int64 [n], address of each page in memory.
+        what: describes a page in messages.
 
     Raises: CorruptFileError.
     """
@@ -77,7 +84,7 @@ def headers_in(source: FileBytes, offsets: Int64s, sizes: Int64s, addresses: Int
     unsigned = addresses.astype(np.uint64)
     done = parse_headers(unsigned, sizes, headers)
     while done < len(sizes):
-        with source.error_context(int(offsets[done]), "the page"):
+        with source.error_context(int(offsets[done]), what):
             headers[done] = parse_page_header(memory_at(addresses[done], sizes[done])).record(0)
         done += 1
         done += parse_headers(unsigned[done:], sizes[done:], headers[done:])

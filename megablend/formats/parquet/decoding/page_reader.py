@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,6 @@ from megablend.formats.parquet.decoding.values import (
     tokens_of,
 )
 from megablend.formats.parquet.metadata.names import Encoding, name_of
-from megablend.formats.parquet.metadata.page_header import parse_page_header
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError
@@ -285,32 +285,39 @@ class ParquetReader:
             stored: the dictionary pages that were fetched, by their offsets.
         """
         offset = int(chunk["dictionary_offset"])
-        size = int(chunk["dictionary_bytes"])
-        codec = int(chunk["codec"])
         if offset < 0:
             return None
+        return CACHE.get((self._number, offset), partial(self._decode_dictionary, chunk, stored))
 
-        def decode() -> Array:
-            if offset in stored:
-                return self._decode_dictionary(offset, codec, stored[offset].data)
+    def _decode_dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array:
+        """Decode the dictionary of a chunk; arguments and result as of `_dictionary`."""
+        what = "the dictionary page"
+        offset = int(chunk["dictionary_offset"])
+        page = stored.get(offset)
+        if page is None:
             # The dictionary was in the cache when the pages were requested, and has been evicted
             # since; or a page's header contradicts the index
-            page = self._source.read(offset, size, "the dictionary page")
-            return self._decode_dictionary(offset, codec, memoryview(page))
-
-        return CACHE.get((self._number, offset), decode)
-
-    def _decode_dictionary(self, offset: int, codec: int, page: memoryview) -> Array:
-        with self._source.error_context(offset, "the dictionary page"):
-            header = parse_page_header(page)
-            if header.type != DICTIONARY:
-                raise MalformedError(f"it is a page of type {header.type}, not a dictionary page")
-            body = page[header.header_bytes :]
-            _check_body(header.stored_bytes, len(body))
-            if header.crc is not None:
-                check_crc(header.crc, body)
-            values = decompress(codec, body, header.decoded_bytes)
-            dictionary: Array = plain_values(values, header.num_values, self._column.physical)
+            size = int(chunk["dictionary_bytes"])
+            page = np.frombuffer(self._source.read(offset, size, what), np.uint8)
+        (header,) = headers_in(
+            self._source,
+            np.array([offset]),
+            np.array([len(page)]),
+            np.array([address_of(page)]),
+            what,
+        )
+        with self._source.error_context(offset, what):
+            if header["type"] != DICTIONARY:
+                raise MalformedError(
+                    f"it is a page of type {header['type']}, not a dictionary page"
+                )
+            body = page.data[header["header_bytes"] :]
+            _check_body(int(header["stored_bytes"]), len(body))
+            if header["has_crc"]:
+                check_crc(int(header["crc"]), body)
+            codec = int(chunk["codec"])
+            values = decompress(codec, body, int(header["decoded_bytes"]))
+            dictionary = plain_values(values, int(header["num_values"]), self._column.physical)
             # A view of the fetched buffer, which may have bytes of other pages, must not be cached
             if codec == UNCOMPRESSED:
                 dictionary = dictionary.copy()
