@@ -3,8 +3,6 @@ and what they require of the index."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -27,6 +25,7 @@ from megablend.config.source import Source
 from megablend.config.stages import MASKS, check_listed
 from megablend.order.registry import find_order
 from megablend.storage.location import find_root
+from megablend.system.digest import digest_json
 
 OUTSIDE_REQUEST = frozenset(
     (
@@ -142,8 +141,7 @@ class Config(Settings):
         """A digest of the keys that the config sets and that can affect the order of
         samples. Defaults are left out: a later release with other defaults makes the
         same request of the same config."""
-        text = json.dumps(_list_written(self), separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return digest_json(_list_written(self), as_stored=True)
 
     @property
     def cache_store(self) -> CacheStore:

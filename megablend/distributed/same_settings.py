@@ -3,13 +3,13 @@ flags."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError
+from megablend.system.digest import hex_digest
 
 _MAX_NAMED = 3
 """The most settings, and the most ranges of ranks, that a message names."""
@@ -32,8 +32,7 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
     """Return a digest of settings, which is the same on ranks with the same settings."""
-    text = json.dumps(sorted(_flatten(settings, "")))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hex_digest(json.dumps(sorted(_flatten(settings, ""))))
 
 
 def compare_settings(

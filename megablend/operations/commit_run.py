@@ -10,6 +10,7 @@ from megablend.config import Config
 from megablend.errors import PlanError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.blocks.build_document_tables import TablesReport
+from megablend.index.blocks.growing_splits import find_split_ranges
 from megablend.index.build.build import BuildReport
 from megablend.index.read.document_table import table_key
 from megablend.operations.build_results import BuildResult
@@ -49,7 +50,8 @@ def _commit_once(
     if ledger is not None:
         digests = list_indices(config, ledger, report.digest)
     store = open_stores(config, digests, session.run_storage)
-    compiled = compile_split(config, "train", store, committed=ledger, keep=True)
+    find_split_ranges(store.stores, config.shares, keep=True)
+    compiled = compile_split(config, "train", store, committed=ledger)
     if ledger is not None:
         compiled = compiled.continue_ledger(ledger)
     check_limits(compiled)

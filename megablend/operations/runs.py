@@ -12,6 +12,7 @@ from megablend.config import SPLITS, Config
 from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.growing_splits import find_split_ranges
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.prefetch.memory_budget import check_sample
@@ -203,7 +204,9 @@ def compile_committed(
     Raises: PlanError; CacheError.
     """
     store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
-    return compile_split(config, split, store, committed=ledger, keep=keep, batch=batch)
+    if keep:
+        find_split_ranges(store.stores, config.shares, keep=True)
+    return compile_split(config, split, store, committed=ledger, batch=batch)
 
 
 def list_indices(

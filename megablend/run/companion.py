@@ -30,9 +30,10 @@ from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.index.tables.cache_folders import splits
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import parse_blend
-from megablend.run.ledger_format import blend_record, digest_of
+from megablend.run.ledger_format import blend_record
 from megablend.run.stage import Stage
 from megablend.system.atomic_write import keep_computed
+from megablend.system.digest import digest_json
 from megablend.system.limited_json import fits
 from megablend.system.safe_open import read_regular
 
@@ -136,7 +137,7 @@ def save_companion(cache: Path, ledger: Ledger, request: str, companion: Compani
 
 def _path(cache: Path, ledger: Ledger, request: str) -> Path:
     chain = [link.to_list() for link in ledger.links]
-    return splits(cache) / f"{ledger.index}-{digest_of([_LAYOUT, chain, request])}"
+    return splits(cache) / f"{ledger.index}-{digest_json([_LAYOUT, chain, request])}"
 
 
 def _checksum(data: bytes | memoryview, name: str) -> bytes:

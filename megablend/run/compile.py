@@ -24,7 +24,6 @@ from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.lazy import cached_property
-from megablend.order.registry import current_name
 from megablend.run.config_stages import Drain, RequestedSchedule, RequestedStage, request_stages
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_format import PLAN_VERSION
@@ -143,7 +142,6 @@ def compile_split(
     committed: Ledger | None = None,
     links: Sequence[Link] = (),
     batch: int | None = None,
-    keep: bool = False,
 ) -> Compiled:
     """Compile what a config requests of a split.
 
@@ -151,7 +149,6 @@ def compile_split(
         committed: the ledger of the run's train, whose plan version and cycles are kept.
         links: the chain that train is committed to, if `committed` is not given.
         batch: `--batch` of an amendment; see `request_stages`.
-        keep: store the computed split ranges in the cache (`build` does).
 
     Raises: PlanError if the split has no sources, or the blend is not possible; ConfigError for
         an unknown interleaving.
@@ -168,7 +165,7 @@ def compile_split(
         config=config,
         split=split,
         sources=tuple(sources.values()),
-        data=find_requested(config, split, store, is_built=committed is not None, keep=keep),
+        data=find_requested(config, split, store, is_built=committed is not None),
         promised=promised,
         links=promised.links if promised else tuple(links),
     )
@@ -239,7 +236,7 @@ class _Compiler:
         index = self.data.snapshots[following.snapshot].snapshot.digest
         blend = replace(
             last.blend,
-            order=current_name(following.order),
+            order=following.order,
             sequence_length=following.sequence_length,
         )
         # A stage that is not committed: whether it reads epochs whole is yet to be found out
@@ -282,7 +279,7 @@ class _Compiler:
             blend,
             sources=tuple(map(SourceShare.with_share, blend.sources, stage.weights, cycles)),
             interleaving=config.interleaving,
-            order=current_name(config.order),
+            order=config.order,
             plan_version=PLAN_VERSION,
             seed=config.seed,
             lanes=config.lanes,

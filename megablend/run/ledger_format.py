@@ -11,7 +11,6 @@ common denominator.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -22,6 +21,7 @@ from typing import Any
 from megablend.blend.schedule import schedule_record
 from megablend.order.registry import OLD_NAMES
 from megablend.run.stage import SETTINGS, Blend, SourceShare, Stage
+from megablend.system.digest import digest_json, hex_digest
 
 REMEDY = (
     "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
@@ -51,12 +51,6 @@ _SEAL_CHARACTERS = 200
 have millions."""
 
 
-def digest_of(value: object) -> str:
-    """The BLAKE2b digest of canonical JSON: 16 bytes in hex."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
     """The digest of a run after each of its stages; for a stage that was cut, the digest that it
     would have had at its end."""
@@ -68,12 +62,12 @@ def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
             ["whole_epochs"] if stage.whole_epochs else []
         )
         if before is None:
-            link = digest_of([VERSION, stage.index, blend_record(stage.blend), *begin])
+            link = digest_json([VERSION, stage.index, blend_record(stage.blend), *begin])
         elif before.cut is not None:
-            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend), *begin])
+            link = digest_json([link, before.cut, stage.index, blend_record(stage.blend), *begin])
         elif (stage.index, stage.blend) != (before.index, before.blend) or begin:
-            link = digest_of([link, stage.index, blend_record(stage.blend), *begin])
-        link = digest_of([link, stage.end])
+            link = digest_json([link, stage.index, blend_record(stage.blend), *begin])
+        link = digest_json([link, stage.end])
         chain.append(link)
         before = stage
     return tuple(chain)
@@ -223,7 +217,8 @@ def seal_ledger(text: str, skips: int) -> str:
     """The text of a ledger with a seal: the number of ranges that the run skips, which is not part
     of its chain, and a checksum of everything."""
     body = text.rstrip().removesuffix("}").rstrip()
-    return f'{body},\n"skips": {skips},\n"checksum": "{_checksum(body, skips)}"}}\n'
+    checksum = hex_digest(f"{skips}\n{body}")
+    return f'{body},\n"skips": {skips},\n"checksum": "{checksum}"}}\n'
 
 
 def open_seal(text: str) -> tuple[str, int | None]:
@@ -240,12 +235,8 @@ def open_seal(text: str) -> tuple[str, int | None]:
         raise ValueError(f"the ledger's checksum is damaged; {REMEDY}")
     body = text[: sealed.start()]
     skips = int(sealed[1])
-    if _checksum(body, skips) != sealed[2]:
+    if hex_digest(f"{skips}\n{body}") != sealed[2]:
         raise ValueError(
             f"the ledger does not match its checksum: it was edited or damaged; {REMEDY}"
         )
     return body + ("\n}" if body.startswith("{\n") else "}\n"), skips
-
-
-def _checksum(body: str, skips: int) -> str:
-    return hashlib.blake2b(f"{skips}\n{body}".encode(), digest_size=16).hexdigest()

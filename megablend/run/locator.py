@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
+from megablend.blend.plan import StagesPlan
 from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
 from megablend.order.base import Order, Placed, Spans, by_value, join_spans
@@ -88,22 +89,21 @@ class Locator:
 
     Args:
         sources: [num_sources].
-        segments: [num_sources], the epochs of each source.
-        is_promised: whether, for a source given by its number, the sample that ends where a segment
-            begins comes before the stage with which the files changed.
+        plan: the plan of the split.
+        first_samples: the first sample of the stage with which each snapshot came, by digest.
         extra: tokens that a sample shares with the next sample of its source.
     """
 
     def __init__(
         self,
         sources: Sequence[SourceBlocks],
-        segments: Sequence[Sequence[Segment]],
-        is_promised: Callable[[int, Segment], bool],
+        plan: StagesPlan,
+        first_samples: Mapping[str, int],
         extra: int,
     ) -> None:
         self._sources = sources
-        self._segments = segments
-        self._is_promised = is_promised
+        self._plan = plan
+        self._first_samples = first_samples
         self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
@@ -121,7 +121,7 @@ class Locator:
         blocks = self._sources[source]
         snapshots = blocks.snapshots
         for (snapshot, _), segments in groupby(
-            self._segments[source], lambda each: (each.snapshot, each.withdrawn)
+            self._plan.epochs.segments[source], lambda each: (each.snapshot, each.withdrawn)
         ):
             first, *others = segments
             if snapshot not in snapshots or (first.tokens == 0 and readings):
@@ -151,6 +151,17 @@ class Locator:
         if len(readings) == 1:
             readings[0] = readings[0]._replace(listed=_list_source(readings[0]))
         return readings
+
+    def _is_promised(self, source: int, segment: Segment) -> bool:
+        """Whether the sample of a source that ends where a segment begins comes before the stage
+        with which the segment's files became the source's."""
+        ordinal = self._plan.ordinal_ending_at(source, segment.position)
+        if ordinal is None:
+            return False
+        # The snapshot with which the segment came
+        index = segment.withdrawn[-1] if segment.withdrawn else segment.snapshot
+        sample = self._plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
+        return 0 <= int(sample) < self._first_samples[index]
 
     def locate_tokens(
         self,

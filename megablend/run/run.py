@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blend.epochs import Segment
 from megablend.blend.interleavings.registry import find_interleaving
 from megablend.blend.plan import StagesPlan
 from megablend.config.runtime import Runtime
@@ -167,22 +166,10 @@ class Run:
     @cached_property
     def locator(self) -> Locator:
         """Locates the tokens of samples in blocks."""
-        return Locator(
-            self.data.blocks, self.plan.epochs.segments, self._is_promised, self.extra_token
-        )
-
-    def _is_promised(self, source: int, segment: Segment) -> bool:
-        """Whether the sample of a source that ends where a segment begins comes before the stage
-        with which the segment's files became the source's."""
-        ordinal = self.plan.ordinal_ending_at(source, segment.position)
-        if ordinal is None:
-            return False
-        # The snapshot with which the segment came
-        index = segment.withdrawn[-1] if segment.withdrawn else segment.snapshot
-        stages = zip(self.ledger.starts, self.ledger.stages, strict=True)
-        start = next(start for start, stage in stages if stage.index == index)
-        sample = self.plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
-        return 0 <= int(sample) < start
+        first_samples = dict[str, int]()
+        for start, stage in zip(self.ledger.starts, self.ledger.stages, strict=True):
+            first_samples.setdefault(stage.index, start)
+        return Locator(self.data.blocks, self.plan, first_samples, self.extra_token)
 
     def locate_spans(
         self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]

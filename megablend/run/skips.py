@@ -20,9 +20,9 @@ from megablend.caches.base import SKIPS, CacheStore, Record
 from megablend.errors import CacheError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import count_skips, save_ledger
-from megablend.run.ledger_format import digest_of
 from megablend.run.run import Run
 from megablend.system.atomic_write import reading
+from megablend.system.digest import digest_json
 from megablend.system.limited_json import parse_json
 
 VERSION = 1
@@ -205,4 +205,4 @@ def _write(cache: CacheStore, run: str, entries: Sequence[_Entry], replaced: Rec
 
 
 def _checksum(run: str, entries: Sequence[_Entry]) -> str:
-    return digest_of([run, [list(entry) for entry in entries]])
+    return digest_json([run, [list(entry) for entry in entries]])

@@ -15,9 +15,9 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.blocks.growing_splits import find_split_ranges
 from megablend.index.blocks.splits import PART_DTYPE
 from megablend.lazy import cached_property
-from megablend.run.ledger_format import digest_of
 from megablend.run.source_blocks import SourceBlocks, SplitData
 from megablend.run.stage import SourceShare
+from megablend.system.digest import digest_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class SplitSources:
                     each.snapshot.digest: each for each in self.snapshots if each.has_source[number]
                 },
                 appends_eod=source.append_eod is not None,
-                key=int(digest_of([self.seed, self.split, source.name])[:16], 16),
+                key=int(digest_json([self.seed, self.split, source.name])[:16], 16),
             )
             for number, (source, index_name) in enumerate(
                 zip(self.sources, self.index_names, strict=True)
@@ -81,14 +81,13 @@ class SplitSources:
 
 
 def find_requested(
-    config: Config, split: str, store: BlockStore, *, is_built: bool, keep: bool = False
+    config: Config, split: str, store: BlockStore, *, is_built: bool
 ) -> SplitSources:
     """Find the sources that a config lists for a split in the snapshots of its run; valid and test
     have only the one that they read.
 
     Args:
         is_built: whether the run has a ledger.
-        keep: store the computed ranges of documents in the cache.
 
     Raises: PlanError if the run lacks a snapshot that a stage of the config reads, or if the config
         lists a source that came later before others.
@@ -125,7 +124,6 @@ def find_requested(
         is_listed=config.listed_by_split,
         seed=config.seed,
         shares=config.shares,
-        keep=keep,
     )
     if split != "train":
         return found.of_snapshot(config.snapshot)
@@ -141,7 +139,6 @@ def find_sources(
     is_listed: bool,
     seed: int,
     shares: Sequence[Fraction],
-    keep: bool = False,
 ) -> SplitSources:
     """Find the sources of a split in the snapshots of a run.
 
@@ -149,11 +146,10 @@ def find_sources(
         sources: all sources that the run has had.
         is_listed: whether the index has the sources by split, each with a list of its own.
         shares: fractions of the documents that train, valid and test have.
-        keep: store the computed ranges of documents in the cache.
     """
     names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
     column = 0 if is_listed else SPLITS.index(split)
-    ranges = find_split_ranges(store.stores, shares, keep=keep)
+    ranges = find_split_ranges(store.stores, shares)
     snapshots = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
         numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)

@@ -21,7 +21,12 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    if _count_brackets(text) <= MAX_DEPTH:  # a value is nested at most this deep
+    num_brackets = (
+        text.count("{") + text.count("[")
+        if isinstance(text, str)
+        else text.count(b"{") + text.count(b"[")
+    )
+    if num_brackets <= MAX_DEPTH:  # a value is nested at most this deep
         return value
     level = [value] if type(value) in _NESTED else []
     for _ in range(MAX_DEPTH):
@@ -29,13 +34,6 @@ def parse_json(text: str | bytes) -> Any:
         if not level:
             return value
     raise _too_deep()
-
-
-def _count_brackets(text: str | bytes) -> int:
-    """Return the number of brackets that a JSON text opens."""
-    if isinstance(text, str):
-        return text.count("{") + text.count("[")
-    return text.count(b"{") + text.count(b"[")
 
 
 def fits(value: object, shape: Any) -> bool:

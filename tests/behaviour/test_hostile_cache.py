@@ -15,7 +15,7 @@ import pytest
 import megablend
 from megablend.errors import CacheError
 from megablend.index.tables.manifest import dump_with_checksum
-from megablend.run.ledger_format import digest_of
+from megablend.system.digest import digest_json
 from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
@@ -44,10 +44,10 @@ def write_ledger(config: dict[str, Any], change: Callable[[dict[str, Any]], obje
     path = Path(config["cache"]) / "runs" / "demo.json"
     record = json.loads(path.read_text())
     change(record)
-    link = digest_of([1, record.get("index"), record.get("blend")])
+    link = digest_json([1, record.get("index"), record.get("blend")])
     record["digests"] = []
     for end in record.get("ends", []):
-        link = digest_of([link, end])
+        link = digest_json([link, end])
         record["digests"].append(link)
     path.write_text(json.dumps(record))
     return path

@@ -11,8 +11,9 @@ import pytest
 from megablend.errors import CacheError, PlanError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import list_runs, load_ledger, parse_blend, save_ledger
-from megablend.run.ledger_format import blend_record, digest_of, ledger_record, open_seal
+from megablend.run.ledger_format import blend_record, ledger_record, open_seal
 from megablend.run.stage import Blend, SourceShare, Stage
+from megablend.system.digest import digest_json
 
 A = SourceShare(name="a", append_eod=None, share=Fraction(1, 2), cycles=1)
 B = SourceShare(name="b", append_eod=0, share=Fraction(1, 2), cycles=3)
@@ -60,8 +61,8 @@ def test_appending_keeps_the_digests_of_the_past() -> None:
 
 
 def test_the_record_and_the_digests_are_those_of_release_0_1_0() -> None:
-    first = digest_of([1, "f" * 32, RECORD])
-    digests = [digest_of([first, 100]), digest_of([digest_of([first, 100]), 250])]
+    first = digest_json([1, "f" * 32, RECORD])
+    digests = [digest_json([first, 100]), digest_json([digest_json([first, 100]), 250])]
     assert list(ledger(100, 250).digests) == digests
     record = {
         "version": 1,
@@ -271,7 +272,7 @@ def test_ledgers_whose_digests_fit_are_refused_where_their_blends_make_no_sense(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     record = ledger_record("demo", ledger(100).stages) | {"blend": RECORD | change}
-    record["digests"] = [digest_of([digest_of([1, "f" * 32, record["blend"]]), 100])]
+    record["digests"] = [digest_json([digest_json([1, "f" * 32, record["blend"]]), 100])]
     write(tmp_path, record)
     with pytest.raises(CacheError, match="does not match its own digest"):
         load_ledger(str(tmp_path), "demo")

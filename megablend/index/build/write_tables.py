@@ -18,7 +18,7 @@ from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.index.build.fragments import Fragment
 from megablend.index.build.source_spec import SourceFile, SourceSpec
-from megablend.index.tables.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION, digest_json
+from megablend.index.tables.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
 from megablend.index.tables.row_checks import write_snapshot_checks
 from megablend.index.tables.table_folder import describe_tables
 from megablend.index.tables.tables import (
@@ -28,6 +28,7 @@ from megablend.index.tables.tables import (
     TableWriter,
     write_batch,
 )
+from megablend.system.digest import digest_json
 
 FileBatch = list[tuple[SourceFile, Fragment]]
 """Files with their indexing results, merged together."""

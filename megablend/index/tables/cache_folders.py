@@ -26,36 +26,32 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def _absolute(cache: str | Path) -> Path:
-    return cache if isinstance(cache, Path) and cache.is_absolute() else Path(cache).absolute()
-
-
-def snapshots(cache: str | Path) -> Path:
+def snapshots(cache: Path) -> Path:
     """The folder of a cache's snapshots."""
-    return _absolute(cache) / "generations"
+    return cache / "generations"
 
 
-def fragments(cache: str | Path) -> Path:
+def fragments(cache: Path) -> Path:
     """The folder of a cache's fragments."""
-    return _absolute(cache) / "fragments"
+    return cache / "fragments"
 
 
-def packs(cache: str | Path) -> Path:
+def packs(cache: Path) -> Path:
     """The folder of a cache's packs."""
-    return _absolute(cache) / "packs"
+    return cache / "packs"
 
 
-def idx_digests(cache: str | Path) -> Path:
+def idx_digests(cache: Path) -> Path:
     """The folder of a cache's digests of parts of long `.idx` files."""
-    return _absolute(cache) / "idx"
+    return cache / "idx"
 
 
-def splits(cache: str | Path) -> Path:
+def splits(cache: Path) -> Path:
     """The folder of results computed from a cache's snapshots."""
-    return _absolute(cache) / "splits"
+    return cache / "splits"
 
 
-def external_references_dir(cache: str | Path) -> Path:
+def external_references_dir(cache: Path) -> Path:
     """The folder next to a cache in which users of snapshots other than runs register: each file
     `*.json` in it names, as `index`, a snapshot that must be kept."""
-    return Path(f"{_absolute(cache)}-documents")
+    return Path(f"{cache.absolute()}-documents")

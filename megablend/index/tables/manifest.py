@@ -13,7 +13,7 @@ from typing import Any
 
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.system.atomic_write import checksum, reading
-from megablend.system.digest import hex_digest
+from megablend.system.digest import digest_json
 from megablend.system.limited_json import fits, is_count, missing_field, parse_json
 from megablend.system.safe_open import get_file_size, read_regular
 
@@ -162,13 +162,6 @@ def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(
         {**manifest, "checksum": digest_json(manifest)}, sort_keys=True, indent=1
     ).encode()
-
-
-def digest_json(content: Mapping[str, Any], *, as_stored: bool = False) -> str:
-    """Compute the hex digest of a JSON object, such as a manifest without its own checksum. `as_stored`: its keys are
-    sorted already, so they need not be sorted again, which takes half of the time."""
-    text = json.dumps(content, sort_keys=not as_stored, separators=(",", ":"))
-    return hex_digest(text)
 
 
 def read_roots(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ All ranks of a launch build it; each reads a share of the prefixes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,6 +26,7 @@ from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengt
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.storage.base import Storage
 from megablend.system.atomic_write import replace_file, translate_os_errors
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import parse_json
 
 _FOLDER = "megablend-lengths"
@@ -35,7 +35,7 @@ _FOLDER = "megablend-lengths"
 @lru_cache(maxsize=8)
 def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
     """Path of the catalog of these prefixes, without `.npy` or `.json`."""
-    digest = hashlib.blake2b(json.dumps(sorted(set(prefixes))).encode(), digest_size=16).hexdigest()
+    digest = hex_digest(json.dumps(sorted(set(prefixes))))
     return Path(cache).absolute() / _FOLDER / digest
 
 

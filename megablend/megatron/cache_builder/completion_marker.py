@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -41,6 +40,7 @@ from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of, times_of
 from megablend.megatron.request.request import CacheRequest
 from megablend.system.atomic_write import flush_folder, replace_file, translate_os_errors
+from megablend.system.digest import hex_digest
 
 _VERSION = 3
 """Part of a request's digest: markers of another version are not found."""
@@ -212,13 +212,13 @@ def _read_content(path: Path) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
         return None
-    return content if _digest(text) == digest else None
+    return content if hex_digest(text) == digest else None
 
 
 def _write_content(path: Path, content: dict[str, Any]) -> None:
     """Write a marker, and replace an existing one."""
     text = json.dumps(content)
-    replace_file(path, f"{text}\n{_digest(text)}".encode())
+    replace_file(path, f"{text}\n{hex_digest(text)}".encode())
 
 
 def _number_of(content: dict[str, Any] | None) -> int:
@@ -264,7 +264,7 @@ def _path_of(request: CacheRequest) -> Path:
     # The locations of the cache and of tables do not matter: tables are identified by the names of
     # their sources
     fields = _fields(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
-    digest = _digest(json.dumps(fields, sort_keys=True, default=_fields))
+    digest = hex_digest(json.dumps(fields, sort_keys=True, default=_fields))
     return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.json"
 
 
@@ -272,7 +272,3 @@ def _fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, without copying thousands of prefixes as
     dataclasses.asdict does."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -13,7 +13,6 @@ indexed again.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -34,6 +33,7 @@ from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.address import Address, parse_address
 from megablend.storage.base import Storage
 from megablend.system.atomic_write import checksum, replace_file
+from megablend.system.digest import hex_digest
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
@@ -155,9 +155,7 @@ def _pin(cache: str, address: Address) -> Path:
 
 
 def _key(address: Address) -> str:
-    return hashlib.blake2b(
-        str(dataclasses.replace(address, index=None)).encode(), digest_size=16
-    ).hexdigest()
+    return hex_digest(str(dataclasses.replace(address, index=None)))
 
 
 def _read_spec(address: Address) -> ReadSpec:
