@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from megablend.blend.epochs import ReadBefore
-from megablend.blend.schedule import MIN_STEPS
 from megablend.blend.shares import shares_of
 from megablend.config import Config
 from megablend.config.stages import StageSettings
@@ -105,68 +104,128 @@ def request_stages(
     """
     if split != "train" or not config.stages:
         return (_request_stage(config, split, by_snapshot[0], 0, 0),)
-    stages = list[RequestedStage]()
-    start = 0
-    tokens_before = 0
+    requester = _Requester(config, by_snapshot, links, count_read, batch)
     followers = [*config.stages[1:], None]
-    for i, (settings, stage_config, next_settings) in enumerate(
-        zip(config.stages, config.stage_configs, followers, strict=True)
+    for settings, stage_config, following in zip(
+        config.stages, config.stage_configs, followers, strict=True
     ):
-        tokens = by_snapshot[stage_config.snapshot]
-        with _naming(f"stages[{i}]"):
-            drain = _find_drain(settings, stages, stage_config, links, batch)
-            is_counted = drain.samples or _depends_on_read(
-                stages, stage_config, is_new=drain.whole_epochs is None
-            )
-            read = count_read(stages, stage_config, drain) if is_counted else None
-            drain_length = None if read is None else read.drain
-            if batch and settings.drain not in (None, drain_length):
-                expected = (
-                    "no `drain`"
-                    if drain_length is None
-                    else f"{drain_length:,} (or another `--batch`), or no `drain`"
-                )
-                raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-            if read is not None:  # a drain, if any, has samples of the previous length
-                tokens_before += (read.first_sample - start) * stages[-1].config.sequence_length
-            first = start if read is None else read.first_sample
-            length = _find_length(
-                config,
-                settings,
-                stage_config.sequence_length,
-                first,
-                tokens_before,
-                sum(tokens),
-                is_last=next_settings is None,
-            )
-            if length is None:  # the amounts of the sources decide
-                length = _request_stage(stage_config, split, tokens, start, first).end - first
-            if length < 1:
-                raise PlanError(_explain_empty(start, first, first + length))
+        requester.add(settings, stage_config, following)
+    return tuple(requester.stages)
+
+
+class _Requester:
+    """Requests the stages of train one after another; see `request_stages` for the arguments.
+
+    Attributes:
+        stages: the stages so far.
+        start: number of the sample at which the next stage begins.
+        tokens_before: tokens of the samples before `start`, without extra ones.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        by_snapshot: Sequence[Sequence[int]],
+        links: Sequence[Link],
+        count_read: CountRead,
+        batch: int | None,
+    ) -> None:
+        self.stages = list[RequestedStage]()
+        self.start = 0
+        self.tokens_before = 0
+        self._config = config
+        self._by_snapshot = by_snapshot
+        self._links = links
+        self._count_read = count_read
+        self._batch = batch
+
+    def add(
+        self, settings: StageSettings, stage_config: Config, following: StageSettings | None
+    ) -> None:
+        """Request the next stage, with the settings of the one that follows; None if none does.
+        Raises: PlanError, naming the stage."""
+        place = f"stages[{len(self.stages)}]"
+        tokens = self._by_snapshot[stage_config.snapshot]
         cut = None
-        if next_settings is not None:
-            with _naming(f"stages[{i + 1}]"):
-                cut = _find_cut(next_settings, first, first + length, links)
-        with _naming(f"stages[{i}]"):
-            if next_settings is not None:
+        with _naming(place):
+            drain, read = self._find_begin(settings, stage_config)
+            first = self.start if read is None else read.first_sample
+            if read is not None:  # a drain, if any, has samples of the previous length
+                previous = self.stages[-1].config.sequence_length
+                self.tokens_before += (first - self.start) * previous
+            length = self._find_length(settings, stage_config, first, is_last=following is None)
+        if following is not None:
+            with _naming(f"stages[{len(self.stages) + 1}]"):
+                cut = _find_cut(following, first, first + length, self._links)
+            with _naming(place):
                 length = _round_to_lanes(
-                    length, settings, stage_config.lanes, first, links, is_cut=cut is not None
+                    length, settings, stage_config.lanes, first, self._links, is_cut=cut is not None
                 )
+        with _naming(place):
             stage_config = stage_config.model_copy(update={"samples": length})
-            stage = _request_stage(stage_config, split, tokens, start, first, read)
-            whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
-            stage = replace(stage, drain=drain_length, whole_epochs=whole_epochs)
-            if settings.schedule is not None:  # the first stage's begins at the top level's shares
-                _check_steps(stage)
-                before = stages[-1] if stages else _request_top_level(config, tokens, length)
-                stage = replace(
-                    stage,
-                    schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights),
-                )
-        stages.append(replace(stage, cut=cut))
-        start = stages[-1].stop
-        tokens_before += (start - first) * stage_config.sequence_length
-    return tuple(stages)
+            stage = replace(
+                _request_stage(stage_config, "train", tokens, self.start, first, read),
+                drain=None if read is None else read.drain,
+                whole_epochs=bool(drain.whole_epochs) if read is None else read.whole_epochs,
+                schedule=self._find_schedule(settings, tokens, length),
+                cut=cut,
+            )
+        self.stages.append(stage)
+        self.start = stage.stop
+        self.tokens_before += (stage.stop - first) * stage_config.sequence_length
+
+    def _find_begin(
+        self, settings: StageSettings, stage_config: Config
+    ) -> tuple[Drain, ReadBefore | None]:
+        """The drain before the next stage, and what was read by its end; None for that if nothing
+        depends on it. Raises: PlanError if the config gives the drain another length."""
+        drain = _find_drain(settings, self.stages, stage_config, self._links, self._batch)
+        is_new = drain.whole_epochs is None
+        read = None
+        if drain.samples or _depends_on_read(self.stages, stage_config, is_new=is_new):
+            read = self._count_read(self.stages, stage_config, drain)
+        length = None if read is None else read.drain
+        if self._batch and settings.drain not in (None, length):
+            expected = (
+                "no `drain`"
+                if length is None
+                else f"{length:,} (or another `--batch`), or no `drain`"
+            )
+            raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
+        return drain, read
+
+    def _find_length(
+        self, settings: StageSettings, stage_config: Config, first: int, *, is_last: bool
+    ) -> int:
+        """Number of samples of the next stage, from its first one on, before a cut and rounding.
+        Raises: PlanError if there are none."""
+        tokens = self._by_snapshot[stage_config.snapshot]
+        length = _find_given_length(
+            self._config,
+            settings,
+            stage_config.sequence_length,
+            first,
+            self.tokens_before,
+            sum(tokens),
+            is_last=is_last,
+        )
+        if length is None:  # the amounts of the sources decide
+            length = _request_stage(stage_config, "train", tokens, self.start, first).end - first
+        if length < 1:
+            raise PlanError(_explain_empty(self.start, first, first + length))
+        return length
+
+    def _find_schedule(
+        self, settings: StageSettings, tokens: Sequence[int], length: int
+    ) -> RequestedSchedule | None:
+        """The schedule of the next stage, whose shares begin at those of the stage before; at those
+        of the top level if it is the first one."""
+        if settings.schedule is None:
+            return None
+        before = (
+            self.stages[-1] if self.stages else _request_top_level(self._config, tokens, length)
+        )
+        return RequestedSchedule(settings.schedule, settings.steps, before.weights)
 
 
 @contextmanager
@@ -176,18 +235,6 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except PlanError as error:
         raise PlanError(f"{place}: {error}") from None
-
-
-def _check_steps(stage: RequestedStage) -> None:
-    """Refuse a stage that is too short for a schedule. Raises: PlanError."""
-    cycle = stage.config.lanes * stage.config.shuffle_window
-    samples = stage.end - stage.first
-    if samples // cycle < MIN_STEPS:
-        raise PlanError(
-            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of "
-            f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
-            "`schedule`"
-        )
 
 
 def _depends_on_read(
@@ -282,7 +329,7 @@ def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> R
     return _request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
 
 
-def _find_length(
+def _find_given_length(
     config: Config,
     settings: StageSettings,
     sequence_length: int,

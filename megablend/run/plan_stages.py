@@ -159,21 +159,16 @@ class _Planner:
 
     def enter(self, stage: Stage) -> None:
         """Begin a stage with its snapshot and order."""
+        begun = np.maximum(self._find_begun_tokens(), self.abandoned_tokens)
         self.epochs.enter(
-            stage.index,
-            stage.blend.order,
-            np.maximum(self._find_begun_tokens(), self.abandoned_tokens),
-            self.tokens_read,
-            whole=stage.whole_epochs,
+            stage.index, stage.blend.order, begun, self.tokens_read, whole=stage.whole_epochs
         )
 
     def start_depends_on_whole(self, stage: Stage) -> bool:
         """Whether `Stage.whole_epochs` decides where a stage that begins here begins epochs."""
+        begun = np.maximum(self._find_begun_tokens(), self.abandoned_tokens)
         return self.epochs.start_depends_on_whole(
-            stage.index,
-            stage.blend.order,
-            np.maximum(self._find_begun_tokens(), self.abandoned_tokens),
-            self.tokens_read,
+            stage.index, stage.blend.order, begun, self.tokens_read
         )
 
     def drain_depends_on_whole(self, stage: Stage, following: Stage) -> bool:
@@ -184,14 +179,22 @@ class _Planner:
             return self._needs_drain(stage, without) != self._needs_drain(stage, whole)
         return self._find_shares(stage, without) != self._find_shares(stage, whole)
 
+    def _count_left(self) -> Int64s:
+        """Samples of each source that stages have begun but not read: int64 [num_sources]."""
+        left: Int64s = np.maximum(0, self.samples_begun - self.samples_read)
+        return left
+
     def _find_begun_tokens(self) -> Int64s:
         """The end of the samples of each source that stages have begun to read: int64
         [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
-        begun: Int64s = (
-            self.tokens_read + np.maximum(0, self.samples_begun - self.samples_read) * step
-        )
+        begun: Int64s = self.tokens_read + self._count_left() * step
         return begun
+
+    def _find_gone(self, following: Stage) -> npt.NDArray[np.bool_]:
+        """Whether the following stage's snapshot lacks each source: bool [num_sources]."""
+        gone: npt.NDArray[np.bool_] = np.array(self.tokens[following.index]) == 0
+        return gone
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
         """Plan a step of a stage, and count what it reads. Args: as for `_plan_step`."""
@@ -224,26 +227,21 @@ class _Planner:
                     "those before; remove it"
                 )
             return
-        is_gone, totals = self._find_left(following)
-        is_abandoned = is_gone & (self.samples_begun > self.samples_read)
+        is_gone = self._find_gone(following)
+        left = self._count_left()
+        is_abandoned = is_gone & (left > 0)
         abandoned_samples = np.where(is_abandoned, self.samples_begun, self.abandoned_samples)
         self.abandoned_tokens = np.where(
             is_abandoned, self._find_begun_tokens(), self.abandoned_tokens
         )
+        totals = np.where(is_gone, 0, left)
         if following.drain is not None:
             shares = self._find_shares(stage, following)
             totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)
         if totals.any():
             last = self.planned[-1]
             request = self._make_request(stage.blend, totals)
-            part = PlannedStage(
-                request=request,
-                cursor=self.tokens_read,
-                interleaving=last.interleaving,
-                number=last.number,
-                length=request.num_samples,
-            )
-            self._advance(part)
+            self._advance(_plan_all(request, self.tokens_read, last.interleaving, last.number))
         self.samples_begun = np.minimum(self.samples_begun, self.samples_read)
         self.abandoned_samples = abandoned_samples
 
@@ -251,18 +249,12 @@ class _Planner:
         """The length of a drain after a stage, in samples, with which it ends at a multiple of
         `unit`. None if no drain is needed, or it can only be what is left: samples keep their
         length, or no source may be read further."""
-        _, left = self._find_left(following)
+        left = np.where(self._find_gone(following), 0, self._count_left())
         shares = self._find_shares(stage, following)
         is_same = stage.blend.sequence_length == following.blend.sequence_length
         if is_same or not any(shares) or not (left.any() or stage.cut is not None):
             return None
         return drain_length(shares, left.tolist(), self.start, unit) or None
-
-    def _find_left(self, following: Stage) -> tuple[npt.NDArray[np.bool_], Int64s]:
-        """Whether the following stage lacks each source, bool [num_sources]; and how many samples
-        the others have begun but not read, int64 [num_sources]."""
-        is_gone = np.array(self.tokens[following.index]) == 0
-        return is_gone, np.where(is_gone, 0, np.maximum(0, self.samples_begun - self.samples_read))
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
         """The shares with which a stage stopped, [num_sources]; 0 for sources that lose files, of
@@ -278,7 +270,7 @@ class _Planner:
             lost = self.epochs.current_epoch_loses_files(
                 following.index, self.tokens_read, begun=False
             )
-        lost |= np.array(self.tokens[following.index]) == 0
+        lost |= self._find_gone(following)
         return [
             Fraction(0) if is_lost else share
             for share, is_lost in zip(shares, lost.tolist(), strict=True)
@@ -373,6 +365,19 @@ def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> li
     return [[(end, np.array(totals, np.int64))] for end, totals in zip(ends, divided, strict=True)]
 
 
+def _plan_all(
+    request: StageRequest, cursor: Int64s, interleaving: str, number: int
+) -> PlannedStage:
+    """Plan all samples of a request; see `PlannedStage` for the arguments."""
+    return PlannedStage(
+        request=request,
+        cursor=cursor,
+        interleaving=interleaving,
+        number=number,
+        length=request.num_samples,
+    )
+
+
 def _plan_step(
     stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int
 ) -> PlannedStage:
@@ -385,14 +390,9 @@ def _plan_step(
     Raises: PlanError if the stage is cut where its interleaving cannot stop.
     """
     name = stage.blend.interleaving
+    step = _plan_all(request, cursor, name, number)
     if stage.cut is None or stage.cut >= end:
-        return PlannedStage(
-            request=request,
-            cursor=cursor,
-            interleaving=name,
-            number=number,
-            length=request.num_samples,
-        )
+        return step
     kind = find_interleaving(name)
     length = stage.cut - request.first_sample
     if kind.find_tails is None:
@@ -409,15 +409,7 @@ def _plan_step(
         )
     tails = kind.find_tails(plan, length)
     edges = [plan.counts(length)] * 3 if tails is None else [tails.first, tails.read, tails.stop]
-    return PlannedStage(
-        request=request,
-        cursor=cursor,
-        interleaving=name,
-        number=number,
-        length=length,
-        plan=plan,
-        cut_edges=np.stack(edges),
-    )
+    return dataclasses.replace(step, length=length, plan=plan, cut_edges=np.stack(edges))
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
