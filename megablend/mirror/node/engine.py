@@ -223,8 +223,6 @@ class Engine:
                 state = SourceState(size, etag, 0.0)
             await self.call(self.store.states.put, location, state._replace(checked_at=0.0))
             raise
-        finally:
-            self._disk.submit(self._reserved.pop, flight, 0)
 
     def _reserve(self, flight: _Flight) -> bool:
         """Make room for pages, in addition to the pages of other fetches that are due as early or
@@ -253,7 +251,10 @@ class Engine:
         )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
-        """Forget a fetch that has ended."""
+        """Forget a fetch that has ended. This is not done in a `finally` of `_fetch`, which would also
+        run when a pending fetch is collected as garbage, perhaps inside of another `submit`: that
+        would wait for its lock for ever."""
+        self._disk.submit(self._reserved.pop, flight, 0)
         if not task.cancelled():
             task.exception()  # retrieved, since perhaps no call awaits it any longer
         portion = _portion_of(flight.want.key, flight.want.pages)

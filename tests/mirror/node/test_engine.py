@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures.thread import _global_shutdown_lock
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,6 @@ from megablend.mirror.node.needs import Needs
 from tests.mirror.disk.mirrors import bytes_of, pages_at
 from tests.mirror.node.needs_of import make_need
 
-pytestmark = pytest.mark.timeout(60)
 KEY = FileKey("s3://bucket/file", "e", 5 << 20)
 SOON = 1e9
 """Later than now, earlier than never."""
@@ -249,6 +250,31 @@ def test_what_failed_is_fetched_later(folder: MirrorFolder) -> None:
         assert len(reader.wants) == len(split_portions(every)) + 1
         running.cancel()
         await asyncio.wait([running])
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_fetch_that_is_collected_as_garbage_waits_for_no_lock(folder: MirrorFolder) -> None:
+    """Such as that of the executor in whose `submit` the garbage is collected."""
+
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.gate.clear()
+        obtaining = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((0, 300_000)))))
+        while not reader.wants:
+            await asyncio.sleep(0.001)
+        ((flight,),) = engine._flights.values()
+        fetch = flight.task.get_coro()
+        assert fetch is not None
+        collecting = threading.Thread(target=fetch.close)
+        with _global_shutdown_lock:
+            collecting.start()
+            collecting.join(10)
+            is_waiting = collecting.is_alive()
+        collecting.join()
+        assert not is_waiting
+        obtaining.cancel()
         await engine.close()
 
     asyncio.run(run())
