@@ -86,6 +86,7 @@ class Peer:
     _num_pending: int = 0
     _watcher: asyncio.Task[None] | None = None
     _pinging: asyncio.Task[bool] | None = None
+    _is_closed: bool = False
 
     @property
     def is_gone(self) -> bool:
@@ -99,6 +100,7 @@ class Peer:
 
     def close(self) -> None:
         """Send no more pings. Pending requests fail, as if the node were away."""
+        self._is_closed = True
         for task in (self._watcher, self._pinging):
             if task is not None:
                 task.cancel()
@@ -192,7 +194,8 @@ class Peer:
 
     async def _watch(self) -> None:
         """Send pings as long as requests are pending without a response, or the node is away."""
-        while self._num_pending or self.away_since is not None:
+        # `wait_for` loses a cancellation that comes at the moment of its result
+        while not self._is_closed and (self._num_pending or self.away_since is not None):
             await asyncio.sleep(self.pace.ping)
             is_silent = time.monotonic() - self.responded_at >= self.pace.ping
             if self.away_since is not None or (self._num_pending and is_silent):
