@@ -299,7 +299,7 @@ def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
     folder = manifest_of(config).parent
     (folder / "roots.json").write_text(NESTED)
     command = [*python(), "-m", "megablend", "describe", cache]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0
     assert "other" in done.stdout
     assert f"damaged: {folder}/roots.json: " in " ".join(done.stdout.split())

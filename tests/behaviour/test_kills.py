@@ -43,7 +43,7 @@ def kill(folder: Path, seed: int, count: int) -> None:
         text=True,
         cwd=ROOT,
         check=False,
-        timeout=240 + 10 * count,
+        timeout=500 + 10 * count,
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr

@@ -94,7 +94,7 @@ def test_a_warning_is_silent_by_default() -> None:
         "warn_unchecked(Path('hidden')); logging.warning('shown')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=True
     )
     assert "hidden" not in done.stderr
     assert "shown" in done.stderr

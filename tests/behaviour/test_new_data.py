@@ -749,7 +749,7 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(
     batches = iter(early_one)
     next(batches)
     gone.unlink()
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not early_one._watch._findings and time.monotonic() < deadline:
         early_one._watch.start(4)
         time.sleep(0.01)

@@ -18,7 +18,7 @@ import megablend
 from megablend.errors import MegablendError
 from tests.runs import documents, make_config, write_source
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.long
 MOST_SECONDS = 100.0
 
 

@@ -57,7 +57,7 @@ def test_ranks_without_a_common_folder_make_the_same_index(
         command,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         env=environment(MEGABLEND_KERNEL_CACHE=kernels(), PYTHONWARNINGS="default"),
         check=False,
         cwd=ROOT,
@@ -104,7 +104,7 @@ def test_of_two_builds_that_race_both_are_right(tmp_path: Path, each_remote: str
                 cwd=ROOT,
             )
         )
-    done = [process.communicate(timeout=200) for process in processes]
+    done = [process.communicate(timeout=500) for process in processes]
     digest = megablend.build(local).index.digest
     for number, (process, (output, errors)) in enumerate(zip(processes, done, strict=True)):
         report = json.loads(output)

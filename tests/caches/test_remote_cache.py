@@ -260,7 +260,7 @@ def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
             str(tmp_path / "config.json"),
         ]
         done = subprocess.run(
-            arguments, capture_output=True, text=True, timeout=300, check=False, env=environment
+            arguments, capture_output=True, text=True, timeout=500, check=False, env=environment
         )
         assert done.returncode == 0 or environment is wrong, (command, done.stderr)
         shown += [done.stdout, done.stderr]

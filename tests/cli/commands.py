@@ -60,7 +60,7 @@ def run_process(
         [*python(), "-m", "megablend", *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": ROOT} | environ,
         check=False,

@@ -317,7 +317,7 @@ def in_bash(command: str) -> subprocess.CompletedProcess[str]:
         ["bash", "-c", command],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=environ,
         check=False,
     )
@@ -437,7 +437,7 @@ def test_a_shell_completes_commands_and_options() -> None:
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["plain,describe"]), done.stderr

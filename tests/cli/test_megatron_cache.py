@@ -64,7 +64,7 @@ def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         command(*args, **options),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=environment(),
         cwd=ROOT,
         check=False,
@@ -186,7 +186,7 @@ def test_a_disk_that_runs_full(data: list[str], tmp_path: Path) -> None:
         limited,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=environment(),
         cwd=ROOT,
         check=False,
@@ -221,7 +221,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(
     expected = contents(whole)
     words = [sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *blend(data))]
     process = subprocess.Popen(words, env=environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)

@@ -273,7 +273,7 @@ def test_a_build_that_waits_says_for_whom(tmp_path: Path, config: Path) -> None:
         )
         assert waiting.stderr is not None
         line = waiting.stderr.readline()
-    out, _ = waiting.communicate(timeout=240)
+    out, _ = waiting.communicate(timeout=500)
     assert line == (
         f"megablend: waiting for another build of this cache (host {holder['host']}, pid {holder['pid']}, "
         f"since {holder['since']})\n"

@@ -100,7 +100,7 @@ class Server:
         self.stdin.write("go\n")
         status = int(self._line())
         if tracer is not None:
-            tracer.communicate(timeout=240)
+            tracer.communicate(timeout=500)
         return Done(
             status,
             output.read_text(errors="replace"),
@@ -116,7 +116,7 @@ class Server:
 
     def close(self) -> None:
         self.stdin.close()
-        self.process.wait(timeout=240)
+        self.process.wait(timeout=500)
         self.stdout.close()
         self.errors.close()
 

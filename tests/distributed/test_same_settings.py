@@ -138,7 +138,7 @@ def launch_each(*commands: list[str], code: int = 2) -> str:
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=environment(),
         check=False,
     )

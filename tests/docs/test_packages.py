@@ -36,7 +36,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": "", **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -53,7 +53,7 @@ def test_it_passes_its_contract_suite(tmp_path: Path, patch: str) -> None:
         env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert applied.returncode == 0, applied.stderr
@@ -75,7 +75,7 @@ def test_it_passes_its_contract_suite(tmp_path: Path, patch: str) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,7 +103,7 @@ def run(command: list[str], **extra: Any) -> subprocess.CompletedProcess[str]:
         command,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=environment(**extra),
         check=False,
         cwd=ROOT,

@@ -16,7 +16,7 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self._values: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=240)
+        self._barrier = threading.Barrier(size, timeout=500)
 
     def launch(self, rank: int) -> FailTogether:
         def exchange(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megablend.mirror.peers.signing import make_contexts
 from megablend.storage.mirror_options import TlsFiles
-from tests.storage.objects.servers.start import find_free_port, unavailable
+from tests.storage.objects.servers.start import ending_with_parent, find_ports, unavailable
 
 _START_SECONDS = 60.0
 
@@ -33,13 +33,13 @@ class EtcdServer:
         self._program = found
         self.folder = folder
         self.data = folder / "data"
-        self.port = find_free_port()
+        self.port, peer_port = find_ports(2)
         self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         self._tls = tls
         contexts = make_contexts(tls)
         self.client = None if contexts is None else contexts[1]
         """By which its clients are known."""
-        self._peer_url = f"http://127.0.0.1:{find_free_port()}"
+        self._peer_url = f"http://127.0.0.1:{peer_port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environ: str) -> None:
@@ -64,7 +64,7 @@ class EtcdServer:
             ]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                ending_with_parent(command),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -95,7 +95,7 @@ class EtcdServer:
         """End it; its data stay."""
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(timeout=100)
+            self._process.wait(timeout=500)
             self._process = None
 
     def lose_data(self) -> None:

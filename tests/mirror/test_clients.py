@@ -19,7 +19,7 @@ from tests.mirror.test_clusters import count_bytes, read_all, with_mirror
 from tests.mirror.test_runs import make_configs
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore")]
 
 
 def list_clients(port: int) -> set[int]:
@@ -58,7 +58,7 @@ def test_a_node_has_one_client_of_the_source(tmp_path: Path) -> None:
         path.write_text(json.dumps(remote))
         # Without the mirror, which is empty then, and in a process whose connections end with it
         build = [sys.executable, "-m", "megablend", "build", str(path)]
-        subprocess.run(build, check=True, capture_output=True, timeout=120)
+        subprocess.run(build, check=True, capture_output=True, timeout=500)
         before = source.bytes
         clients = set[int]()
         is_over = threading.Event()

@@ -20,7 +20,6 @@ __all__ = ["keys"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("obstore", "keys"),
-    pytest.mark.timeout(600),
 ]
 COUNT = 20
 LATER_SECONDS = 30.0

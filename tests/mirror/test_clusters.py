@@ -24,11 +24,11 @@ from megablend.operations.fill import fill_mirror
 from megablend.storage.hints import Filled
 from tests.cli.commands import run
 from tests.mirror.nodes import find_node, get_status, kill_node, mirror
-from tests.mirror.peers.clusters import find_ports
 from tests.mirror.test_runs import digest_fields, make_configs
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore")
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def test_commands_do_not_wait_for_nodes(tmp_path: Path) -> None:
         megablend.build(plain)
         shown = megablend.show(config, sample=3)
         assert shown.to_dict()["source"] == megablend.show(plain, sample=3).to_dict()["source"]
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 100  # a node waits for 120 s
 
 
 def test_a_job_that_mends_what_was_at_fault_is_not_told_of_it_again(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_job_that_mends_what_was_at_fault_is_not_told_of_it_again(tmp_path: Pa
                 [settings[i] | {"secret_file": str(secrets[i])}, f"{source.url}/d/x"]
             )
             command = [sys.executable, "-c", script, order]
-            return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
         with ThreadPoolExecutor(2) as threads:
             for done in threads.map(read, range(2)):

@@ -19,12 +19,12 @@ from megablend.prefetch import estimate_mirror
 from megablend.prefetch.estimate_mirror import MirrorEstimate
 from megablend.prefetch.simulate_mirrors import PageReads, simulate
 from tests.mirror.nodes import get_status, mirror
-from tests.mirror.peers.clusters import find_ports
 from tests.mirror.test_runs import list_paths
 from tests.runs import make_config, write_blend, write_source
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("obstore")
 BATCH = 4
 DOCUMENT = 4000
 """Tokens: the lists of documents are a small part of what is read, and files under 64 KiB are held as a whole."""

@@ -24,7 +24,7 @@ from tests.mirror.test_runs import digest_batches, digest_fields, list_paths, ma
 from tests.runs import documents
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 BATCH = 4
 
 

@@ -61,7 +61,7 @@ class Job:
             fetched = self._storage.fetch(
                 "s3://b/job/x", np.array([begin]), np.array([STEP]), lambda n: np.empty(n, np.uint8)
             )
-            assert bytes(fetched.result(timeout=60)[0]) == self._data[begin : begin + STEP]
+            assert bytes(fetched.result(timeout=500)[0]) == self._data[begin : begin + STEP]
             self.steps.append((began, time.monotonic() - began))
 
     def find_longest(self, begin: float, end: float) -> float:

@@ -17,7 +17,7 @@ from tests.mirror.nodes import get_status, mirror
 from tests.runs import make_config
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore")]
 LENGTH = 2048
 BATCH = 4
 FILES = 4

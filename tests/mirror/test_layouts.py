@@ -32,12 +32,11 @@ from tests.mirror.catalog.test_datasets import MIXED, count_sent, make_files
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.layouts import DATA, GOLDEN, KEY, LAYOUTS, PAGES, REVISION, WANT, collect
 from tests.mirror.nodes import get_status
-from tests.mirror.peers.clusters import find_ports
 from tests.mirror.test_clusters import until
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
 __all__ = ["keys"]
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
@@ -178,7 +177,7 @@ def test_a_node_of_another_protocol_is_refused(
             one.wait_for_view(1)
             other.start()
             assert other.process is not None
-            assert other.process.wait(60) == 2
+            assert other.process.wait(500) == 2
             said = " ".join(other.config.with_suffix(".log").read_text().split())
             name = one.storage["mirror"]["advertise"]
             expected = f"{name} speaks protocol {PROTOCOL}, but this node speaks {protocol} "

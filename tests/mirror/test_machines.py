@@ -19,7 +19,7 @@ from tests.mirror.test_runs import KINDS, digest_batches, list_paths, make_confi
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,7 +22,7 @@ from tests.mirror.nodes import mirror
 from tests.runs import make_config
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.usefixtures("obstore")
 Page = tuple[str, int]
 LENGTH = 256
 DOCUMENT = 4000

@@ -14,7 +14,7 @@ from tests.mirror.nodes import mirror
 from tests.mirror.rank.test_mirror_storage import DATA, cut, make, read
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore")]
 PATIENCE = 0.5
 """Seconds. Reading goes on long after a process would have given up a node process that hangs."""
 
@@ -38,7 +38,7 @@ def test_what_is_missing_is_waited_for_until_the_source_is_back(tmp_path: Path) 
             assert not waiting.done()
             assert source.faulty["503"] > 2
             source.faults = Faults()
-            assert waiting.result(60) == cut((500_000, 9))
+            assert waiting.result(500) == cut((500_000, 9))
         assert meter.take().direct_bytes == 0
         assert source.bytes <= 2 * 4096 + 16
 

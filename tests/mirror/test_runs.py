@@ -16,7 +16,7 @@ from tests.mirror.nodes import connect, get_status, kill_node, mirror
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 KINDS = ("parquet", "arrow", "megatron")
 
 

@@ -22,7 +22,7 @@ from megablend.storage.options_parser import parse_options
 from tests.cli.commands import ROOT
 from tests.mirror.nodes import connect, get_status, mirror
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 CONFIGS = Path(ROOT) / "configs"
 
 
@@ -31,7 +31,7 @@ def manager(address: str) -> Iterator[socket.socket]:
     """Listens as a service manager does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(address)
-        listener.settimeout(60)
+        listener.settimeout(500)
         yield listener
 
 
@@ -59,7 +59,7 @@ def test_a_service_tells_how_it_is(tmp_path: Path, is_abstract: bool) -> None:
                 while (told := listener.recv(100)) == b"WATCHDOG=1":
                     pass
                 assert told == b"STOPPING=1"
-                assert node.wait(60) == 0
+                assert node.wait(500) == 0
             finally:
                 node.kill()
         listener.setblocking(False)
@@ -100,7 +100,7 @@ def test_a_manager_that_is_gone_ends_nothing(tmp_path: Path) -> None:
                 assert get_status(settings)["service"] is True
             finally:
                 node.terminate()
-            assert node.wait(60) == 0
+            assert node.wait(500) == 0
 
 
 def test_the_unit_is_understood_by_systemd(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_unit_is_understood_by_systemd(tmp_path: Path) -> None:
         path.write_text(text)
         # It knows no units of a machine: a container has none
         command = ["systemd-analyze", "verify", "--recursive-errors=no", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         return f"{done.returncode} {done.stdout}{done.stderr}".strip()
 
     text = (CONFIGS / "megablend-node.service").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from tests.mirror.test_runs import digest_batches
 from tests.runs import make_config
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("obstore")
 LENGTH = 1024
 
 

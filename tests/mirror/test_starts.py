@@ -25,7 +25,7 @@ from tests.mirror.test_runs import digest_fields
 from tests.runs import make_config
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("obstore")]
 KILLS = 10
 RANGE = 300_000
 READER = """

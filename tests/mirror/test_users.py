@@ -26,7 +26,7 @@ from tests.mirror.test_runs import digest_batches, make_configs
 from tests.preloaded import python
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("obstore")
 OWNER = 1201
 OTHER = 1202
 GROUP = "users"
@@ -83,7 +83,7 @@ def test_another_user_reads_what_a_group_shares(tmp_path: Path) -> None:
         [sys.executable, "-m", "tests.mirror.test_users", tmp_path],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert process.returncode == 0, process.stderr

@@ -23,7 +23,7 @@ def held() -> tuple[int, int]:
 
 def await_end_of_threads() -> None:
     """Threads of collected loaders end after their current read, which may take a moment on a busy machine."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     names = ("megablend-read", "megablend-fetch", "megablend-decode", "megablend-watch")
     gc.collect()
     while time.monotonic() < deadline and any(

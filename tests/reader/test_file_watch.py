@@ -160,7 +160,7 @@ def test_a_process_that_exits_waits_for_the_check_in_progress(watch: str) -> Non
         [*python("torch"), "-c", EXIT, watch],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env=os.environ | {"PYTHONPATH": str(root)},
         check=False,
     )

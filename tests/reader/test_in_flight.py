@@ -227,7 +227,7 @@ def test_closing_cancels_what_is_in_flight(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()

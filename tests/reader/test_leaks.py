@@ -80,7 +80,7 @@ def test_an_interrupted_loop_leaves_no_worker_and_no_shared_memory(
     assert process.stdout.readline() == "batch\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it, too
     try:
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=500)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -56,7 +56,6 @@ def test_a_small_index_over_an_epoch_and_into_the_next(tmp_path: Path) -> None:
     assert tight["growth"] < roomy["growth"] <= 256 * MIB + ALLOCATOR_BYTES
 
 
-@pytest.mark.timeout(300)
 def test_compressed_pages_of_eight_million_narrow_numbers_of_a_dictionary(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "links").mkdir()

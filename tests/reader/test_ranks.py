@@ -80,7 +80,6 @@ def test_a_size_needs_a_rank_everywhere() -> None:
         resolve_rank(None, 2, None, {})
 
 
-@pytest.mark.timeout(200)
 def test_groups_and_meshes_give_both_where_remedies_are_followed(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:

@@ -13,7 +13,6 @@ import megablend
 from tests.runs import documents, make_config, write_source
 
 transformers: Any = pytest.importorskip("transformers")
-pytestmark = pytest.mark.timeout(300)
 STEPS = 8
 BATCH = 4
 

@@ -34,7 +34,6 @@ CANNOT_GROW = ("redistributed",)
 """Histories whose shares depend on the run's length."""
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*checksums of blocks:UserWarning"),
-    pytest.mark.timeout(200),
 ]
 
 

@@ -132,11 +132,11 @@ class FaultySource:
     ) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=240)
+        self._thread.join(timeout=500)
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=240)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=500)
 
     async def _stop(self) -> None:
         await close_server(self._server)

@@ -123,7 +123,7 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *(f"{tmp_path}/{pattern}" for pattern in patterns)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         env={
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "PATH": "/usr/bin",

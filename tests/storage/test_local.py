@@ -230,5 +230,5 @@ def test_few_descriptors_suffice_for_many_files(tmp_path: Path) -> None:
         f"print(sum(len(LocalStorage().read(f'{tmp_path}/{{i}}', 0, 1)) for i in range(60)))"
     )
     command = ["sh", "-c", 'ulimit -n 40; exec "$0" -c "$1"', sys.executable, script]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert result.stdout == "60\n", result.stderr

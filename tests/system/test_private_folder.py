@@ -77,7 +77,7 @@ def test_where_none_serves_a_new_one_is_made_and_removed_at_the_end(tmp_path: Pa
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT
+        command, capture_output=True, text=True, timeout=500, check=True, cwd=ROOT
     )
     assert "megablend-test-" in done.stdout
     assert not Path(done.stdout.strip()).exists()
@@ -188,7 +188,7 @@ def test_a_folder_put_into_the_temporary_one_by_another_user_is_not_used(shared:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=500,
             check=False,
             cwd=ROOT,
         )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 def lines_of(name: str, *options: str) -> list[str]:
     command = [sys.executable, str(ROOT / "tools" / "bench" / "read" / name), *options]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False
+        command, capture_output=True, text=True, timeout=500, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -113,7 +113,7 @@ def test_the_table_has_a_row_for_each_operation() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=True,
     )
     rows = [line.rsplit(maxsplit=4) for line in done.stdout.splitlines()[1:]]

@@ -26,7 +26,7 @@ def run_with_python(tmp_path: Path, script: str, refuses: str) -> subprocess.Com
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
@@ -47,4 +47,4 @@ def test_an_old_python_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", sorted(TOOLS.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_are_valid_bash(script: Path) -> None:
-    assert subprocess.run(["bash", "-n", str(script)], timeout=240, check=False).returncode == 0
+    assert subprocess.run(["bash", "-n", str(script)], timeout=500, check=False).returncode == 0

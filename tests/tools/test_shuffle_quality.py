@@ -223,7 +223,7 @@ def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=500,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -27,7 +27,6 @@ def read_steps(folder: Path, num_ranks: int) -> dict[int, tuple[float, list[str]
     return steps
 
 
-@pytest.mark.timeout(400)
 def test_three_ranks_go_on_where_two_saved(tmp_path: Path) -> None:
     sources = [
         write_source(tmp_path, d, "parquet", documents(0, 150, 60, seed=d)) | {"weight": 1 + d}

@@ -76,7 +76,7 @@ def run(script: str, *arguments: object) -> str:
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+        command, capture_output=True, text=True, timeout=500, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -44,14 +44,13 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
         [str(MPIRUN), "-n", "1", *command, ":", "-n", "1", *other],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         env=environment(COLUMNS=200),
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(350)
 @pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun in this environment")
 @pytest.mark.parametrize("folder", MOUNTS)
 def test_a_folder_that_ranks_do_not_share(tmp_path: Path, folder: str) -> None:

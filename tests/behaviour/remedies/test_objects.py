@@ -310,7 +310,7 @@ def test_a_server_without_ranges(whole_files: str, tmp_path: Path) -> None:
     with OddSource({"x": DATA}) as source:
         assert make_storage().read(f"{source.url}/x", 2, 3) == DATA[2:5]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    (tmp_path / "copy").write_bytes(opener.open(f"{whole_files}/x", timeout=30).read())
+    (tmp_path / "copy").write_bytes(opener.open(f"{whole_files}/x", timeout=500).read())
     assert make_storage().read(str(tmp_path / "copy"), 2, 3) == DATA[2:5]
 
 

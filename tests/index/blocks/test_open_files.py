@@ -24,7 +24,7 @@ def build_with(limit: int, cache: Path, *sources: str) -> subprocess.CompletedPr
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         cwd=ROOT,
         check=False,
     )

@@ -79,7 +79,7 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while (
         sum(path.name.isdigit() for path in pids.iterdir()) < num_ranks
         and time.monotonic() < deadline
@@ -89,7 +89,7 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
     time.sleep(chance.uniform(0, 0.01 * NUM_FILES / num_ranks + 0.15))
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
-    launcher.wait(timeout=240)
+    launcher.wait(timeout=500)
     wait_for_end(pids)
 
 
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, dig
             preexec_fn=lower,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=500,
             cwd=ROOT,
             check=False,
         )

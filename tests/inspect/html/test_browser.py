@@ -71,7 +71,7 @@ def render(path: Path, width: int) -> str:
         [CHROMIUM, *options, profile, "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=True,
     )
     return done.stdout

@@ -38,7 +38,7 @@ def write_words(folder: Path, bucket: str = "b") -> tuple[list[str], list[str], 
 def run(driver_arguments: list[str], **keys: str) -> str:
     command = [*python("megatron"), str(DRIVER), *driver_arguments]
     done = subprocess.run(
-        command, env=environment(**keys), capture_output=True, text=True, timeout=300, check=False
+        command, env=environment(**keys), capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -138,7 +138,7 @@ def test_megatron_cache_takes_prefixes_in_a_bucket(
             subprocess.run(
                 [*command, "--data-cache-path", str(cache)],
                 check=True,
-                timeout=300,
+                timeout=500,
                 capture_output=True,
             )
             made[name] = [path.read_bytes() for path in cache.glob("*_index.npy")]

@@ -92,7 +92,7 @@ def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
             str(DRIVER),
             str(folder / "spec.json"),
         ]
-        subprocess.run(command, env=environment(), capture_output=True, timeout=240, check=False)
+        subprocess.run(command, env=environment(), capture_output=True, timeout=500, check=False)
     paths = [folder / "out" / f"{rank}.json" for rank in range(num_ranks)]
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
@@ -270,7 +270,7 @@ def test_the_command_builds_what_prepare_does(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -290,7 +290,7 @@ def test_the_commands_error_is_told_by_every_rank(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == (3 if launcher == "mpirun" else 1)  # torchrun's own
@@ -311,14 +311,14 @@ def test_a_killed_command_ends_and_is_taken_up(launcher: str, tmp_path: Path) ->
         *command_words(prefixes, str(tmp_path / "cache")),
     ]
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not list((tmp_path / "cache").glob("*.npy")) and time.monotonic() < deadline:
         time.sleep(0.001)
     victim = ranks_of(tmp_path / "cache")[-1]
     os.kill(victim, signal.SIGKILL)
     process.wait(timeout=SOON)
     done = subprocess.run(
-        words, env=environment(), capture_output=True, text=True, timeout=240, check=False
+        words, env=environment(), capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "cache") == alone(tmp_path, spec_of(tmp_path, prefixes, launcher))

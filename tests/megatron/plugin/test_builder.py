@@ -193,7 +193,7 @@ for sizes in ({SIZES}, [201, 20, 10]):
 """
     command = [*python("megatron"), "-c", code]
     result = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=240, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=500, check=False
     )
     if result.returncode == 77:
         pytest.skip("no right to mount")

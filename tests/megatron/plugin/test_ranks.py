@@ -63,7 +63,7 @@ def run(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         preexec_fn=before,
     )

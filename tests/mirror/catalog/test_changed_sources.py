@@ -19,7 +19,7 @@ from tests.mirror.etcd import EtcdServer
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("obstore")
 MB = 1 << 20
 
 

@@ -27,7 +27,7 @@ from tests.mirror.test_clusters import cluster, until
 from tests.preloaded import python
 from tests.storage.faulty import CHUNK, Faults, FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore", "keys")
 MB = 1 << 20
 
 

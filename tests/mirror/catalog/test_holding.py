@@ -23,7 +23,6 @@ from megablend.mirror.node import engine
 from megablend.mirror.node.engine import Engine, Keep, Origins
 from megablend.mirror.node.needs import Needs
 
-pytestmark = pytest.mark.timeout(60)
 KEY = FileKey("s3://b/x", "e", 70_000)
 
 

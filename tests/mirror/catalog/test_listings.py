@@ -32,7 +32,7 @@ from tests.mirror.test_clusters import until
 from tests.storage.faulty import Faults, FaultySource
 
 __all__ = ["keys"]
-pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore", "keys")
 
 
 def revisions(node: Machine, dataset: str = "corpus") -> list[dict[str, Any]]:

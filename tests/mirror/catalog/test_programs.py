@@ -20,7 +20,7 @@ from tests.runs import make_config
 from tests.storage.faulty import Faults, FaultySource
 
 __all__ = ["keys"]
-pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore", "keys")
 NUM_FETCHED = 16
 """Requests in flight for what is wanted."""
 FILE_BYTES = 100_000

@@ -29,7 +29,6 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.system.limited_json import parse_json
 from tests.mirror.etcd import EtcdServer
 
-pytestmark = pytest.mark.timeout(180)
 PREFIX = "test/v1/"
 MB = 1 << 20
 

@@ -7,7 +7,6 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages
 from megablend.mirror.disk.room import NEVER, PAST_SECONDS, PINNED, WANTED, Need, Room
 
-pytestmark = pytest.mark.timeout(20)
 FILE = FileKey("s3://b/f", "e", 1 << 40)
 SMALL = FileKey("s3://b/small", "e", 9000)
 F = FILE.digest

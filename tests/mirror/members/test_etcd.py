@@ -18,13 +18,11 @@ from megablend.system.close_server import close_server
 from tests.mirror.etcd import EtcdServer
 from tests.storage.objects.servers.start import find_free_port
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def call(etcd: EtcdServer, path: str, **about: Any) -> Any:
     """What the gateway answers, without the client."""
     request = urllib.request.Request(f"{etcd.url}/v3/{path}", json.dumps(about).encode())
-    with urllib.request.urlopen(request, timeout=20, context=etcd.client) as answer:
+    with urllib.request.urlopen(request, timeout=500, context=etcd.client) as answer:
         return json.load(answer)
 
 

@@ -24,7 +24,7 @@ from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_views import is_in
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore")
 LEASE = 3.0
 
 

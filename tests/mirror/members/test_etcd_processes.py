@@ -20,11 +20,11 @@ from megablend.storage.by_scheme import make_storage
 from megablend.storage.options_parser import parse_options
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.nodes import get_status
-from tests.mirror.peers.clusters import find_ports
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("obstore")
 LEASE = 4.0
 
 

@@ -25,8 +25,6 @@ from tests.mirror.peers.test_signing import Authority
 
 __all__ = ["keys"]
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

@@ -11,7 +11,7 @@ from megablend.mirror.node.frames import HEAD, MAX_PAYLOAD, Kind, pack
 from tests.mirror.catalog.test_datasets import keys, machine
 
 __all__ = ["keys"]
-pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore", "keys")
 
 
 def test_frames_that_are_none_are_logged_once_a_minute(tmp_path: Path) -> None:
@@ -19,12 +19,12 @@ def test_frames_that_are_none_are_logged_once_a_minute(tmp_path: Path) -> None:
         node.ask("list")
         for _ in range(30):
             with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(30)
+                client.settimeout(500)
                 client.connect(str(node.folder / "node.sock"))
                 client.sendall(pack(Kind.DATASETS, 1, b"[1]"))
                 assert HEAD.unpack(client.recv(HEAD.size))[1] == Kind.FAILED
             with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(30)
+                client.settimeout(500)
                 client.connect(str(node.folder / "node.sock"))
                 client.sendall(HEAD.pack(MAX_PAYLOAD + 1, Kind.DATASETS, 1))
                 assert HEAD.unpack(client.recv(HEAD.size))[1] == Kind.FAILED

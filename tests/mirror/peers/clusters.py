@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import resource
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -27,6 +25,7 @@ from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.peers.links import Link
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
 QUICK = Pace(ping=0.2, silent=1.0, gone=6.0, complete=20.0)
 PATIENT = Pace(ping=0.2, silent=20.0, gone=6.0, complete=60.0)
@@ -34,17 +33,6 @@ PATIENT = Pace(ping=0.2, silent=20.0, gone=6.0, complete=60.0)
 MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 # Several nodes are in one process, both ends of their connections too
 resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
-
-
-def find_ports(count: int) -> list[int]:
-    """Free ports of loopback that no connection gets by chance: a node that starts again needs its own."""
-    found = set[int]()
-    while len(found) < count:
-        port = random.SystemRandom().randrange(12_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as each:
-            each.bind(("127.0.0.1", port))
-            found.add(port)
-    return sorted(found)
 
 
 class HandedView(Views):

@@ -16,7 +16,7 @@ from tests.cases import others_slow
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 
 
 def make_files(count: int = 4, most: int = 20 << 20, seed: int = 0) -> dict[str, bytes]:

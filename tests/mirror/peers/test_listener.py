@@ -63,7 +63,7 @@ def test_connections_that_come_while_it_stops_are_closed(num_rounds: int) -> Non
             for _ in range(num_rounds):
                 await asyncio.sleep(0)
             await listener.stop()
-            client.settimeout(60)
+            client.settimeout(500)
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
 

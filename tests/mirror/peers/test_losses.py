@@ -18,7 +18,7 @@ from tests.mirror.peers.test_cluster import is_read_once
 from tests.mirror.peers.test_links import is_settled_at, make_small, names_by_home
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 
 
 def held_bytes(nodes: NodesOf, i: int, key: FileKey) -> int:
@@ -31,7 +31,7 @@ def formed(nodes: NodesOf, i: int = 0) -> bool:
 
 def test_what_is_due_later_waits_for_a_node_that_is_away_until_it_is_gone(tmp_path: Path) -> None:
     async def run() -> None:
-        pace = PATIENT._replace(gone=8.0)
+        pace = PATIENT._replace(gone=15.0)
         async with NodesOf(tmp_path, source, 3, pace) as nodes:
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
@@ -133,7 +133,7 @@ def test_a_signature_that_one_node_alone_knows(status: int, tmp_path: Path) -> N
             assert names
             begin = time.monotonic()
             await nodes.read_all(0, names=names)
-            assert time.monotonic() - begin < 20
+            assert time.monotonic() - begin < 50
             keys = [await nodes.key(name) for name in names]
             await until(lambda: all(held_bytes(nodes, 1, key) == key.size for key in keys))
             before = source.bytes

@@ -27,7 +27,7 @@ from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_signing import Authority
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 HASTY = Pace(ping=0.2, silent=5.0, gone=6.0, complete=1.5)
 """Who is missing is not waited for."""
 FILES = {"d/0": b"\x07" * (3 << 20), "d/1": bytes(range(256)) * 8192}
@@ -39,7 +39,7 @@ async def fail(nodes: NodesOf, i: int, kind: type[MegablendError], message: str)
     begin = time.monotonic()
     with pytest.raises(kind, match=message):
         await nodes.nodes[i].engine.obtain(Want(key, pages_of_file(5000), time.monotonic()))
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50
     assert nodes.source.requests == 0
 
 

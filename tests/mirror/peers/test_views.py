@@ -18,7 +18,7 @@ from tests.mirror.peers.clusters import PATIENT, HandedViews, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("obstore")
 
 
 def is_in(nodes: NodesOf, number: int, *which: int) -> bool:

@@ -51,7 +51,7 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
             return read(*arguments)
         except EOFError:
             if threading.current_thread().name == "megablend-mirror":
-                is_over.wait(60)
+                is_over.wait(500)
             raise
 
     monkeypatch.setattr(connection, "_read_frame", read_late)
@@ -59,7 +59,7 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
         connected = connect(settings)
         before = connected.command(Kind.STATUS)["pid"]
         kill_node(tmp_path / "m")
-        answer = connected.request(Kind.STATUS, b"").result(60)
+        answer = connected.request(Kind.STATUS, b"").result(500)
         assert str(before).encode() not in answer
         is_over.set()
 

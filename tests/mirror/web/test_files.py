@@ -35,16 +35,17 @@ from tests.mirror.catalog.test_datasets import (
 )
 from tests.mirror.node.test_metrics import parse_metrics
 from tests.mirror.nodes import kill_node
-from tests.mirror.peers.clusters import PATIENT, NodesOf, find_ports
+from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.mirror.peers.clusters import until as until_async
 from tests.mirror.peers.test_signing import Authority, authorities
 from tests.mirror.test_clusters import until
 from tests.mirror.test_runs import digest_batches, list_paths
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.start import find_ports
 
 __all__ = ["authorities", "keys"]
-pytestmark = [pytest.mark.usefixtures("obstore", "keys"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("obstore", "keys")
 TOKEN = "5f1d-the-token-that-nobody-else-has"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 BLOCK = 256 << 10
@@ -63,7 +64,7 @@ class Web:
         self, path: str, method: str = "GET", token: bool = True, **headers: str
     ) -> tuple[int, Message, bytes]:
         """Status, headers and body of an answer; the path is sent as it is."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=500)
         try:
             given = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, headers=(AUTHORIZED if token else {}) | given)
@@ -96,7 +97,7 @@ def curl(*args: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         ["curl", "--silent", "--show-error", "--fail", "--path-as-is", *map(str, args)],
         capture_output=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
 

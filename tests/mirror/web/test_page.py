@@ -200,7 +200,6 @@ def test_a_thousand_nodes_and_datasets() -> None:
 
 
 @pytest.mark.usefixtures("obstore", "keys")
-@pytest.mark.timeout(120)
 def test_a_node_s_own_page(tmp_path: Path) -> None:
     files = make_files("d", {**MIXED, "more.bin": 6 * MB})
     with web(tmp_path, files) as served:

@@ -16,7 +16,7 @@ from megablend.errors import CorruptFileError
 from tests.runs import make_config
 from tests.storage.faulty import FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.long]
 KEY = "d/a.parquet"
 Make = Callable[..., dict[str, Any]]
 

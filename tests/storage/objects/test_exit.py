@@ -48,7 +48,7 @@ def end_well(url: str, how: str) -> None:
     """Run a process that ends in one of the ways, and check its exit code and what it says."""
     command = [sys.executable, "-c", SCRIPT, url, how]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment()
+        command, capture_output=True, text=True, timeout=500, check=False, env=environment()
     )
     lines = done.stderr.splitlines()
     if how == "interrupt":

@@ -33,7 +33,7 @@ def test_workers_that_are_not_forked_read_with_the_parents_options(method: str) 
         url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         with multiprocessing.get_context(method).Pool(1) as pool:
-            assert pool.apply_async(read_in_child, (storage, url)).get(timeout=240) == "0123"
+            assert pool.apply_async(read_in_child, (storage, url)).get(timeout=500) == "0123"
 
 
 def test_a_forked_child_is_refused_rather_than_tried_again() -> None:
@@ -71,5 +71,5 @@ def test_a_fork_before_the_first_read() -> None:
     """As the remedy of the other one says."""
     with FaultySource({"b/x": b"0123456789"}) as source:
         command = [*python(), "-c", FORK_FIRST, f"{source.url}/b/x"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stderr

@@ -370,7 +370,7 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
             config |= {"storage": {"s3://": {"endpoint": source.url}}}
             (tmp_path / "config.json").write_text(json.dumps(config))
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=300, check=False, env=environment
+                command, capture_output=True, text=True, timeout=500, check=False, env=environment
             )
             assert done.returncode == 0, done.stderr
         requested = Counter(

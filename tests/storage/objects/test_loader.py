@@ -84,7 +84,7 @@ def run_script(folder: Path, text: str, config: dict[str, Any]) -> subprocess.Co
         [sys.executable, script, json.dumps(config)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
         env={**os.environ, "PYTHONPATH": ":".join([str(root), *sys.path])},
     )
@@ -188,14 +188,13 @@ def is_quiet(server: FaultySource) -> bool:
 
 def wait_until(is_reached: Callable[[], bool]) -> None:
     """Wait at most four minutes; the source is tried for ten."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not is_reached():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_first_batch_is_there_when_one_percent_of_the_data_has_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from megablend.storage.options_parser import parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.long]
 Settings = dict[str, Any]
 
 

@@ -171,7 +171,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     yield f"http://127.0.0.1:{running.server_port}/x"
     running.shutdown()
     running.server_close()
-    thread.join(timeout=240)
+    thread.join(timeout=500)
 
 
 @pytest.mark.parametrize("url", SERVERS.values(), ids=SERVERS, indirect=True)

@@ -146,7 +146,7 @@ def _run(folder: Path, *command: str) -> None:
         [each for each in command if each],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         env=_environment(folder),
     )

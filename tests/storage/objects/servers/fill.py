@@ -17,7 +17,7 @@ AZURITE_KEY = (
 
 
 def _send(request: urllib.request.Request) -> None:
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=500).close()
 
 
 class GoogleBucket:

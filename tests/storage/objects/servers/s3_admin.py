@@ -62,6 +62,6 @@ class S3Admin:
             url, data, {**headers, "Authorization": credential}, method=method
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(call, timeout=30) as answer:
+        with opener.open(call, timeout=500) as answer:
             answer.read()
             return answer  # type: ignore[no-any-return]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -47,7 +50,7 @@ def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
             ]
             for command in (venv, install):
                 done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=240, check=False
+                    command, capture_output=True, text=True, timeout=500, check=False
                 )
                 if done.returncode:
                     unavailable(
@@ -65,12 +68,19 @@ def find_pip() -> Path | None:
     return script if script and script.exists() else None
 
 
+def ending_with_parent(command: list[str]) -> list[str]:
+    """The command of a process that is terminated when the thread that has started it ends, also if
+    that is killed: where util-linux is there."""
+    program = shutil.which("setpriv")
+    return command if program is None else [program, "--pdeathsig", "TERM", "--", *command]
+
+
 @contextmanager
 def running(command: list[str], log: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
     """A server's process, ended with its children."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command,
+            ending_with_parent(command),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -90,16 +100,25 @@ def running(command: list[str], log: Path, **options: object) -> Iterator[subpro
                 process.stdout.close()
 
 
+def find_ports(count: int) -> list[int]:
+    """Free ports of loopback that no connection gets by chance: a server that starts again needs its own."""
+    found = set[int]()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("127.0.0.1", port))
+            found.add(port)
+    return sorted(found)
+
+
 def find_free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return find_ports(1)[0]
 
 
 def wait_for_port(
     port: int, process: subprocess.Popen[str], log: Path, host: str = "127.0.0.1"
 ) -> None:
-    end = time.monotonic() + 240
+    end = time.monotonic() + 500
     while time.monotonic() < end:
         with socket.socket() as probe:
             probe.settimeout(1)
