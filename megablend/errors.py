@@ -10,6 +10,7 @@
     │   ├── MissingFileError (FileNotFoundError)
     │   ├── CorruptFileError              its bytes do not conform to its format
     │   ├── ChangedFileError              it is not the file that was indexed
+    │   ├── RefusedFileError              its source, or the system, denies access to it
     │   └── UnsupportedFileError          a valid file that megablend cannot read
     ├── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
     │   └── DamagedCacheError             a table or manifest is not what was committed, and a build repairs it
@@ -120,6 +121,11 @@ class CorruptFileError(DataError):
 
 class ChangedFileError(DataError):
     """A file is not the one that was indexed."""
+
+
+class RefusedFileError(DataError):
+    """A file's source, or the system, refuses to give it until a person changes something: the
+    credentials, the permissions or the settings."""
 
 
 class UnsupportedFileError(DataError):

@@ -22,6 +22,7 @@ from megablend.errors import (
     CorruptFileError,
     DataError,
     MissingFileError,
+    RefusedFileError,
 )
 from megablend.kernels.file_ranges import fill_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
@@ -257,7 +258,8 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
         return replaced_error(path)
     # The last part of the remedy is for files that are written
     remedy = remedy_of(error.errno).removesuffix(", or use another folder")
-    return DataError(path, f"cannot be read: {cause_of(error)}: {remedy}")
+    kind = RefusedFileError if isinstance(error, PermissionError) else DataError
+    return kind(path, f"cannot be read: {cause_of(error)}: {remedy}")
 
 
 def replaced_error(path: str) -> ChangedFileError:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding, State
+from megablend.mirror.catalog.goal_state import State
+from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.share import Kept, make_share

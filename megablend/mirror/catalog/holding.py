@@ -7,26 +7,22 @@ a plan is made anew at each change, and every 30 seconds.
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from megablend.errors import (
-    ChangedFileError,
-    DataError,
-    MegablendError,
-    MissingFileError,
-    ResourceError,
-)
+from megablend.errors import DataError, MegablendError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.folders import Folders
+from megablend.mirror.catalog.goal_state import State
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.mates import Nodes
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
-from megablend.mirror.catalog.share import NO_SHARE, Kept, Share, make_share
+from megablend.mirror.catalog.share import Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
     PAGE_BYTES,
@@ -39,9 +35,14 @@ from megablend.mirror.members.homes import Homes
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.engine import Want as PageWant
 from megablend.mirror.node.needs import Needs
-from megablend.system.log import LOG
+from megablend.storage.objects.clients import find_fault
 
 _PERIOD_SECONDS = 30.0
+"""The longest time between two plans, and the longest round of fetching: a source may be tried again
+for ten minutes before a request fails."""
+_FAULT_SECONDS = 10.0
+"""The time for which a source may fail before that is reported."""
+_LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _NUM_FETCHERS = 16
@@ -51,46 +52,6 @@ FILES_AT_A_TIME = 256
 """The number of files that are handled in one call of the store's thread: other calls wait for it."""
 _COUNTED_AT_A_TIME = 4096
 """The same for counts of held pages: more, since most of these are in memory."""
-
-
-@dataclass(slots=True, eq=False)
-class State:
-    """The state of a goal: how much of it is held, and why the rest is not."""
-
-    goal: Goal
-    share: Share
-    needed: int
-    """The number of bytes of the share."""
-    missing: int
-    """The number of bytes of the share that are not held."""
-    short: int = 0
-    """The number of bytes of room that the share lacks; 0 if it fits."""
-    trouble: str = ""
-    gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """The kind of error for each file that was deleted or replaced since it was listed, by
-    location."""
-    error: Exception | None = None
-    """An error that waiting does not mend: a file was deleted or replaced, or the manifest is
-    damaged."""
-
-    @property
-    def name(self) -> tuple[str, str]:
-        """The name of the want, and the digest of the revision."""
-        return self.goal.want.name, self.goal.revision.digest
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the state for people and programs."""
-        want = self.goal.want
-        return {
-            "want": want.target,
-            "revision": self.goal.revision.digest,
-            "pinned": want.is_pinned,
-            "until": want.until,
-            "bytes": self.needed,
-            "missing": self.missing,
-            "short": self.short,
-            "trouble": self.trouble,
-        }
 
 
 class Holding:
@@ -175,9 +136,7 @@ class Holding:
             changing = asyncio.ensure_future(self._changed.wait())
             awaited = [fetching, changing]
             try:
-                await asyncio.wait(
-                    awaited, timeout=_PERIOD_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 if fetching.done() and not fetching.result():
                     has_trouble = self.trouble or any(state.trouble for state in self.states)
                     pause = _RETRY_SECONDS if has_trouble else _PERIOD_SECONDS
@@ -261,19 +220,17 @@ class Holding:
             share = await self.find_share(want, revision)
         except DataError as error:
             # Other revisions do not wait until this manifest is available again
-            state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes)
-            if self._catalog.own:
-                state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
-            else:
-                state.trouble = str(error)
-                state.error = error
-            return state
+            if not self._catalog.own:
+                return State.without_manifest(goal, error)
+            away = () if self._nodes is None else self._nodes.find_away()
+            return State.before_manifest(goal, may_come=bool(away))
         missing = 0
         for begin in range(0, len(share), _COUNTED_AT_A_TIME):
             missing += await self._engine.call(self._count_missing, share, begin)
         state = State(goal, share, share.num_bytes, missing)
-        troubles = {earlier.name: earlier.trouble for earlier in self.states}
-        state.trouble = troubles.get(state.name, "")
+        for earlier in self.states:
+            if earlier.name == state.name:
+                state.keep_trouble(earlier)
         return state
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
@@ -326,16 +283,19 @@ class Holding:
                 self.folders.remove(revision, files, wanted)
 
     async def _fetch(self) -> bool:
-        """Fetch the missing pages for which there is room. Returns: whether to make a new plan
-        at once, because pages were fetched or turned out to be held already."""
+        """Fetch the missing pages for which there is room, in a round that ends after
+        _PERIOD_SECONDS at the latest. Returns: whether to make a new plan at once, because pages
+        were fetched, are on their way, or turned out to be held already."""
         # Without a manifest it is not known what to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
         parts = self._list_missing(in_trouble)
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time
         failed: dict[FileKey | State, Exception] = {}
+        coming: dict[int, tuple[_Part, float]] = {}
+        """For each fetcher: the part that it waits for, and since when."""
         num_done = 0
 
-        async def fetch() -> None:
+        async def fetch(number: int) -> None:
             nonlocal num_done
             while True:
                 async with turn:
@@ -346,6 +306,7 @@ class Holding:
                 while self._needs.is_fetching:
                     await asyncio.sleep(_PAUSE_SECONDS)
                 error = failed.get(part.key) or failed.get(state)
+                coming[number] = part, time.monotonic()
                 try:
                     if error is None:
                         await self._get(part)
@@ -356,22 +317,40 @@ class Holding:
                     # If there is no room, or a node is away, other files of the goal also wait
                     has_to_wait = isinstance(error, ResourceError | AwayError)
                     failed[state if has_to_wait else part.key] = error
+                del coming[number]
                 if error is not None:
                     in_trouble.add(state)
-                    _note_error(state, error)
+                    state.note(error)
 
+        end = time.monotonic() + _PERIOD_SECONDS
+        tasks = [asyncio.ensure_future(fetch(i)) for i in range(_NUM_FETCHERS)]
+        pending = set(tasks)
         try:
-            await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
+            while pending and time.monotonic() < end:
+                done, pending = await asyncio.wait(pending, timeout=_LOOK_SECONDS)
+                for task in done:
+                    task.result()  # raises the error of a task that failed
+                for part, since in coming.values():
+                    is_late = time.monotonic() - since >= _FAULT_SECONDS
+                    if is_late and not part.state.is_noted:
+                        fault = find_fault(part.key.location, _FAULT_SECONDS)
+                        if fault is not None:
+                            part.state.note(fault)
         except MegablendError as error:
             self.trouble = str(error)
             return False
-        untroubled = [
-            state for state in self.states if state not in in_trouble and state.error is None
-        ]
-        for state in untroubled:
-            state.trouble = ""
+        finally:
+            for task in tasks:
+                task.cancel()
+        for state in self.states:
+            state.end_round()
         await self._notify()
-        return num_done > 0 or any(state.missing and not state.short for state in untroubled)
+        has_come = any(
+            state.missing and not state.short and state.error is None
+            for state in self.states
+            if state not in in_trouble
+        )
+        return num_done > 0 or bool(pending) or has_come
 
     async def _get(self, part: _Part) -> None:
         """Copy pages from the twin of their file if it has them all, or fetch them. Raises: see
@@ -387,27 +366,42 @@ class Holding:
         await self._engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
-        """Yield the missing portions that have room, the most important ones first. Goals without a
-        manifest are skipped, and added to `in_trouble`. Raises: DataError."""
-        for state in self.states:
-            if not state.missing or state.short or state in in_trouble:
+        """Yield the missing portions that have room, the most important ones first. Goals in trouble,
+        to which callers may add, get one portion at a time, between them all portions of the others:
+        their files may be many, or wait for a source that does not respond. Goals without a manifest
+        are skipped, and added to `in_trouble`. Raises: DataError."""
+        waiting = deque(
+            (state, self._list_missing_of(state, in_trouble))
+            for state in self.states
+            if state.missing and not state.short and state not in in_trouble
+        )
+        had_trouble = {state for state in self.states if state.trouble}
+        while waiting:
+            state, parts = waiting[0]
+            part = await anext(parts, None)
+            if part is None:
+                waiting.popleft()
                 continue
-            try:
-                files = await asyncio.to_thread(
-                    self._catalog.read_files, state.goal.revision.digest
-                )
-            except DataError as error:
-                in_trouble.add(state)
-                _put_trouble(state, error)
-                continue
-            earlier = await asyncio.to_thread(self._read_earlier, state.goal.revision)
-            for begin in range(0, len(state.share), FILES_AT_A_TIME):
-                missing = await self._engine.call(self._list_portions, state.share, begin)
-                for index, portions in missing.items():
-                    file = files[index]
-                    twin = _find_twin(file, earlier)
-                    for pages in portions:
-                        yield _Part(state, file.key, pages, twin)
+            if state in in_trouble or state in had_trouble:
+                waiting.rotate(-1)
+            yield part
+
+    async def _list_missing_of(self, state: State, in_trouble: set[State]) -> AsyncIterator[_Part]:
+        """Yield the missing portions of a goal. Raises: see `_list_missing`."""
+        try:
+            files = await asyncio.to_thread(self._catalog.read_files, state.goal.revision.digest)
+        except DataError as error:
+            in_trouble.add(state)
+            state.put_trouble(str(error), is_stuck=not self._catalog.own)
+            return
+        earlier = await asyncio.to_thread(self._read_earlier, state.goal.revision)
+        for begin in range(0, len(state.share), FILES_AT_A_TIME):
+            missing = await self._engine.call(self._list_portions, state.share, begin)
+            for index, portions in missing.items():
+                file = files[index]
+                twin = _find_twin(file, earlier)
+                for pages in portions:
+                    yield _Part(state, file.key, pages, twin)
 
     def _list_portions(self, share: Share, begin: int) -> dict[int, list[Pages]]:
         """Return the portions that are not held of some files of a share, from the file `begin` on,
@@ -456,34 +450,3 @@ def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Sh
     if own not in names:
         return share.select(np.zeros(len(share.file_index), np.bool_))
     return share.select(Homes(names).find_own(own, share.row_ids, share.rows.blocks, copies))
-
-
-def _note_error(state: State, error: Exception) -> None:
-    """Record why a goal is not held, and log the error unless it is the same as before."""
-    if isinstance(error, MissingFileError | ChangedFileError):
-        state.gone[error.path] = type(error)
-        state.error = error = _explain(state)
-    _put_trouble(state, error)
-    if not isinstance(error, MegablendError | AwayError):
-        LOG.warning("mirror: this is a bug in megablend", exc_info=error)
-
-
-def _put_trouble(state: State, error: Exception) -> None:
-    """Record the trouble with a goal, and log it unless it is the same as before."""
-    if state.trouble != str(error):
-        state.trouble = str(error)
-        LOG.warning("mirror: %s: %s", state.goal.want.target, error)
-
-
-def _explain(state: State) -> DataError:
-    """Return the error for a goal some of whose files were deleted or replaced after listing."""
-    path, kind = min(state.gone.items())
-    happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
-    others = len(state.gone) - 1
-    more = f"; {others:,} more changed" if others else ""
-    dataset = state.goal.revision.dataset
-    return kind(
-        path,
-        f"{happened} at the source after it was listed{more}\n"
-        f"`megablend datasets add {dataset} SOURCE...` makes a revision of the files that exist now",
-    )

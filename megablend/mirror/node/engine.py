@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from megablend.errors import ChangedFileError, ResourceError
+from megablend.errors import ChangedFileError, DataError, ResourceError
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
@@ -180,7 +180,14 @@ class Engine:
             await asyncio.gather(*(asyncio.shield(flight.task) for flight in new_flights))
             if not joined_flights:
                 break
-            await asyncio.wait([flight.task for flight in joined_flights])
+            joined = [flight.task for flight in joined_flights]
+            await asyncio.wait(joined)
+            if want.due == math.inf:
+                # In the background, what the source said to another call need not be asked again
+                errors = [task.exception() for task in joined if not task.cancelled()]
+                for error in errors:
+                    if isinstance(error, DataError):
+                        raise error
         else:
             raise ResourceError(
                 f"{self.store.folder.path}: pages are evicted before they are read; raise `mirror.size`"

@@ -7,7 +7,7 @@ import asyncio
 from typing import NamedTuple, TypeVar
 
 from megablend.arrays import Int64s
-from megablend.errors import DataError, MissingFileError, UnsupportedFileError
+from megablend.errors import DataError, MissingFileError, RefusedFileError, UnsupportedFileError
 from megablend.storage.base import Bytes
 from megablend.storage.head_and_tail import HEAD_BYTES, HeadAndTail
 from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
@@ -213,12 +213,12 @@ class Bucket:
 
 
 def unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """Return what was found. Raises: MissingFileError, UnsupportedFileError or DataError for a
-    failure."""
+    """Return what was found. Raises: MissingFileError, UnsupportedFileError or
+    RefusedFileError for a failure."""
     if not isinstance(found, Failure):
         return found
     if found.kind is Kind.MISSING:
         raise MissingFileError(location, "no such object")
     doing = "listed" if is_list else "read"
-    kind = UnsupportedFileError if found.kind is Kind.BAD_KEY else DataError
+    kind = UnsupportedFileError if found.kind is Kind.BAD_KEY else RefusedFileError
     raise kind(location, f"cannot be {doing}: {found.cause}: {found.remedy}")

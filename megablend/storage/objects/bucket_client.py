@@ -16,6 +16,7 @@ from megablend.errors import (
     CorruptFileError,
     DataError,
     MissingFileError,
+    RefusedFileError,
     UnsupportedFileError,
 )
 from megablend.storage.object_options import StoreOptions
@@ -342,5 +343,9 @@ def _error_of(
             "restore it",
             offset=start,
         )
-    kind = UnsupportedFileError if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE) else DataError
+    kind = (
+        UnsupportedFileError
+        if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE)
+        else RefusedFileError
+    )
     return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")

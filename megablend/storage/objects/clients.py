@@ -8,12 +8,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from megablend.errors import DataError
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.bucket_client import BucketClient
@@ -111,6 +112,27 @@ def find_pauses() -> dict[str, float]:
     are left."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
+
+
+def find_fault(location: str, seconds: float) -> DataError | None:
+    """Return the error for a location whose bucket or server has failed for some seconds: no request
+    has succeeded, and at least one has failed. None otherwise."""
+    with _lock:
+        failing = {
+            root: limiter.failing
+            for (root, _), limiter in _limiters.items()
+            if limiter.failing is not None and location.startswith(f"{root}/")
+        }
+    for root, (since, cause) in failing.items():
+        passed = time.monotonic() - since
+        if passed >= seconds:
+            at = datetime.fromtimestamp(time.time() - passed).isoformat(" ", "seconds")
+            return DataError(
+                root,
+                f"no request has succeeded since {at}: {cause}\n"
+                "check the source and the network: requests are tried again",
+            )
+    return None
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST_REQUESTS = 256
 """The number of a process's requests in flight before any latency was measured: at 30 ms and 64 KB
@@ -56,6 +56,15 @@ def _find_worker() -> Any:
     """Return torch's description of this DataLoader worker; None in any other process."""
     data = sys.modules.get("torch.utils.data")  # torch is not imported for this
     return data.get_worker_info() if data is not None else None
+
+
+class Failing(NamedTuple):
+    """The failures of a source since it last responded as it should."""
+
+    since: float
+    """The time of the event loop of the first failure."""
+    cause: str
+    """Why the last request failed."""
 
 
 class RateLimiter:
@@ -119,6 +128,9 @@ class RateLimiter:
         """The time at which the source last said that it is busy."""
         self.paused_until = 0.0
         """The time of the event loop before which no request is admitted."""
+        self.failing: Failing | None = None
+        """How the source has failed, whatever the kinds of failures, since its last response; None
+        if it has not."""
 
     def divide(self, processes: int) -> None:
         """Divide the limits of the whole job between `processes` processes from now on."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from megablend.errors import DataError
 from megablend.storage.objects.failures import Failure, Kind, read_failure
-from megablend.storage.objects.rate_limiter import RateLimiter
+from megablend.storage.objects.rate_limiter import Failing, RateLimiter
 from megablend.storage.process_counts import count
 from megablend.system.log import LOG
 
@@ -34,6 +34,8 @@ _PAGE_KEYS = 1000
 """The number of keys on a page of a listing."""
 _LISTED_BYTES = 250
 """The approximate bytes of an object in a listing in addition to its key."""
+_OF_OBJECTS = (Kind.MISSING, Kind.CHANGED, Kind.EMPTY, Kind.BAD_KEY)
+"""The kinds of failures for which the source is not at fault."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 """The kinds of failures after which a request is tried until it has failed for too long."""
 
@@ -77,6 +79,7 @@ class RetryPolicy:
     def note_success(self) -> None:
         """Note that a request got a response."""
         self._has_answered = True
+        self._limiter.failing = None
         self._limiter.speed_up()
 
     async def retry(
@@ -109,7 +112,7 @@ class RetryPolicy:
             failed_at = now()
             while isinstance(found, Failure):
                 self._check_time(location, found, attempts, now() - failed_at)
-                self._note_failure(found)
+                self._note_failure(found, now())
                 if _is_final(found, attempts):
                     return found
                 await self._pause(found, attempts, now())
@@ -136,8 +139,12 @@ class RetryPolicy:
             pause += 0.5
         await asyncio.sleep(pause)
 
-    def _note_failure(self, failure: Failure) -> None:
+    def _note_failure(self, failure: Failure, now: float) -> None:
         """Count a failure, which shows that the source responds unless it is of the connection."""
+        before = self._limiter.failing
+        is_fault = failure.kind not in _OF_OBJECTS
+        since = now if before is None else before.since
+        self._limiter.failing = Failing(since, failure.cause) if is_fault else None
         self.counts.failures += 1
         self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
 

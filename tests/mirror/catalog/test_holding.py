@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from megablend.errors import MissingFileError
+from megablend.errors import ConfigError, DataError, MissingFileError, RefusedFileError
 from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
@@ -20,9 +21,15 @@ from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, count_bytes, pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node import engine
-from megablend.mirror.node.engine import Engine, Keep, Origins
+from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins
 from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.source_reads import SourceReader, make_key
+from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from tests.mirror.peers.clusters import until
+from tests.storage.faulty import Faults, FaultySource
 
+T = TypeVar("T")
 KEY = FileKey("s3://b/x", "e", 70_000)
 
 
@@ -51,23 +58,42 @@ class FailingReader:
         raise MissingFileError(want.key.location, "is gone")
 
 
+class ScriptedReader(HeldUpReader):
+    """Ends each read, in turn, with an error; further ones are held up."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    async def read(self, want: engine.Want, keep: Keep) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        await super().read(want, keep)
+
+
 def make_catalog(store: PageStore, *datasets: str) -> Catalog:
     """Of datasets with the same file, which are wanted."""
     catalog = Catalog(store.folder)
-    files = Manifest.of_lines([pack_line("x", KEY)])
     for dataset in datasets:
-        revision = Revision(
-            dataset=dataset,
-            digest=files.revision,
-            num_files=1,
-            num_bytes=KEY.size,
-            added=0.0,
-            sources=(),
-        )
-        catalog.put_manifest(revision.digest, files.pack())
-        catalog.put_revision(catalog.date(revision))
-        catalog.put_want(Want(dataset=dataset, revision=LATEST, since=0.0))
+        add_dataset(catalog, dataset, KEY)
     return catalog
+
+
+def add_dataset(catalog: Catalog, dataset: str, *keys: FileKey) -> None:
+    """Add a dataset that is wanted."""
+    lines = sorted((key.location.rpartition("/")[2], key) for key in keys)
+    files = Manifest.of_lines([pack_line(path, key) for path, key in lines])
+    revision = Revision(
+        dataset=dataset,
+        digest=files.revision,
+        num_files=len(keys),
+        num_bytes=sum(key.size for key in keys),
+        added=0.0,
+        sources=(),
+    )
+    catalog.put_manifest(revision.digest, files.pack())
+    catalog.put_revision(catalog.date(revision))
+    catalog.put_want(catalog.date_want(Want(dataset=dataset, revision=LATEST, since=0.0)))
 
 
 def test_what_comes_while_it_is_planned_is_seen_at_once(tmp_path: Path) -> None:
@@ -170,6 +196,184 @@ def test_a_manifest_that_no_node_has_is_told_and_waited_for(tmp_path: Path) -> N
         await pages.close()
 
     asyncio.run(work())
+
+
+def test_a_manifest_that_has_come_is_no_trouble_any_longer(tmp_path: Path) -> None:
+    """Also while the source is silent, so that no round of fetching ends by itself."""
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, HeldUpReader())
+        catalog = make_catalog(store, "d")
+        catalog.own = "a:1"
+        (manifest,) = (tmp_path / "m" / "manifests").iterdir()
+        data = manifest.read_bytes()
+        manifest.unlink()
+        holding = Holding(pages, Needs(pages), catalog)
+        running = asyncio.ensure_future(holding.run())
+        await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 30)
+        assert "no node has sent its manifest yet" in holding.states[0].trouble
+        assert holding.states[0].is_stuck
+        manifest.write_bytes(data)
+        holding.change()
+        await asyncio.wait_for(holding.wait_for(lambda: not holding.states[0].trouble), 30)
+        assert not holding.states[0].is_stuck
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_stuck"),
+    [
+        (AwayError("a:1 is unreachable"), False),
+        (DataError("s3://b/x", "cannot be read: the server is busy; tried 9 times"), False),
+        (RefusedFileError("s3://b/x", "cannot be read: access is denied"), True),
+        (ConfigError("s3://b/x: is outside the prefixes"), True),
+    ],
+)
+def test_a_trouble_ends_with_the_round_that_does_not_find_it(
+    error: Exception, is_stuck: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node was away, say; it is back, and the source does not respond."""
+    monkeypatch.setattr(holding, "_RETRY_SECONDS", 0.01)
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, ScriptedReader(error))
+        held = Holding(pages, Needs(pages), make_catalog(store, "d"))
+        running = asyncio.ensure_future(held.run())
+        await asyncio.wait_for(
+            held.wait_for(lambda: bool(held.states) and held.states[0].trouble == str(error)), 30
+        )
+        assert held.states[0].as_json()["stuck"] == is_stuck
+        monkeypatch.setattr(holding, "_PERIOD_SECONDS", 0.05)
+        monkeypatch.setattr(holding, "_LOOK_SECONDS", 0.01)
+        held.change()
+        await asyncio.wait_for(held.wait_for(lambda: not held.states[0].trouble), 30)
+        assert not held.states[0].is_stuck
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_an_error_that_comes_after_the_round_that_asked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client tries a request again for ten minutes, a round ends after half a minute."""
+    monkeypatch.setattr(holding, "_PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(holding, "_LOOK_SECONDS", 0.01)
+    again = asyncio.Event()
+
+    class LateReader(HeldUpReader):
+        async def read(self, want: engine.Want, keep: Keep) -> None:
+            await self.gate.wait()
+            self.gate.clear()
+            raise DataError(KEY.location, "cannot be read: the server is busy")
+
+    class CountingEngine(Engine):
+        """Tells when the second round waits for the request of the first one."""
+
+        num_rounds = 0
+
+        async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+            result = await super().call(function, *arguments)
+            if function == self._find_missing:
+                self.num_rounds += 1
+                monkeypatch.setattr(holding, "_PERIOD_SECONDS", 30.0)
+                if self.num_rounds == 2:
+                    again.set()
+            return result
+
+    async def work() -> None:
+        reader = LateReader()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = CountingEngine(store, reader)
+        held = Holding(pages, Needs(pages), make_catalog(store, "d"))
+        running = asyncio.ensure_future(held.run())
+        await asyncio.wait_for(again.wait(), 30)
+        reader.gate.set()
+        await asyncio.wait_for(
+            held.wait_for(lambda: "the server is busy" in held.states[0].trouble), 25
+        )
+        running.cancel()
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_many_files_that_are_denied_hold_up_no_other_dataset(tmp_path: Path) -> None:
+    async def work() -> None:
+        asked = list[str]()
+
+        class DenyingReader(HeldUpReader):
+            async def read(self, want: engine.Want, keep: Keep) -> None:
+                asked.append(want.key.location)
+                if "/denied/" in want.key.location:
+                    raise RefusedFileError(want.key.location, "cannot be read: access is denied")
+                await super().read(want, keep)
+
+        reader = DenyingReader()
+        reader.gate.set()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        catalog = Catalog(store.folder)
+        add_dataset(catalog, "a", *(FileKey(f"s3://b/denied/{i}", "e", 70) for i in range(1000)))
+        add_dataset(catalog, "b", *(FileKey(f"s3://b/open/{i}", "e", 70) for i in range(100)))
+        held = Holding(pages, Needs(pages), catalog)
+        for most_before in (3 * holding._NUM_FETCHERS, 1):
+            asked.clear()
+            await held._plan()
+            await held._fetch()
+            of_b = [place for place, each in enumerate(asked) if "/open/" in each]
+            assert len(asked) == 1100
+            # In the first round, a's trouble is not known; in the second one it is
+            assert of_b[0] <= most_before
+            assert of_b[-1] < of_b[0] + 100 + 2 * holding._NUM_FETCHERS
+            for i in range(100):
+                await pages.call(
+                    store.drop, FileKey(f"s3://b/open/{i}", "e", 70), pages_of_file(70)
+                )
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_a_source_that_fails_is_told_while_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstore: None
+) -> None:
+    """Long before a request is given up."""
+    monkeypatch.setattr(holding, "_FAULT_SECONDS", 1.0)
+    with FaultySource({"b/x": bytes(KEY.size)}) as source:
+        location = f"{source.url}/b/x"
+
+        async def work() -> None:
+            options = parse_mirror(
+                {"folder": str(tmp_path / "m"), "prefixes": [source.url], "reserve": 0}
+            )
+            reader = SourceReader(options, ObjectOptions())
+            store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+            pages = Engine(store, reader)
+            key = make_key(location, await reader.stat(location))
+            source.faults = Faults(status={503: 1.0})
+            catalog = Catalog(store.folder)
+            add_dataset(catalog, "d", key)
+            held = Holding(pages, Needs(pages), catalog)
+            running = asyncio.ensure_future(held.run())
+            await until(lambda: bool(held.states) and bool(held.states[0].trouble))
+            trouble = held.states[0].trouble
+            assert trouble.startswith(f"{source.url}: no request has succeeded since ")
+            assert trouble.endswith("check the source and the network: requests are tried again")
+            assert not held.states[0].is_stuck
+            source.faults = Faults()
+            await until(lambda: not held.states[0].missing)
+            await until(lambda: not held.states[0].trouble)
+            running.cancel()
+            await pages.close()
+
+        asyncio.run(work())
 
 
 def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again_at_once(

@@ -124,3 +124,20 @@ def test_fewer_requests_are_sent_to_a_busy_source(monkeypatch: pytest.MonkeyPatc
     trial = Trial(monkeypatch)
     assert trial.run([Kind.BUSY, Kind.MISSING]) is Kind.MISSING
     assert trial.limiter.is_slowed
+
+
+def test_a_source_is_at_fault_from_its_first_failure_whatever_the_next_ones_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trial = Trial(monkeypatch)
+    trial.run([Kind.REFUSED])
+    first = trial.limiter.failing
+    assert first is not None
+    trial.pauses.append(20.0)
+    trial.run([Kind.AGAIN, Kind.BUSY, Kind.AGAIN, Kind.CONNECT, Kind.REFUSED])
+    assert trial.limiter.failing == first
+    # A response about an object is one, too
+    trial.run([Kind.MISSING])
+    assert trial.limiter.failing is None
+    trial.run([Kind.BUSY, None])
+    assert trial.limiter.failing is None
