@@ -135,7 +135,8 @@ def want_command(
     """Have nodes hold a dataset: its latest revision, or REVISION.
 
     Without etcd, only this node holds it. Exits with 3 if --wait finds that there is no room for
-    it, or that files are gone.
+    it, that files are gone, or that nothing has come for a minute because of what only a person
+    can change, such as denied access.
     """
     about: dict[str, Any] = {
         "whole": copies == "all",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
-from megablend.mirror.catalog.goal_state import State
+from megablend.mirror.catalog.goal_state import Patience, State
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
@@ -286,7 +286,8 @@ class Datasets:
 
     async def wait(self, target: str) -> dict[str, Any]:
         """Wait until a want is held by all nodes that must hold it. Raises: ResourceError if there is
-        no room; DataError if files are gone; ConfigError if the nodes cannot work together."""
+        no room, or nothing comes because of what only a person can change; DataError if files are
+        gone; ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
         if self._mates is not None:
             # While too few nodes are connected, the waits below continue
@@ -303,12 +304,14 @@ class Datasets:
         """Wait until this node holds its part of a want. Raises: see `wait`."""
         # A want of another node may be in the catalog, and not be planned yet
         self.holding.change()
+        patience = Patience()
 
         def is_decided() -> bool:
             state = self._find_state(want)
             if state is None:
                 return not self.holding.trouble
-            return bool(state.error or state.short or not state.missing)
+            obstacle = patience.look(state.missing, state.trouble if state.is_stuck else "")
+            return bool(state.error or state.short or not state.missing or obstacle)
 
         await self.holding.wait_for(is_decided)
         state = self._find_state(want)
@@ -322,6 +325,8 @@ class Datasets:
                 "earlier wants and the data of jobs\n"
                 "unwant something, raise `mirror.size`, or spread it over more nodes"
             )
+        if patience.obstacle:
+            raise patience.make_error(want)
         return state.as_json()
 
     def _find_state(self, want: Want) -> State | None:

@@ -6,6 +6,7 @@ so that no trouble outlasts its cause.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,17 @@ from megablend.errors import (
     MegablendError,
     MissingFileError,
     RefusedFileError,
+    ResourceError,
     UnsupportedFileError,
 )
+from megablend.mirror.catalog.catalog import Want
 from megablend.mirror.catalog.reconcile import Goal
 from megablend.mirror.catalog.share import NO_SHARE, Share
 from megablend.mirror.node.engine import AwayError
 from megablend.system.log import LOG
 
+STUCK_SECONDS = 60.0
+"""The time without progress after which nobody waits any longer for what only a person can change."""
 _OF_PERSONS = (ConfigError, RefusedFileError, UnsupportedFileError)
 """Errors that last until a person changes something."""
 
@@ -139,3 +144,45 @@ class State:
             "trouble": self.trouble,
             "stuck": self.is_stuck,
         }
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return a text of about so many letters at most: a longer one ends after a word, with an
+    ellipsis."""
+    if len(text) <= letters:
+        return text
+    begin = text[:letters]
+    # A single word of that length is cut
+    return f"{begin.rpartition(' ')[0] or begin} ..."
+
+
+class Patience:
+    """The end of a wait for a want: for STUCK_SECONDS nothing has come, because of what only a person
+    can change."""
+
+    def __init__(self) -> None:
+        self._missing = -1
+        self._since = 0.0
+        self.obstacle = ""
+        """Why the wait has ended; empty while it goes on."""
+
+    def look(self, missing: int, obstacle: str) -> str:
+        """Return why the wait ends now; empty if it does not.
+
+        Args:
+            missing: the number of bytes that are missing now.
+            obstacle: what a person has to change at present; empty if there is nothing.
+        """
+        if not obstacle or missing != self._missing:
+            self._missing = missing
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since >= STUCK_SECONDS:
+            self.obstacle = obstacle
+        return self.obstacle
+
+    def make_error(self, want: Want) -> ResourceError:
+        """Return the error for the wait that has ended."""
+        return ResourceError(
+            f"{self.obstacle}\n{want.target} stays wanted, and is fetched once this is changed: nothing has come for "
+            f"{STUCK_SECONDS:g} s"
+        )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from megablend.errors import MegablendError
 from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision
+from megablend.mirror.catalog.goal_state import shorten
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.source_files import check_name, list_files
 from megablend.mirror.members.homes import Homes
@@ -209,7 +210,7 @@ class Listings:
         """Count a failed listing, and log its trouble unless that was the same before. Returns: the
         trouble."""
         self.counts["failed"] += 1
-        if trouble[:_TROUBLE_LETTERS] != self._catalog.listed[latest.dataset].trouble:
+        if shorten(trouble, _TROUBLE_LETTERS) != self._catalog.listed[latest.dataset].trouble:
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
         return trouble
 
@@ -270,7 +271,7 @@ class Listings:
 
     async def _put_listed(self, dataset: str, trouble: str) -> None:
         """Record that a dataset's source was listed just now."""
-        listed = Listed(time.time(), trouble[:_TROUBLE_LETTERS])
+        listed = Listed(time.time(), shorten(trouble, _TROUBLE_LETTERS))
         try:
             await self._engine.call(self._catalog.put_listed, dataset, listed)
         except MegablendError as error:

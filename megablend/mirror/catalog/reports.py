@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Want
+from megablend.mirror.catalog.goal_state import Patience, shorten
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.mates import Mates
@@ -25,6 +26,7 @@ _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
 """Seconds between reports of a node that lacks pages: its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
+"""The most letters of a trouble in a report: etcd keeps the troubles of all nodes."""
 
 
 class Shortfall(NamedTuple):
@@ -37,11 +39,19 @@ class Shortfall(NamedTuple):
     trouble: str
     gone: bool
     """Whether waiting does not help, since files were deleted or replaced at the source."""
+    stuck: bool
+    """Whether only a person can end the trouble."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Shortfall:
-        """Read a shortfall from a report. Nodes of earlier versions do not report `gone`."""
-        return cls(fields["missing"], fields["short"], fields["trouble"], fields.get("gone", False))
+        """Read a shortfall from a report. Nodes of earlier versions do not report the flags."""
+        return cls(
+            fields["missing"],
+            fields["short"],
+            fields["trouble"],
+            gone=fields.get("gone", False),
+            stuck=fields.get("stuck", False),
+        )
 
 
 class Progress(NamedTuple):
@@ -59,6 +69,12 @@ class Progress(NamedTuple):
     def is_complete(self) -> bool:
         """Whether all nodes hold their parts."""
         return not self.shortfalls and not self.silent
+
+    @property
+    def obstacle(self) -> str:
+        """What a person has to change on one of the nodes; empty if there is nothing."""
+        stuck = [f"{node}: {each.trouble}" for node, each in self.shortfalls.items() if each.stuck]
+        return min(stuck, default="")
 
     def as_json(self) -> dict[str, Any]:
         """Return the progress for people and programs."""
@@ -103,6 +119,8 @@ class NodeReports:
     async def run(self) -> None:
         """Write the report whenever it changes, until cancelled: at most every ten seconds, or every
         second if nothing is missing."""
+        key = self._prefix + self._nodes.own
+        known: int | None = None  # the revision of etcd in which the key was last put
         written = None
         written_at = 0.0
         while True:
@@ -114,12 +132,20 @@ class NodeReports:
             is_new = (lease, report) != written
             is_due = not report["owed"] or time.monotonic() - written_at >= _INCOMPLETE_SECONDS
             if lease and revision and is_new and is_due:
-                key = self._prefix + self._nodes.own
                 # Perhaps the lease has ended: then this node takes another one
                 with contextlib.suppress(EtcdAwayError, ConfigError):
-                    await self._keys.etcd.change({}, {key: pack_json(report)}, lease=lease)
-                    written = (lease, report)
-                    written_at = time.monotonic()
+                    # A request that was given up may still reach etcd: it must not replace a later one
+                    if known is None:
+                        values, _ = await self._keys.etcd.get(key)
+                        known = values[key].revision if key in values else 0
+                    expected = {key: known}
+                    known = None
+                    known = await self._keys.etcd.change(
+                        expected, {key: pack_json(report)}, lease=lease
+                    )
+                    if known is not None:
+                        written = (lease, report)
+                        written_at = time.monotonic()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _make_report(self, revision: int) -> dict[str, Any]:
@@ -127,8 +153,9 @@ class NodeReports:
             state.goal.want.name: Shortfall(
                 missing=state.missing,
                 short=state.short,
-                trouble=state.trouble[:_TROUBLE_LETTERS],
+                trouble=shorten(state.trouble, _TROUBLE_LETTERS),
                 gone=state.error is not None,
+                stuck=state.is_stuck,
             )._asdict()
             for state in self._holding.states
             if state.missing
@@ -198,8 +225,10 @@ class NodeReports:
 
     async def wait_for(self, want: Want) -> Progress:
         """Wait until all nodes hold their parts of a want, however long etcd or nodes are
-        unreachable. Raises: ResourceError if the want does not fit on one of them, or files are
-        gone; ConfigError if it is no longer wanted."""
+        unreachable. Raises: ResourceError if the want does not fit on one of them, files are gone,
+        or nothing comes because of what only a person can change; ConfigError if it is no longer
+        wanted."""
+        patience = Patience()
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):
                 progress_of = {each.want.name: each for each in await self.read_progress()}
@@ -217,6 +246,9 @@ class NodeReports:
                         raise ResourceError(f"{node}: {shortfall.trouble}")
                 if progress.is_complete:
                     return progress
+                missing = sum(each.missing for each in progress.shortfalls.values())
+                if patience.look(missing, progress.obstacle):
+                    raise patience.make_error(want)
             await asyncio.sleep(_LOOK_SECONDS)
         raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
 
