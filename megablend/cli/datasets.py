@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from megablend.cli.node import ask_node, format_gb
+from megablend.cli.node import Starts, ask_node, format_gb
 from megablend.cli.options import CommandGroup, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
@@ -259,16 +259,13 @@ def _ask(mirror: str | None, verb: str, **about: Any) -> dict[str, Any]:
         raise ConfigError(
             f"no mirror given\npass --mirror CONFIG or --mirror FOLDER, or set {_VARIABLE}"
         )
-    # A folder does not record how large its mirror may be, so no process is started for it
-    starts = not Path(mirror).is_dir()
-    response: dict[str, Any] = ask_node(
-        mirror,
-        "DATASETS",
-        {"verb": verb, **about},
-        starts=starts,
-        # Only this verb reads the source by the config's settings
-        agrees=starts and verb == "add",
-    )
+    if Path(mirror).is_dir():
+        starts = Starts.NEVER  # a folder does not record how large its mirror may be
+    elif verb == "add":
+        starts = Starts.UNLESS_ALIKE  # only this verb reads the source by the config's settings
+    else:
+        starts = Starts.IF_NONE
+    response: dict[str, Any] = ask_node(mirror, "DATASETS", {"verb": verb, **about}, starts=starts)
     return response
 
 

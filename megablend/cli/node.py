@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import sys
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 _SLOW_SECONDS = 10.0
 """Time after which a command warns that it is waiting for the node process."""
 of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
+
+
+class Starts(enum.Enum):
+    """When a command starts a node process."""
+
+    NEVER = enum.auto()
+    IF_NONE = enum.auto()
+    """If none is running."""
+    UNLESS_ALIKE = enum.auto()
+    """If none is running with the settings of the command's mirror, apart from its nodes. A process
+    that a job has left behind with other settings ends."""
 
 
 @click.group(cls=CommandGroup)
@@ -129,24 +141,20 @@ def scrub_command(what: str, as_json: bool) -> None:
 def remove_command(what: str, as_json: bool) -> None:
     """Delete the mirror: all that it holds, and its folder."""
     finish(
-        ask_node(what, "REMOVE", starts=True),
+        ask_node(what, "REMOVE", starts=Starts.IF_NONE),
         as_json,
         lambda done: print_line(f"deleted {format_gb(done['bytes'])} of {done['files']:,} files"),
     )
 
 
-def ask_node(
-    what: str, kind: str, about: Any = None, *, starts: bool = False, agrees: bool = False
-) -> Any:
+def ask_node(what: str, kind: str, about: Any = None, *, starts: Starts = Starts.NEVER) -> Any:
     """Send a command to the node process, and return the response.
 
     Args:
         what: a config with a mirror, or the mirror's folder.
         kind: the name of the command's `Kind`.
         about: the argument of the command; None for a command that needs a mirror which exists.
-        starts: whether to start a process if none is running.
-        agrees: whether the process must have the settings of this mirror, apart from its nodes. A
-            process that a job has left behind with other settings ends, and another is started.
+        starts: when to start a process.
 
     Raises: ConfigError if there is no mirror, or no process is running and none is started.
     """
@@ -164,11 +172,12 @@ def ask_node(
         raise ConfigError(
             f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
-    agreed = options.alone() if agrees else None
+    agreed = options.alone() if starts is Starts.UNLESS_ALIKE else None
+    may_start = starts is not Starts.NEVER
     try:
         with (
             _warning_if_slow(options.folder),
-            closing(Connection(options, objects, agreed, starts=starts)) as connection,
+            closing(Connection(options, objects, agreed, starts=may_start)) as connection,
         ):
             return connection.command(Kind[kind], about)
     except NodeLostError as error:
