@@ -65,6 +65,7 @@ class Assembly:
     async def announce_to(self, peer: Peer) -> None:
         """Announce this node's pages to another node until the view ends: all pages at first, and
         after each restart of the other node; then new ones."""
+        path = f"/v1/tell?view={self.view.number}"
         while not self.has_ended:
             needs: list[Need] = []
             session = peer.session
@@ -76,22 +77,25 @@ class Assembly:
                     raise peer.refusal or AwayError(peer.trouble)
                 if is_first:
                     await self.joining.join(peer)
+                    about = f"{list_id(self.view.names)}&session={self.session}"
+                    # Before the pages, which may be many: the node may refuse this one
+                    await peer.post(f"{path}&greets={about}", pack_needs([]))
+                    session = peer.session
                     needs = await self.holders.find_all(peer.name)
-                    greeting = f"&list={list_id(self.view.names)}&session={self.session}&formed={int(self.is_formed)}"
+                    greeting = f"&list={about}&formed={int(self.is_formed)}"
                 elif self.holders.news[peer.name].is_set():
                     needs = self.holders.take_unannounced(peer.name)
                 else:
                     await self._wait_for_news(peer)
                     continue
-                path = f"/v1/tell?view={self.view.number}"
                 *batches, last = batch_needs(needs)
                 for batch in batches:
                     await peer.post(path, pack_needs(batch))
                 # The greeting goes with the last batch: from then on the other node knows all pages
                 await peer.post(path + greeting, pack_needs(last))
                 # A node that was restarted in the meantime is notified of everything again
-                if session in ("", peer.session):
-                    self._told_sessions[peer.name] = peer.session
+                if session == peer.session:
+                    self._told_sessions[peer.name] = session
                 self.agreement.note_news()
             except (AwayError, MegablendError) as error:
                 if not is_first:
@@ -116,8 +120,9 @@ class Assembly:
 
     async def note_pages(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
         """Record announced pages. Raises: ConfigError if `node` is not one of the nodes."""
-        if "list" in query:
-            await self._check_greeting(node, query)
+        listed = query.get("list", query.get("greets"))
+        if listed is not None:
+            await self._check_greeting(node, listed, query.get("session"))
         if node not in self.peers:
             raise ConfigError(explain_unknown(node, self.own))
         await self.holders.note_announced(node, needs)
@@ -126,17 +131,16 @@ class Assembly:
             self._is_formed_elsewhere |= query.get("formed") == "1"
             self.agreement.note_news()
 
-    async def _check_greeting(self, node: str, query: Mapping[str, str]) -> None:
-        """Check the first announcement of another node. Raises: ConfigError if its list of nodes
-        differs, or a third node has its name."""
-        if query["list"] != list_id(self.view.names):
+    async def _check_greeting(self, node: str, listed: str, session: str | None) -> None:
+        """Check the digest of another node's list of nodes, and its session. Raises: ConfigError if
+        the list differs, or a third node has its name."""
+        if listed != list_id(self.view.names):
             raise ConfigError(
                 f"the list of nodes of {node} differs from that of {self.own}\n"
                 "give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node "
                 "stop`)"
             )
         peer = self.peers.get(node)
-        session = query.get("session")
         if peer is None or session in ("", peer.session):
             return
         # Either the node was restarted, or another one has its name

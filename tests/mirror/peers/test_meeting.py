@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import Want
-from megablend.mirror.node.frames import PROTOCOL
+from megablend.mirror.node.frames import PROTOCOL, batch_needs
+from megablend.mirror.peers import assembly
 from megablend.system.close_server import close_server
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.mirror.peers.test_cluster import is_read_once, make_files
@@ -131,6 +133,37 @@ def test_other_lists_of_nodes(tmp_path: Path) -> None:
                 await fail(nodes, i, ConfigError, message)
 
     with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_pages_are_announced_only_to_a_node_that_accepts_the_greeting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they take several requests, of which only the last one has the list of nodes."""
+    monkeypatch.setattr(assembly, "batch_needs", partial(batch_needs, max_bytes=200))
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT, copies=2) as nodes:
+            await nodes.start(0, 1, members=[0, 1])
+            await nodes.read_all()
+            await nodes.settle()
+            await nodes.stop(0)
+            await nodes.stop(1, empties=True)
+            source.requests = 0
+            await nodes.start(0, members=[0, 1])
+            await nodes.start(1, members=[0, 1, 2])
+            for i in (0, 1):
+                await fail(nodes, i, ConfigError, "differs from that of")
+            for i in (0, 1):
+                (met,) = nodes.cluster(i)._assemblies
+                assert not met.holders._announced
+            await nodes.stop(1)
+            await nodes.start(1, members=[0, 1])
+            await nodes.meet()
+            await nodes.settle()
+            assert is_read_once(source, 4 * 2)
+
+    with FaultySource(make_files(4, 1 << 20)) as source:
         asyncio.run(run())
 
 
