@@ -185,17 +185,21 @@ class Joining:
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
             return []
-        joining = {"rank": torchrun.rank, "name": self.members.own}
+        joining = {"rank": torchrun.rank, "size": torchrun.size, "name": self.members.own}
         return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
         """Respond to a machine that joins: with the list of nodes, once it is complete. Raises:
-        ValueError if the machine's rank is not valid; AwayError while other machines are missing;
-        ConfigError if two machines have the same name."""
+        ValueError if the machine's rank is not valid; AwayError while other machines are missing,
+        or if this is the node process of another job, which will end; ConfigError if two machines
+        have the same name."""
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
             raise ValueError("found a node without a rank")
+        # Nodes of earlier versions do not send the size
+        if joining.get("size", torchrun.size) != torchrun.size:
+            raise AwayError(f"this is the node process of a job of {torchrun.size} machines")
         rank = joining["rank"]
         if not 0 < rank < torchrun.size:
             raise ValueError(f"found machine {rank}, expected 1 to {torchrun.size - 1}")

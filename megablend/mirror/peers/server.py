@@ -13,7 +13,7 @@
     POST /v1/due[?more=1]
         needs: pages that a node will request, instead of those that it announced before, or, with
         `more`, in addition to them.
-    POST /v1/join       JSON: rank and name of a node of a torchrun job -> the list of nodes
+    POST /v1/join       JSON: rank and name of a node of a torchrun job, size of the job -> the list of nodes
     POST /v1/check      nothing -> JSON: a line for each node that this one does not reach
     POST /v1/busy       JSON: a source that is busy, and for how many seconds to leave it alone
     GET  /v1/ping       nothing

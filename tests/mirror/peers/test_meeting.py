@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,10 @@ from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import Want
 from megablend.mirror.node.frames import PROTOCOL, batch_needs
 from megablend.mirror.peers import assembly
+from megablend.mirror.peers.meeting import Joining
 from megablend.system.close_server import close_server
-from tests.mirror.peers.clusters import PATIENT, NodesOf
+from megablend.system.limited_json import parse_json
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_signing import Authority
 from tests.storage.faulty import FaultySource
@@ -381,6 +383,41 @@ def test_a_missing_machine_of_torchrun(tmp_path: Path, caplog: pytest.LogCapture
                 await nodes.nodes[1].engine.obtain(Want(key, pages_of_file(5000), 0.0))
 
     with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_the_first_machine_s_process_of_the_last_job_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when the first machine's ranks of the next job come, perhaps after those of others."""
+    asked = set[int]()
+    answer = Joining.answer
+
+    async def note(joining: Joining, node: str, query: Mapping[str, str], body: bytes) -> bytes:
+        try:
+            return await answer(joining, node, query, body)
+        finally:
+            asked.add(parse_json(body)["rank"])
+
+    monkeypatch.setattr(Joining, "answer", note)
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
+            await nodes.start(0, torchrun=2)
+            await nodes.start(1, torchrun=2)
+            await nodes.meet()
+            await nodes.stop(1)
+            asked.clear()
+            await nodes.start(1, 2, torchrun=3)
+            await until(lambda: asked == {1, 2})
+            assert not nodes.cluster(1).as_json()["formed"]
+            await nodes.stop(0)
+            await nodes.start(0, torchrun=3)
+            await nodes.meet()
+            await nodes.read_all()
+            assert is_read_once(source, 4)
+
+    with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
 
 
