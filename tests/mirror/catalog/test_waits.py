@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_a_wait_ends_when_nothing_has_come_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(goal_state.time, "monotonic", lambda: now)
+    monkeypatch.setattr("megablend.mirror.catalog.goal_state.time.monotonic", lambda: now)
     patience = Patience()
     for seconds, missing, obstacle, is_over in (
         (0, 100, "denied", False),
