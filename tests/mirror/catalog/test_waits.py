@@ -30,8 +30,6 @@ from tests.mirror.catalog.test_shared import NAMES, SIZES, Cluster, LocalMates, 
 from tests.mirror.etcd import EtcdServer
 from tests.storage.faulty import Faults, FaultySource
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_a_wait_ends_when_nothing_has_come_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
