@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megablend.formats.parquet.indexing import stream
+from megablend.formats.parquet.metadata import source
 from megablend.formats.parquet.metadata.thrift import Kind
 from megablend.storage.prefetched import PrefetchedStorage
 from tests.formats.parquet_files import REQUIRED, Fields, data_page
@@ -62,13 +62,13 @@ def write_groups(path: Path, listed: list[int]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("portion_bytes", [1, stream.PORTION_BYTES])
+@pytest.mark.parametrize("portion_bytes", [1, source.PORTION_BYTES])
 @pytest.mark.parametrize("listed", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_chunks_that_the_footer_lists_in_another_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: list[int], portion_bytes: int
 ) -> None:
     """They are counted and read as on a local disk, where nothing is streamed."""
-    monkeypatch.setattr(stream, "PORTION_BYTES", portion_bytes)
+    monkeypatch.setattr(source, "PORTION_BYTES", portion_bytes)
     path = write_groups(tmp_path / "x.parquet", listed)
     local = index(path, "ids")
     streamed = index(path, "ids", storage=PrefetchedStorage(STORAGE))
