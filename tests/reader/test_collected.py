@@ -145,3 +145,26 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
     pipeline.submit(read)
     assert not read.blocks.done()
     assert len(pipeline._waiting) == 1  # it starts nothing more
+
+
+def test_a_dataset_that_nobody_has_closes_its_files_at_once(config: dict[str, Any]) -> None:
+    """Without the garbage collector: nothing refers to it in a cycle."""
+    index = str(Path(config["cache"]) / "generations")
+    megablend.open(config)[0]  # numba keeps the frames in which it compiles
+    gc.collect()
+    assert not list_open(index)
+    dataset = megablend.open(config)
+    for k in range(0, len(dataset), 7):
+        assert dataset[k]["tokens"].shape == (8,)
+    kept = weakref.ref(dataset.run.store)
+    assert list_open(index)
+    del dataset
+    assert kept() is None
+    assert not list_open(index)
+
+
+def list_open(folder: str) -> list[str]:
+    """The files of a folder that this process has open or mapped."""
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    opened = [str(each.resolve()) for each in Path("/proc/self/fd").iterdir()]
+    return [each for each in [*mapped, *opened] if folder in each]
