@@ -37,7 +37,8 @@ def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
     checksum = np.uint32(0)
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK]
-        start = np.uint32(position + begin)
+        # Without compiling, numpy refuses integers of more than 32 bits
+        start = np.uint32((position + begin) & 0xFFFFFFFF)
         for i in range(len(chunk)):
             least = min(least, chunk[i])
             word = np.uint32(

@@ -34,6 +34,14 @@ def test_like_plain_integers(lengths: list[int], position: int) -> None:
     assert total_lengths(np.array(lengths, np.int32), position) == naive(lengths, position)
 
 
+def test_in_plain_python() -> None:
+    """As with NUMBA_DISABLE_JIT: beyond 32 bits, and with sums that wrap."""
+    plain = getattr(total_lengths, "py_func", total_lengths)
+    lengths = [5, -7, (1 << 31) - 1]
+    with np.errstate(over="ignore"):
+        assert plain(np.array(lengths, np.int32), 1 << 40) == naive(lengths, 1 << 40)
+
+
 @pytest.mark.parametrize(
     "size", [length_totals._CHUNK + more for more in (-1, 0, 1)] + [3 * length_totals._CHUNK + 7]
 )
