@@ -53,7 +53,7 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
             raise TypeError("its model is not an object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: not a tokenizer.json ({type(error).__name__}: {error}); write it with `tokenizer.save`"
+            f"{path}: not a tokenizer.json ({type(error).__name__}: {error}); {_explain_remedy(path)}"
         ) from error
     canonical = json.dumps(deciding, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return TokenizerFile(
@@ -62,6 +62,17 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
         digest=hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest(),
         is_listed=is_listed(data),
         has_normalizer=(_find_normalizer(data) or {}).get("type") == "NFC",
+    )
+
+
+def _explain_remedy(path: Path) -> str:
+    """Say how to get a tokenizer.json in place of a file. A `.model` may be one under another name,
+    but is usually of SentencePiece or tiktoken."""
+    if path.suffix != ".model":
+        return "write it with `tokenizer.save`"
+    return (
+        "a .model of SentencePiece or tiktoken has to be converted: give the tokenizer.json beside it, or write one with "
+        "`transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
     )
 
 

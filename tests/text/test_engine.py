@@ -32,6 +32,17 @@ def load(
     return load_tokenizer(str(folder))
 
 
+def test_a_model_file_that_is_json_is_a_tokenizer(tmp_path: Path) -> None:
+    expected = load(tmp_path, FAST[0])
+    renamed = tmp_path / "tokenizer.model"
+    (tmp_path / "tokenizer.json").rename(renamed)
+    assert load_tokenizer(str(renamed)).digest == expected.digest
+    renamed.write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+    says = "not a tokenizer.json .*a .model of SentencePiece or tiktoken has to be converted: give the tokenizer.json beside it"
+    with pytest.raises(ConfigError, match=says):
+        load_tokenizer(str(renamed))
+
+
 def marks(number: int) -> list[str]:
     """Strings of marks, decompositions and code points that no version of Unicode has assigned."""
     chosen = random.Random(7)

@@ -22,8 +22,12 @@ _HEAD_BYTES = 8
 """Bytes of the magic number at the start of a file, with its padding."""
 _TAIL_BYTES = 4 + len(MAGIC)
 """Bytes after the footer: its length, and the magic number."""
+_PROBE_BYTES = 4096
+"""Bytes at a file's start in which the message of an old stream is looked for."""
 _CONTINUATION = b"\xff\xff\xff\xff"
 """The bytes that an Arrow stream begins with."""
+_SCHEMA = 1
+"""The kind of a schema's message, as Message.fbs numbers them."""
 _METADATA_V4 = 3
 """The oldest version of metadata that is read, as File.fbs numbers them."""
 
@@ -32,6 +36,26 @@ PLACE_DTYPE = np.dtype(
 )
 """The place of a record batch: the first byte of its message, and the sizes of its metadata and its
 body (File.fbs: Block)."""
+
+
+def refuse_old_stream(path: str, head: bytes) -> None:
+    """Refuse a stream that was written before Arrow 0.15, whose messages have no continuation
+    marker before their size. Raises: UnsupportedFileError.
+
+    Args:
+        head: its first bytes.
+    """
+    try:
+        message = Table.root(head, 4)
+        is_schema = message.scalar(1, "<B", 0) == _SCHEMA and message.table(2) is not None
+    except FlatbufferError:
+        return
+    if is_schema:
+        raise UnsupportedFileError(
+            path,
+            "is an Arrow stream in the form that releases before 0.15 (2019) wrote; write it again, with "
+            "`pyarrow.ipc.open_stream` and `new_stream`",
+        )
 
 
 def read_footer(path: str, size: int, storage: Storage) -> bytes:
@@ -56,6 +80,7 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
             "into separate sources",
         )
     if head[: len(MAGIC)] != MAGIC:
+        refuse_old_stream(path, storage.read(path, 0, min(size, _PROBE_BYTES)))
         raise CorruptFileError(
             path,
             f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file; {REWRITE_REMEDY}",

@@ -18,7 +18,12 @@ import pyarrow as pa
 
 from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
-from megablend.formats.arrow.footer import MAGIC, PLACE_DTYPE, check_encoding
+from megablend.formats.arrow.footer import (
+    MAGIC,
+    PLACE_DTYPE,
+    check_encoding,
+    refuse_old_stream,
+)
 from megablend.formats.arrow_stream.look_ahead import LookAhead
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
@@ -113,6 +118,8 @@ def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Messa
             "separate sources",
         )
     if data[:4] != CONTINUATION:
+        if offset == 0:
+            refuse_old_stream(path, data)
         raise CorruptFileError(
             path,
             f"no message of an Arrow stream begins here: found {data[:4]!r}; {REWRITE_REMEDY}",

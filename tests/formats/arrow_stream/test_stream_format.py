@@ -75,6 +75,21 @@ def test_what_is_not_whole_is_refused(path: Path) -> None:
             STREAM.index(str(path), ReadSpec(), storage=STORAGE)
 
 
+@pytest.mark.parametrize("name", ["arrow", "arrow-stream"])
+def test_streams_of_before_arrow_0_15_are_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.arrow"
+    table = pa.table({"ids": pa.array([[1, 2], [3]], pa.list_(pa.int32()))})
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True)
+    with pa.ipc.new_stream(path, table.schema, options=options) as writer:
+        writer.write_table(table)
+    says = "is an Arrow stream in the form that releases before 0.15 .* wrote; write it again"
+    with pytest.raises(UnsupportedFileError, match=says):
+        FORMATS[name].index(str(path), ReadSpec(), storage=STORAGE)
+    with pa.ipc.open_stream(path.read_bytes()) as old, pa.ipc.new_stream(path, old.schema) as new:
+        new.write_table(old.read_all())
+    assert index(path, None).tokens == 3
+
+
 @examples(100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 12), st.integers(0, 3)), max_size=6))
 def test_places_survive_packing(batches: list[tuple[int, int, int]]) -> None:
