@@ -82,8 +82,14 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
     if by_ledger is not None:
         note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {by_ledger}"
-    compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
-    check_limits(compiled)
+    try:
+        compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
+        check_limits(compiled)
+    except PlanError:
+        if by_ledger is None:
+            raise
+        # Without the ledger a stage does not begin where an amendment cut the one before it
+        raise by_ledger from None
     return Foreseen(compiled=compiled, committed=False, note=note, comparison_seconds=seconds)
 
 

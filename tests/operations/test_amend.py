@@ -349,6 +349,17 @@ def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[
     assert megablend.open(edited).skips.ranges == ()
 
 
+def test_describe_names_the_reason_for_which_build_refuses(config: dict[str, Any]) -> None:
+    """Not that the config alone, without the amendment, has a stage that ends where it begins."""
+    edited = config | {"stages": [FIRST, NEXT]}
+    megablend.amend(edited, at=100)
+    changed = edited | {"stages": [FIRST | {"lanes": 2}, NEXT]}
+    functions: list[Any] = [megablend.build, megablend.describe]
+    for refuses in functions:
+        with pytest.raises(megablend.PlanError, match="order is fixed: lanes was 4 and is now 2"):
+            refuses(changed)
+
+
 def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     state = tmp_path / "state.json"
