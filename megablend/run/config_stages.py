@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from megablend.blend.epochs import ReadBefore
+from megablend.blend.schedule import MIN_STEPS
 from megablend.blend.shares import shares_of
 from megablend.config import Config
 from megablend.config.stages import StageSettings
@@ -167,7 +168,7 @@ class _Requester:
                 _request_stage(stage_config, "train", tokens, self.start, first, read),
                 drain=None if read is None else read.drain,
                 whole_epochs=bool(drain.whole_epochs) if read is None else read.whole_epochs,
-                schedule=self._find_schedule(settings, tokens, length),
+                schedule=self._find_schedule(settings, stage_config, length),
                 cut=cut,
             )
         self.stages.append(stage)
@@ -216,12 +217,20 @@ class _Requester:
         return length
 
     def _find_schedule(
-        self, settings: StageSettings, tokens: Sequence[int], length: int
+        self, settings: StageSettings, stage_config: Config, length: int
     ) -> RequestedSchedule | None:
         """The schedule of the next stage, whose shares begin at those of the stage before; at those
-        of the top level if it is the first one."""
+        of the top level if it is the first one. Raises: PlanError if the stage is too short."""
         if settings.schedule is None:
             return None
+        cycle = stage_config.lanes * stage_config.shuffle_window
+        if length // cycle < MIN_STEPS:
+            raise PlanError(
+                f"schedule: the stage from sample {self.start:,} on has {length:,} samples, fewer than two cycles of "
+                f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
+                "`schedule`"
+            )
+        tokens = self._by_snapshot[stage_config.snapshot]
         before = (
             self.stages[-1] if self.stages else _request_top_level(self._config, tokens, length)
         )
