@@ -16,7 +16,8 @@ ROOT = Path(megablend.__file__).parent
 HOMES = {
     "numba": {"jit", "jit_cache", "intrinsics"},
     "llvmlite": {"jit", "intrinsics"},
-    "pyarrow": {"formats", "index", "inspect", "text"},
+    "pyarrow": {"formats", "index", "inspect", "text", "storage"},
+    "arro3": {"storage"},
     "mpi4py": {"distributed"},
     "torch": {"distributed", "reader", "megatron"},
     "megatron": {"megatron"},

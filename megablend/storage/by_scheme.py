@@ -9,6 +9,7 @@ from functools import partial
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.storage.base import KnownFiles, Storage
+from megablend.storage.file_table import FileTable, find_table
 from megablend.storage.hints import DueRanges, Filled, HintedStorage, distrust, takes_hints
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
@@ -57,6 +58,10 @@ class StorageByScheme(RoutingStorage):
     def for_reading(self) -> Storage:
         """See Storage.for_reading."""
         return StorageByScheme(self._options, checking=self._checking)
+
+    def find_table(self, pattern: str) -> FileTable | None:
+        """See TableStorage.find_table."""
+        return find_table(self.route(pattern), pattern)
 
     def known_files(self) -> KnownFiles:
         """Return the results of Storage.known_files in a dict by scheme."""

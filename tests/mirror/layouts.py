@@ -16,7 +16,7 @@ import numpy as np
 
 from megablend.errors import CorruptFileError
 from megablend.mirror.catalog.catalog import Revision, Want, pack_entry
-from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.block_map import DURABLE, BlockMap, map_bytes, sum_of_pages
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages
@@ -25,6 +25,7 @@ from megablend.mirror.node.frames import Kind, pack, pack_error, pack_needs, pac
 from megablend.mirror.peers.signing import Signer, Verifier
 from megablend.storage.objects import clients
 from tests.mirror.etcd import EtcdServer
+from tests.mirror.manifests import make_manifest
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.storage.faulty import FaultySource
 
@@ -55,7 +56,7 @@ WANT = Want(
     by="node2:7171",
 )
 FILES = [DataFile("x/empty", FileKey("s3://bucket/x/empty", "e0", 0)), DataFile("\u00fc.bin", KEY)]
-MANIFEST = Manifest.of_lines(pack_line(*file) for file in FILES)
+MANIFEST = make_manifest(FILES)
 
 
 def make_map() -> bytes:

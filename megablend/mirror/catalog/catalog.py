@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
-from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.manifest import NO_FILES, DataFile, Manifest
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
@@ -315,7 +315,7 @@ class Catalog:
             return self.read_files(digest)
         except DataError as error:
             LOG.warning("mirror: %s", error)
-            return Manifest.of_lines([])
+            return NO_FILES
 
     def find_state(self, location: str) -> tuple[int, str, float] | None:
         """Return the size and etag of a file in the latest revision of a dataset that has it, and when

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from megablend.arrays import Int64s, Uint8s
 from megablend.mirror.disk.folder import FileKey
+from megablend.storage.file_table import FileTable
 from megablend.system.limited_json import parse_json
 
 _FIRST_LINE = b"1"
@@ -51,12 +52,27 @@ class Manifest(Sequence[DataFile]):
         self._begins = _find_lines(text)
 
     @classmethod
-    def of_lines(cls, lines: Iterable[bytes]) -> Manifest:
-        """Make a manifest of lines from `pack_line`, sorted by path."""
+    def of_columns(cls, paths: Sequence[str], files: FileTable) -> Manifest:
+        """Make a manifest of files: JSON as `json.dumps` writes it, in a fraction of its time.
+
+        Args:
+            paths: their paths in the dataset, sorted.
+            files: their locations, sizes and etags.
+        """
         text = bytearray(_FIRST_LINE)
-        for line in lines:
-            text += b"\n"
-            text += line
+        # A portion at a time, so that few strings are in memory
+        for begin in range(0, len(paths), _LINES_AT_A_TIME):
+            stop = begin + _LINES_AT_A_TIME
+            columns = (
+                paths[begin:stop],
+                files.paths.list_all(begin, stop),
+                files.etags.list_all(begin, stop),
+            )
+            quoted = (map(_quote, each) for each in columns)
+            rows = zip(*quoted, files.sizes[begin:stop].tolist(), strict=True)
+            text += "".join(
+                [f"\n[{path}, {location}, {etag}, {size}]" for path, location, etag, size in rows]
+            ).encode()
         return cls(text)
 
     @classmethod
@@ -164,18 +180,6 @@ class Manifest(Sequence[DataFile]):
                 yield file
 
 
-def pack_line(path: str, key: FileKey) -> bytes:
-    """Return the line of a file: the JSON that `json.dumps` writes, in a fraction of its time."""
-    location, etag, size = key
-    return f"[{_quote(path)}, {_quote(location)}, {_quote(etag)}, {size}]".encode()
-
-
-def unpack_line(line: bytes) -> DataFile:
-    """Return the file that a line describes."""
-    path, location, etag, size = parse_json(line)
-    return DataFile(path, FileKey(location, etag, size))
-
-
 def _find_lines(text: bytes | bytearray) -> Int64s:
     """Return the begins of the lines after the first line, and of the line that would follow: int64
     [lines + 1], bytes."""
@@ -189,3 +193,6 @@ def _find_lines(text: bytes | bytearray) -> Int64s:
 
 def _hash(text: bytes | bytearray) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+NO_FILES = Manifest(_FIRST_LINE)

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from megablend.arrays import Bools, Int64s, Uint8s, Uint32s, Uint64s
-from megablend.mirror.catalog.manifest import Manifest
+from megablend.mirror.catalog.manifest import NO_FILES, Manifest
 from megablend.mirror.catalog.reconcile import FileSizes
 from megablend.mirror.disk.pages import (
     BLOCK_BYTES,
@@ -102,7 +102,7 @@ def make_share(manifest: Manifest) -> Share:
     return Share(manifest.digests, sizes, np.concatenate(file_index), Pages(blocks, masks))
 
 
-NO_SHARE = make_share(Manifest.of_lines([]))
+NO_SHARE = make_share(NO_FILES)
 
 
 class Kept:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Bools, Uint8s
 from megablend.errors import ConfigError, DataError, MissingFileError
-from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line, unpack_line
+from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.node.source_reads import make_key
 from megablend.storage.base import FileStat, Storage
+from megablend.storage.file_table import FileTable, Texts, TextsBuilder, find_table
 from megablend.storage.find import Match
 from megablend.storage.location import find_root, has_wildcard, join, make_relative
 from megablend.storage.objects.urls import is_web, split_query
@@ -23,9 +32,8 @@ _MAX_PART_BYTES = 255
 _COLLISION_REMEDY = (
     "give one pattern that covers both, such as s3://bucket/**/*.parquet, or make two datasets"
 )
+_ENDS = ("", ".", "/")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_USUAL_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]{1,255})+")
-"""A slash, and a path that certainly can be in a folder, unless it is too long."""
 
 
 def check_name(name: str) -> None:
@@ -61,9 +69,10 @@ def list_files(
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
         the source cannot be read.
     """
-    lines: dict[str, bytes] = {}  # the line of each file, by its path in the dataset
     view = storage.for_reading()
     web_roots = _find_web_roots(sources)
+    single = _FilesBuilder()  # files that are not listed as a table
+    parts = list[_Files]()
     for source in sources:
         pattern = source
         plain = split_query(source)[0]
@@ -72,8 +81,77 @@ def list_files(
         if plain.endswith("/") or (not has_wildcard(source) and view.is_folder(source)):
             pattern = join(source.rstrip("/"), "**/*")
         root = web_roots.get(source) or find_root([pattern])
-        is_url = is_web(source)
+        table = None if paths else find_table(view, pattern)
+        if table is None:
+            num_files = single.add(view, pattern, root, check, paths)
+        else:
+            num_files = len(table.sizes)
+            parts.append(_place_table(table, root, check))
+        if not num_files:
+            raise ConfigError(
+                f"{source}: matches no files\ncheck the spelling, and that a folder ends with `/`"
+            )
+    if single.num_files or not parts:
+        parts.append(single.build())
+    files, texts = _sort(parts[0] if len(parts) == 1 else _join(parts))
+    del parts
+    _check_paths(files, texts)
+    return Manifest.of_columns(texts, files.found)
+
+
+class _Files(NamedTuple):
+    """Files of sources: a row for each."""
+
+    paths: Texts
+    """Paths in the dataset."""
+    found: FileTable
+
+    def take(self, rows: npt.NDArray[Any]) -> _Files:
+        """Return some rows."""
+        return _Files(self.paths.take(rows), self.found.take(rows))
+
+    def get_location(self, row: int) -> str:
+        """Return the location of a file."""
+        return self.found.paths.get(row)
+
+
+class _FilesBuilder:
+    """A table of files that are found one by one."""
+
+    def __init__(self) -> None:
+        self._paths = TextsBuilder()
+        self._locations = TextsBuilder()
+        self._etags = TextsBuilder()
+        self._sizes = array("q")
+
+    @property
+    def num_files(self) -> int:
+        """The number of files that were added."""
+        return len(self._sizes)
+
+    def build(self) -> _Files:
+        """Return the table."""
+        sizes = np.array(self._sizes, np.int64)
+        found = FileTable(self._locations.build(), sizes, self._etags.build())
+        return _Files(self._paths.build(), found)
+
+    def add(
+        self,
+        view: Storage,
+        pattern: str,
+        root: str,
+        check: Callable[[str], None],
+        paths: Mapping[str, str],
+    ) -> int:
+        """Add the files that a pattern matches. Returns: their number.
+
+        Args:
+            root: the folder that their paths are relative to.
+            check, paths: see `list_files`.
+        """
+        is_url = is_web(pattern)
         folders: dict[str, _Folder] = {}
+        num_before = self.num_files
         for match, state in _find_files(view, pattern):
             location = split_query(match.path)[0] if is_url else match.path
             place, _, name = location.rpartition("/")
@@ -87,22 +165,89 @@ def list_files(
             if is_url and location not in paths:
                 path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
             key = make_key(location, state)
-            if len(path) > _MAX_PATH_BYTES or not _USUAL_PATH.fullmatch(f"/{path}"):
-                check_path(DataFile(path, key))
-            line = pack_line(path, key)
-            other = lines.setdefault(path, line)
-            if other != line:
+            self._paths.append(path)
+            self._locations.append(location)
+            self._etags.append(key.etag)
+            self._sizes.append(key.size)
+        return self.num_files - num_before
+
+
+def _join(parts: Sequence[_Files]) -> _Files:
+    """Return the files of several tables as one table."""
+    paths, locations, etags = (TextsBuilder() for _ in range(3))
+    for each in parts:
+        paths.extend(each.paths)
+        locations.extend(each.found.paths)
+        etags.extend(each.found.etags)
+    sizes = np.concatenate([each.found.sizes for each in parts])
+    return _Files(paths.build(), FileTable(locations.build(), sizes, etags.build()))
+
+
+def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _Files:
+    """Return files of a bucket with their paths relative to a folder that may be read."""
+    letters, begins, stops = table.paths
+    # In a folder that may be read, only such names may not
+    for row in table.paths.find_rows(lambda part, _: (part == ord("?")) | (part == 0)).tolist():
+        check(table.paths.get(row))
+    skip = len(f"{root.rstrip('/')}/".encode())
+    return _Files(Texts(letters, begins + skip, stops), table)
+
+
+def _sort(files: _Files) -> tuple[_Files, list[str]]:
+    """Sort files by their paths, and leave out repeated ones. Returns: the files, and their paths.
+    Raises: ConfigError if two files have the same path."""
+    texts = files.paths.list_all()
+    if all(map(operator.lt, texts, islice(texts, 1, None))):
+        return files, texts
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    is_kept = np.ones(len(texts), np.bool_)
+    for i, (row, following) in enumerate(pairwise(order)):
+        if texts[row] == texts[following]:
+            # If a file was listed twice, its last state counts
+            is_kept[i] = False
+            if files.get_location(row) != files.get_location(following):
                 raise ConfigError(
-                    f"{location}: would have the path {path!r} in the dataset, as does "
-                    f"{unpack_line(other).key.location}\n{_COLLISION_REMEDY}"
+                    f"{files.get_location(following)}: would have the path {texts[row]!r} in the dataset, as does "
+                    f"{files.get_location(row)}\n{_COLLISION_REMEDY}"
                 )
-        if not folders:
+    rows = np.array(order, np.int64)[is_kept]
+    return files.take(rows), [texts[row] for row in rows.tolist()]
+
+
+def _check_paths(files: _Files, texts: Sequence[str]) -> None:
+    """Check that files of one folder can have some paths. Raises: ConfigError.
+
+    Args:
+        texts: the paths of the files, sorted.
+    """
+    _, begins, stops = files.paths
+    is_suspect = stops - begins > _MAX_PART_BYTES
+    is_suspect[files.paths.find_rows(_mark_suspects)] = True
+    is_suspect[[row for row, text in enumerate(texts) if text[:1] in _ENDS or text[-1:] == "/"]] = (
+        True
+    )
+    for row in np.flatnonzero(is_suspect).tolist():
+        _check_path(texts[row], files.get_location(row))
+    folders = set[str]()
+    inner = {text.rpartition("/")[0] for text in texts}
+    while inner:
+        folders |= inner
+        inner = {folder.rpartition("/")[0] for folder in inner} - folders
+    for folder in sorted(folders - {""}):
+        row = bisect_left(texts, folder)
+        if row < len(texts) and texts[row] == folder:
+            location = files.get_location(bisect_left(texts, f"{folder}/"))
             raise ConfigError(
-                f"{source}: matches no files\ncheck the spelling, and that a folder ends with `/`"
+                f"{location}: lies below another file of the dataset\n{_COLLISION_REMEDY}"
             )
-    _check_nesting(lines)
-    # Taken out one by one, so that there are never two copies of all lines
-    return Manifest.of_lines(lines.pop(path) for path in sorted(lines))
+
+
+def _mark_suspects(letters: Uint8s, before: Uint8s) -> Bools:
+    """Return which bytes are control characters, or a dot or a slash after a slash."""
+    is_odd: Bools = (letters < 32) | (letters == 127)
+    is_odd |= (before == 0xC2) & (letters < 0xA0)
+    is_odd |= (before == ord("/")) & ((letters == ord(".")) | (letters == ord("/")))
+    return is_odd
 
 
 class _Folder(NamedTuple):
@@ -143,25 +288,6 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
         yield match, view.stat(match.path)
 
 
-def _check_nesting(lines: Mapping[str, bytes]) -> None:
-    """Check that no file has the path of another one's folder. Raises: ConfigError.
-
-    Args:
-        lines: the line of each file, by its path.
-    """
-    folders = set[str]()
-    inner = {path.rpartition("/")[0] for path in lines}
-    while inner:
-        folders |= inner
-        inner = {folder.rpartition("/")[0] for folder in inner} - folders
-    for folder in sorted(folders & lines.keys()):
-        path = next(each for each in lines if each.startswith(f"{folder}/"))
-        location = unpack_line(lines[path]).key.location
-        raise ConfigError(
-            f"{location}: lies below another file of the dataset\n{_COLLISION_REMEDY}"
-        )
-
-
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
     """Return for each URL of a web server the folder that it shares with the server's other URLs."""
     by_server: dict[str, list[str]] = {}
@@ -175,19 +301,19 @@ def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
     return roots
 
 
-def check_path(file: DataFile) -> None:
+def _check_path(path: str, location: str) -> None:
     """Check a file's path in the dataset. Raises: ConfigError if no file of a folder can have
     it."""
-    parts = file.path.split("/")
+    parts = path.split("/")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if (
         {"", ".", ".."} & set(parts)
-        or _CONTROLS.search(file.path)
+        or _CONTROLS.search(path)
         or max(sizes) > _MAX_PART_BYTES
         or sum(sizes) > _MAX_PATH_BYTES
     ):
         raise ConfigError(
-            f"{file.key.location}: its path in the dataset would be {file.path!r}\n"
+            f"{location}: its path in the dataset would be {path!r}\n"
             "rename it: each part between slashes must have 1 to 255 bytes, must not be `.` or `..`, and must not "
             "contain control characters"
         )

@@ -19,7 +19,8 @@ workers        a few tasks that send many requests
 sockets        ranged GETs without the client, whose responses cost more CPU time; socket_connection is one connection
 retry_policy   when a request is tried again, and when it is given up
 bucket_client  one ranged GET: its conditions, retries, time-outs and hedges
-listing        objects that match a pattern, found by LIST
+listing        patterns of keys, and the folders that are listed for them
+object_table   the objects of a listing, as a table
 store          `ObjectStorage`
 prefix         `ObjectPrefix`: whole objects below a prefix, also written
 helper         a process that reads for programs which fork later; fork_safe is the storage that uses it

@@ -3,21 +3,34 @@ folders, and without the empty listings that a proxy's web page looks like."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from megablend.errors import MissingFileError
 from megablend.storage.objects.address import Address
 from megablend.storage.objects.bucket import unwrap
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure
-from megablend.storage.objects.listing import Listed, Object, find_objects
-from megablend.storage.objects.object_version import ObjectVersion, make_version
+from megablend.storage.objects.listing import find_objects
+from megablend.storage.objects.object_table import ObjectTable, ObjectTableBuilder, join_tables
 
 EMPTY_TRIES = 3
 """The number of times that a folder which exists is listed again if its listing is empty."""
 HADOOP_MARKER = "_$folder$"
 """The end of the keys of the empty objects by which Hadoop marks folders."""
+_BATCH_ROWS = 10_000
+
+
+class Listing(NamedTuple):
+    """What a pattern matches in a bucket."""
+
+    folders: Sequence[str]
+    """Locations of folders whose own key matches."""
+    objects: ObjectTable
+    """The objects that listings contained, in any order; not all of them match. If two have the same
+    path, the last one counts."""
 
 
 class BucketLister:
@@ -32,126 +45,133 @@ class BucketLister:
         self._client = client
         self._lister = lister
 
-    async def find(
-        self, pattern: str, address: Address
-    ) -> tuple[Listed, Mapping[str, ObjectVersion]]:
-        """Find the objects and folders that a pattern matches.
+    async def find(self, pattern: str, address: Address) -> Listing:
+        """Find the objects and folders that a pattern matches. Raises: MissingFileError,
+        DataError."""
+        parts = list[ObjectTable]()
+        known = set[str]()
 
-        Returns: the objects, sorted by key, and folders whose own key matches; by key, the versions
-            of these objects and of all others that the listings contained.
-        Raises: MissingFileError, DataError.
-        """
-        listed: dict[str, ObjectVersion] = {}
-        folders = set[str]()
+        async def list_folder(folder: str) -> Sequence[str]:
+            folders, objects = await self._list_folder(
+                pattern, address, folder, is_there=folder in known
+            )
+            known.update(folders)
+            parts.append(objects)
+            return folders
 
-        def keep(objects: Sequence[Object]) -> None:
-            listed.update((each["path"], make_version(each)) for each in objects)
+        async def list_all(folder: str) -> None:
+            parts.append(await self._list_all(pattern, address, folder))
 
-        async def list_folder(folder: str) -> Listed:
-            found = await self._list_folder(pattern, address, folder, is_there=folder in folders)
-            folders.update(found.folders)
-            keep(found.objects)
-            return found
+        folders = await find_objects(address.key, list_folder, list_all)
+        objects = parts[0] if len(parts) == 1 else join_tables(parts)
+        exact = objects.paths.find(f"{address.root}/{address.key}")
+        if len(exact):
+            matches = np.zeros(len(objects.sizes), np.bool_)
+            matches[exact] = True
+            return Listing([], objects._replace(matches=matches))
+        return Listing([f"{address.root}/{each}" for each in folders], objects)
 
-        async def list_all(folder: str) -> Sequence[Object]:
-            found = await self._list_all(pattern, address, folder)
-            keep(found)
-            return found
-
-        return await find_objects(address.key, list_folder, list_all), listed
-
-    async def has_folder(self, path: str, key: str) -> bool:
+    async def has_folder(self, path: str, address: Address) -> bool:
         """Return whether there are objects with keys below a folder's. Raises: DataError."""
-        # Only messages use the address, and they begin with `path`
-        address = Address("", "", "")
         try:
-            listed = await self._list_folder(path, address, key)
+            folders, objects = await self._list_folder(path, address, address.key.rstrip("/"))
         except MissingFileError:
             return False
-        return bool(listed.folders or listed.objects)
+        return bool(folders or len(objects.sizes))
 
     async def _list_folder(
         self, pattern: str, address: Address, folder: str, *, is_there: bool = False
-    ) -> Listed:
+    ) -> tuple[Sequence[str], ObjectTable]:
         """List a folder, and leave out objects that stand for folders.
 
         Args:
             is_there: whether another listing contains the folder. It is then listed a few times
                 more if its listing is empty: a proxy may have responded with a web page, which the
                 client takes for an empty listing.
+
+        Returns: the keys of folders in it, without a trailing slash, and the objects in it.
         """
-        listed = await self._list_once(pattern, address, folder)
-        for _ in range(EMPTY_TRIES if is_there else 0):
-            if listed.folders or listed.objects:
-                break
-            listed = await self._list_once(pattern, address, folder)
-        markers = {folder, *listed.folders}
-        return listed._replace(
-            objects=[each for each in listed.objects if not _is_marker(each, markers)]
-        )
-
-    async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
-        """List a folder by one request, or more for a long listing."""
         import obstore
-
-        listed = await self._request(
-            pattern,
-            address,
-            lambda: obstore.list_with_delimiter_async(self._lister, folder or None),
-        )
-        folders = list(listed["common_prefixes"])
-        self._client.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
-        return Listed(folders, listed["objects"])
-
-    async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
-        """List the objects anywhere below a folder."""
-        import obstore
-
-        found: Sequence[Object] = await self._request(
-            pattern,
-            address,
-            lambda: obstore.list(self._lister, folder or None, chunk_size=1000).collect_async(),
-        )
-        self._client.counts.add_listing([each["path"] for each in found])
-        return await self._leave_out_markers(pattern, address, folder, found)
-
-    async def _request(
-        self, pattern: str, address: Address, send: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        """Send a request of a LIST until it succeeds. Raises: MissingFileError, DataError."""
 
         async def attempt() -> Any:
             try:
-                return await send()
+                return await obstore.list_with_delimiter_async(
+                    self._lister, folder or None, return_arrow=True
+                )
             except Exception as error:  # the client may raise anything
                 return _read_list_failure(error, address)
 
-        return unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+        for _ in range(1 + (EMPTY_TRIES if is_there else 0)):
+            listed = unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+            folders = list(listed["common_prefixes"])
+            objects = _make_table(listed["objects"], address)
+            num_letters = len(objects.paths.letters) + sum(map(len, folders))
+            self._client.counts.add_listing(len(folders) + len(objects.sizes), num_letters)
+            if folders or len(objects.sizes):
+                break
+        markers = {f"{address.root}/{each}" for each in (folder, *folders)}
+        return folders, _leave_out(objects, markers)
+
+    async def _list_all(self, pattern: str, address: Address, folder: str) -> ObjectTable:
+        """List the objects anywhere below a folder, and leave out those that stand for folders."""
+        import obstore
+
+        async def attempt() -> ObjectTable | Failure:
+            builder = ObjectTableBuilder()
+            stream = obstore.list(
+                self._lister, folder or None, chunk_size=_BATCH_ROWS, return_arrow=True
+            )
+            while True:
+                try:
+                    batch = await anext(stream, None)
+                except Exception as error:  # the client may raise anything
+                    return _read_list_failure(error, address)
+                if batch is None:
+                    return builder.build()
+                # Not in the `try`: what fails here would fail again
+                builder.extend(_make_table(batch, address))
+
+        objects = unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+        self._client.counts.add_listing(len(objects.sizes), len(objects.paths.letters))
+        return await self._leave_out_markers(pattern, address, folder, objects)
 
     async def _leave_out_markers(
-        self, pattern: str, address: Address, folder: str, objects: Sequence[Object]
-    ) -> Sequence[Object]:
+        self, pattern: str, address: Address, folder: str, objects: ObjectTable
+    ) -> ObjectTable:
         """Leave out the empty objects that stand for folders, whose trailing slash the client
         removes.
 
         The object of an empty folder looks like an empty file here; a listing of its parent folder
         tells the two apart.
         """
-        folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
-        unclear = [
-            each["path"] for each in objects if not each["size"] and not _is_marker(each, folders)
-        ]
-        for parent in sorted({key.rpartition("/")[0] for key in unclear}):
-            listed = await self._list_folder(pattern, address, parent, is_there=True)
-            folders.update(listed.folders)
-        return [each for each in objects if not _is_marker(each, folders)]
+        if objects.sizes.all():
+            return objects
+        root = f"{address.root}/"
+        folders = {root + folder}
+        for begin in range(0, len(objects.sizes), _BATCH_ROWS):
+            paths = objects.paths.list_all(begin, begin + _BATCH_ROWS)
+            folders.update(path.rpartition("/")[0] for path in paths)
+        objects = _leave_out(objects, folders)
+        unclear = objects.paths.take(objects.sizes == 0).list_all()
+        for parent in sorted({path[len(root) :].rpartition("/")[0] for path in unclear}):
+            listed, _ = await self._list_folder(pattern, address, parent, is_there=True)
+            folders.update(root + each for each in listed)
+        return _leave_out(objects, folders)
 
 
-def _is_marker(found: Object, folders: Collection[str]) -> bool:
-    """Return whether an object is empty and stands for one of `folders`, or is one of Hadoop's
+def _make_table(listed: Any, address: Address) -> ObjectTable:
+    """Make a table of obstore's metadata of objects."""
+    return ObjectTable.of_arrow(listed, address.root, address.key)
+
+
+def _leave_out(objects: ObjectTable, folders: Container[str]) -> ObjectTable:
+    """Leave out the empty objects that stand for folders at one of some locations, and Hadoop's
     markers."""
-    is_named = found["path"] in folders or found["path"].endswith(HADOOP_MARKER)
-    return is_named and not found["size"]
+    is_kept = np.ones(len(objects.sizes), np.bool_)
+    for row in np.flatnonzero(objects.sizes == 0).tolist():
+        path = objects.paths.get(row)
+        is_kept[row] = path not in folders and not path.endswith(HADOOP_MARKER)
+    return objects if is_kept.all() else objects.take(is_kept)
 
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:

@@ -9,127 +9,107 @@ of the pattern matches, whatever characters it has.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
 
 from megablend.storage.location import has_wildcard
 
 ANY_FOLDERS = "**"
+ListFolder = Callable[[str], Awaitable[Sequence[str]]]
+"""Lists the content of a folder without its subfolders', given the folder's key, "" for the bucket.
+Returns the keys of its subfolders, without a trailing slash."""
+ListAll = Callable[[str], Awaitable[None]]
+"""Lists the objects anywhere below a folder, given the folder's key."""
+_TOKEN = re.compile(r"\*+|\?|\[(!|(?!!))(\][^\]]*|[^\]]+)\]|.", re.DOTALL)
+"""A part of a pattern of names: a wildcard, or a letter."""
+_RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
+_LETTER = r"[^/\x00]"
+HIDDEN = "/\0."
+"""What replaces a slash and a dot in keys before they are matched."""
+_NOTHING = r"\x00\x00"
+"""An expression that matches nothing: only single letters are marked."""
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a name with `/` between its parts matches a pattern with `*`, `?`, `[]` and
     `**`."""
-    return matches_parts(name.split("/"), tuple(pattern.split("/")))
+    return re.fullmatch(make_expression(pattern), mark_hidden(name)) is not None
 
 
-def matches_parts(names: Sequence[str], parts: tuple[str, ...]) -> bool:
-    """Return whether the names of a path match the parts of a pattern that may have `**`."""
-    if not parts:
-        return not names
-    if parts[0] != ANY_FOLDERS:
-        return (
-            bool(names) and matches_part(names[0], parts[0]) and matches_parts(names[1:], parts[1:])
-        )
-    if len(parts) == 1:
-        return bool(names) and not _any_hidden(names)
-    return any(
-        matches_parts(names[i:], parts[1:]) and not _any_hidden(names[:i])
-        for i in range(len(names))
-    )
-
-
-def matches_part(name: str, part: str) -> bool:
-    """Return whether the name of a file or folder matches a part of a pattern, or equals it."""
-    if name == part:
-        return True
-    if name.startswith(".") and not part.startswith("."):
-        return False
-    return _expression(part).match(name) is not None
-
-
-def _any_hidden(names: Iterable[str]) -> bool:
-    return any(name.startswith(".") for name in names)
+def mark_hidden(key: str) -> str:
+    """Return a key as expressions of `make_expression` match it: after a slash, and with a NUL
+    before names that begin with a dot, since RE2 cannot look ahead."""
+    return f"/{key}".replace("/.", HIDDEN)
 
 
 @lru_cache(maxsize=256)
-def _expression(part: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(part))
+def make_expression(pattern: str) -> str:
+    """Return the regular expression of marked keys that match a pattern, in the words that RE2 and
+    Python have in common."""
+    *folders, last = pattern.split("/")
+    any_name = f"(?:/{_LETTER}*)"
+    parts = [f"{any_name}*" if each == ANY_FOLDERS else f"/{_translate(each)}" for each in folders]
+    end = f"{any_name}+" if last == ANY_FOLDERS else f"/{_translate(last)}"
+    return f"^{''.join(parts)}{end}$"
 
 
-Object: TypeAlias = Mapping[str, Any]
-"""obstore's metadata of an object: path (its key), size, e_tag, last_modified."""
+def _translate(part: str) -> str:
+    """Return the expression of the names that match a part of a pattern, or equal it."""
+    begin = r"\x00" if part.startswith(".") else ""
+    found = "".join(_translate_token(each) for each in _TOKEN.finditer(part))
+    return rf"{begin}(?:{found}|{re.escape(part)})" if has_wildcard(part) else begin + found
 
 
-class Listed(NamedTuple):
-    """The folders and objects in a folder of a bucket, or those that a pattern matches."""
+def _translate_token(token: re.Match[str]) -> str:
+    letter = token[0][0]
+    if letter == "*":
+        return f"{_LETTER}*"
+    if letter == "?":
+        return _LETTER
+    if token[2] is None:
+        return re.escape(token[0])
+    ranges = [(low, high or low) for low, high in _RANGE.findall(token[2])]
+    is_inverse = bool(token[1])
+    if not is_inverse:  # no name has a slash
+        divided = [
+            ((low, "."), ("0", high)) if low <= "/" <= high else ((low, high),)
+            for low, high in ranges
+        ]
+        ranges = [each for pieces in divided for each in pieces]
+    letters = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in ranges if low <= high)
+    if is_inverse:
+        return rf"[^/\x00{letters}]"
+    return f"[{letters}]" if letters else _NOTHING
 
-    folders: Sequence[str]
-    """Keys without a trailing slash."""
-    objects: Sequence[Object]
 
-
-ListFolder = Callable[[str], Awaitable[Listed]]
-"""Lists the content of a folder without its subfolders', given the folder's key; "" for the bucket."""
-ListAll = Callable[[str], Awaitable[Sequence[Object]]]
-"""Lists the objects anywhere below a folder, given the folder's key."""
-
-
-async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Return the objects whose key matches `pattern`, sorted by key, and the folders whose own key
-    matches.
+async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Sequence[str]:
+    """List the folders in which objects can match a pattern. Returns: the folders whose own key
+    matches it.
 
     The pattern must have a wildcard. Raises: the errors of the two callbacks.
     """
     parts = pattern.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return Listed([], [])  # no key that the client can address
-    first = next(i for i, part in enumerate(parts) if has_wildcard(part))
-    found = await _search("/".join(parts[:first]), parts[first:], list_folder, list_all)
-    by_key = {each["path"]: each for each in found.objects}
-    exact = by_key.get(pattern)
-    if exact is not None:
-        return Listed([], [exact])
-    return Listed(found.folders, [by_key[key] for key in sorted(by_key)])
+        return []  # no key that the client can address
+    return await _search("", parts, list_folder, list_all)
 
 
 async def _search(
     folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
-) -> Listed:
-    """Return the objects and folders below a folder that match the parts of a pattern."""
+) -> Sequence[str]:
+    """List what is below a folder as far as the parts of a pattern say."""
     first_wild = next((i for i, part in enumerate(parts) if has_wildcard(part)), len(parts) - 1)
-    folder = _join(folder, parts[:first_wild])
+    folder = "/".join([folder, *parts[:first_wild]] if folder else parts[:first_wild])
     parts = parts[first_wild:]
     if parts[0] == ANY_FOLDERS:
-        skip = len(folder) + 1 if folder else 0
-        objects = await list_all(folder)
-        wanted = tuple(parts)
-        return Listed(
-            [],
-            [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)],
-        )
+        await list_all(folder)
+        return []
     listed = await list_folder(folder)
-    folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
+    matching = [each for each in listed if matches_pattern(each.rpartition("/")[2], parts[0])]
     if len(parts) == 1:
-        return Listed(
-            folders,
-            [each for each in listed.objects if matches_part(_name(each["path"]), parts[0])],
-        )
+        return matching
     found = await asyncio.gather(
-        *(_search(subfolder, parts[1:], list_folder, list_all) for subfolder in folders)
+        *(_search(each, parts[1:], list_folder, list_all) for each in matching)
     )
-    return Listed(
-        [key for listed in found for key in listed.folders],
-        [obj for listed in found for obj in listed.objects],
-    )
-
-
-def _join(folder: str, parts: Sequence[str]) -> str:
-    return "/".join([folder, *parts] if folder else parts)
-
-
-def _name(key: str) -> str:
-    return key.rpartition("/")[2]
+    return [key for keys in found for key in keys]

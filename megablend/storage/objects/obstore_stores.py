@@ -39,6 +39,16 @@ def check_installed(location: str) -> None:
         raise ConfigError(f"{location}: reading object stores needs obstore: {INSTALL}") from None
 
 
+def check_can_list(location: str) -> None:
+    """Check that what obstore needs for listings is installed. Raises: ConfigError."""
+    try:
+        import arro3.core  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"{location}: listing object stores needs arro3-core: {INSTALL}"
+        ) from None
+
+
 def make_store(address: Address, options: StoreOptions, query: str, *, is_for_lists: bool) -> Any:
     """Create obstore's store for a bucket or a server. Raises: ConfigError."""
     from obstore.exceptions import BaseError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,10 +51,10 @@ class Counts:
     hedges: int = 0
     """Requests that were sent a second time because they were late."""
 
-    def add_listing(self, keys: Sequence[str]) -> None:
-        """Add a listing, which comes in pages."""
-        self.requests += max(1, -(-len(keys) // _PAGE_KEYS))
-        self.bytes += sum(_LISTED_BYTES + len(key) for key in keys)
+    def add_listing(self, num_keys: int, num_letters: int) -> None:
+        """Add a listing, which comes in pages, of keys that have so many letters in all."""
+        self.requests += max(1, -(-num_keys // _PAGE_KEYS))
+        self.bytes += _LISTED_BYTES * num_keys + num_letters
 
 
 class RetryPolicy:

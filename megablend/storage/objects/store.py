@@ -29,6 +29,7 @@ from megablend.storage.base import (
     Storage,
     read_range,
 )
+from megablend.storage.file_table import FileTable
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
 from megablend.storage.head_and_tail import HeadAndTail
@@ -43,12 +44,14 @@ from megablend.storage.objects.address import (
     parse_location,
 )
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
-from megablend.storage.objects.bucket_lister import BucketLister
+from megablend.storage.objects.bucket_lister import BucketLister, Listing
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
+from megablend.storage.objects.object_table import join_tables
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.obstore_stores import (
+    check_can_list,
     check_installed,
     find_endpoint,
     get_web_server,
@@ -109,35 +112,55 @@ class ObjectStorage:
         Raises: ConfigError if nothing is found because the endpoint is not that of the store.
         """
         address = parse_location(pattern)
-        try:
+        with self._explaining(pattern, address):
             found = self._find(pattern, address)
-        except DataError as error:
-            self._check_endpoint(pattern, address, asks=isinstance(error, UnsupportedFileError))
-            raise
         if not found.files and not found.folders:
             self._check_endpoint(pattern, address, asks=True)
         return found
 
+    def find_table(self, pattern: str) -> FileTable | None:
+        """See TableStorage.find_table. Raises: see `find`."""
+        address = parse_location(pattern)
+        # Ids of versions are not part of listings
+        if not _is_listed(address) or self._options.find(pattern).versions:
+            return None
+        with self._explaining(pattern, address):
+            folders, objects = self._list(pattern, address)
+        if not objects.matches.any() and not folders:
+            self._check_endpoint(pattern, address, asks=True)
+        return (objects if objects.matches.all() else objects.take(objects.matches)).as_files()
+
+    @contextmanager
+    def _explaining(self, pattern: str, address: Address) -> Iterator[None]:
+        """Check the endpoint if listing fails."""
+        try:
+            yield
+        except DataError as error:
+            self._check_endpoint(pattern, address, asks=isinstance(error, UnsupportedFileError))
+            raise
+
     def _find(self, pattern: str, address: Address) -> Found:
         """Find without checking the endpoint."""
-        if address.scheme in WEB_SCHEMES or not has_wildcard(address.key):
+        if not _is_listed(address):
             return self._find_one(pattern, address)
+        folders, objects = self._list(pattern, address)
+        paths = sorted(set(objects.paths.take(objects.matches).list_all()))
+        bucket = self._bucket(pattern, address)
+        if bucket.has_versions:  # their ids are not part of listings
+            skip = len(address.root) + 1
+            loop.run(self._find_versions(bucket, paths, [path[skip:] for path in paths]))
+        else:
+            versions = zip(objects.paths.list_all(), objects.list_versions(), strict=True)
+            self._known.replace(dict(versions))
+        return Found([Match(0, path, path) for path in paths], {}, tuple(folders))
+
+    def _list(self, pattern: str, address: Address) -> Listing:
+        """List the objects that a pattern with wildcards matches, and others."""
         check_pattern(pattern, address.key)
         try:
-            bucket, lister = self._with_lister(pattern, address)
-            found, versions = loop.run(lister.find(pattern, address))
+            return loop.run(self._lister(pattern, address).find(pattern, address))
         except MissingFileError:
-            return Found([], {})
-        keys = [listed["path"] for listed in found.objects]
-        paths = [f"{address.root}/{key}" for key in keys]
-        if bucket.has_versions:  # their ids are not part of listings
-            loop.run(self._find_versions(bucket, paths, keys))
-        else:
-            self._known.replace(
-                {f"{address.root}/{key}": version for key, version in versions.items()}
-            )
-        folders = tuple(f"{address.root}/{key}" for key in found.folders)
-        return Found([Match(0, path, path) for path in paths], {}, folders)
+            return Listing([], join_tables([]))
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob. A pattern of a web server, which does not list its files, matches
@@ -153,8 +176,7 @@ class ObjectStorage:
         address = parse_location(path)
         if address.scheme in WEB_SCHEMES:
             return False
-        _, lister = self._with_lister(path, address)
-        return loop.run(lister.has_folder(path, address.key.rstrip("/")))
+        return loop.run(self._lister(path, address).has_folder(path, address))
 
     def is_readable(self, path: str) -> bool:
         """See Storage.is_readable. This is not known before the object is read."""
@@ -352,12 +374,17 @@ class ObjectStorage:
         check_installed(location)
         return Bucket(get_client(address, options, query))
 
-    def _with_lister(self, location: str, address: Address) -> tuple[Bucket, BucketLister]:
-        """Return the bucket of a location that is not on a web server, and its lister. Raises:
+    def _lister(self, location: str, address: Address) -> BucketLister:
+        """Return what lists the bucket of a location that is not on a web server. Raises:
         ConfigError."""
-        bucket = self._bucket(location, address)
-        obstore_lister = get_lister(address, self._options.find(location))
-        return bucket, BucketLister(bucket.client, obstore_lister)
+        client = self._bucket(location, address).client
+        check_can_list(location)
+        return BucketLister(client, get_lister(address, self._options.find(location)))
+
+
+def _is_listed(address: Address) -> bool:
+    """Return whether objects at an address are found by LIST."""
+    return address.scheme not in WEB_SCHEMES and has_wildcard(address.key)
 
 
 def _is_url_pattern(url: str) -> bool:

@@ -15,7 +15,7 @@ from megablend.errors import ConfigError, DataError, MissingFileError, RefusedFi
 from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
-from megablend.mirror.catalog.manifest import Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, count_bytes, pages_of_file
@@ -26,6 +26,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, make_key
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
+from tests.mirror.manifests import make_manifest
 from tests.mirror.peers.clusters import until
 from tests.storage.faulty import Faults, FaultySource
 
@@ -81,8 +82,7 @@ def make_catalog(store: PageStore, *datasets: str) -> Catalog:
 
 def add_dataset(catalog: Catalog, dataset: str, *keys: FileKey) -> None:
     """Add a dataset that is wanted."""
-    lines = sorted((key.location.rpartition("/")[2], key) for key in keys)
-    files = Manifest.of_lines([pack_line(path, key) for path, key in lines])
+    files = make_manifest(sorted(DataFile(key.location.rpartition("/")[2], key) for key in keys))
     revision = Revision(
         dataset=dataset,
         digest=files.revision,
@@ -146,7 +146,7 @@ def test_a_manifest_that_is_damaged_ends_no_process(tmp_path: Path) -> None:
         (state,) = holding.states
         assert f"{manifest}: is damaged: " in state.trouble
         assert state.missing == KEY.size
-        manifest.write_bytes(Manifest.of_lines([pack_line("x", KEY)]).pack())
+        manifest.write_bytes(make_manifest([DataFile("x", KEY)]).pack())
         holding.change()
         await asyncio.wait_for(
             holding.wait_for(lambda: "was deleted" in str(holding.states[0].error)), 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect_left
 
@@ -10,8 +9,10 @@ import numpy as np
 import pytest
 
 from megablend.mirror.catalog import manifest
-from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.folder import FileKey
+from megablend.storage.file_table import FileTable, Texts
+from tests.mirror.manifests import make_manifest as make_naively
 
 FILES = [
     DataFile("a/b.bin", FileKey("s3://b/a/b.bin", '"e1"', 10)),
@@ -20,7 +21,13 @@ FILES = [
 
 
 def make_manifest(files: list[DataFile]) -> Manifest:
-    return Manifest.of_lines(pack_line(*file) for file in files)
+    keys = [file.key for file in files]
+    table = FileTable(
+        Texts.of(key.location for key in keys),
+        np.array([key.size for key in keys], np.int64),
+        Texts.of(key.etag for key in keys),
+    )
+    return Manifest.of_columns([file.path for file in files], table)
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
@@ -62,8 +69,7 @@ def test_any_files(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "_SCANNED_BYTES", 11)
     files = draw_files(draw, 40 * seed)
     packed = make_manifest(files)
-    lines = [json.dumps([file.path, *file.key]) for file in files]
-    assert bytes(packed._text) == "\n".join(["1", *lines]).encode()
+    assert packed._text == make_naively(files)._text
     assert list(packed) == files
     assert [packed[i] for i in range(len(files))] == files
     assert packed[3:9] == files[3:9]

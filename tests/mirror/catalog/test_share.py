@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megablend.mirror.catalog import share as share_module
-from megablend.mirror.catalog.manifest import DataFile, Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.catalog.share import NO_SHARE, Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
@@ -21,6 +21,7 @@ from megablend.mirror.disk.pages import (
 from megablend.mirror.disk.room import NEVER, PINNED, WANTED
 from megablend.mirror.members import homes as homes_module
 from megablend.mirror.members.homes import Homes
+from tests.mirror.manifests import make_manifest
 
 
 def draw_files(draw: random.Random, count: int) -> list[DataFile]:
@@ -33,7 +34,7 @@ def draw_files(draw: random.Random, count: int) -> list[DataFile]:
 
 
 def make(files: list[DataFile]) -> Share:
-    return make_share(Manifest.of_lines(pack_line(*file) for file in files))
+    return make_share(make_manifest(files))
 
 
 def pages_by_file(share: Share) -> list[tuple[list[int], list[int]]]:

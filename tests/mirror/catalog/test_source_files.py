@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -9,14 +11,16 @@ import pytest
 
 from megablend.errors import ConfigError
 from megablend.mirror.catalog.source_files import check_name, list_files
-from megablend.mirror.node.source_reads import SourceReader
+from megablend.mirror.node.source_reads import SourceReader, make_key
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.find import Found
 from megablend.storage.location import escape_wildcards
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.options_parser import parse_options
 from megablend.storage.wrapper import WrapperStorage
+from tests.mirror.manifests import make_manifest
 from tests.storage.faulty import FaultySource
 
 
@@ -104,6 +108,83 @@ def test_nothing_is_asked_of_a_server_before_it_is_allowed(host: str, tmp_path: 
         ConfigError, match="has a loopback, link-local or local host, which no prefix names"
     ):
         list_files(_NoStorage(), [url], reader.check_allowed)
+
+
+class _Listed(FaultySource):
+    """Lists some objects without an etag, or with a weak one, and some in the folder that they are in."""
+
+    def _list(self, bucket: str, prefix: str, delimiter: str) -> bytes:
+        body = super()._list(bucket, prefix, delimiter)
+        body = re.sub(rb"<ETag>&quot;0[^<]*</ETag>", b"", body)
+        return re.sub(rb"<ETag>(&quot;1[^<]*)</ETag>", rb"<ETag>W/\1</ETag>", body)
+
+
+class _EntriesOnly(WrapperStorage):
+    """Lists no tables."""
+
+    def find_table(self, _: str) -> None:
+        return None
+
+
+def draw_keys(draw: random.Random) -> list[str]:
+    """Keys with equal beginnings, markers of folders among them, of which no file lies below another."""
+    letters = 'ab-.0\u00e9\U0001f600"\\ *['
+    keys = set[str]()
+    for _ in range(draw.randrange(60)):
+        names = [
+            "".join(draw.choices(letters, k=draw.randrange(1, 4)))
+            for _ in range(draw.randrange(1, 4))
+        ]
+        if {".", ".."} & set(names):
+            continue
+        key = "/".join(names)
+        if not any(each.startswith(f"{key}/") or key.startswith(f"{each}/") for each in keys):
+            keys.add(key)
+    markers = {f"{key.rpartition('/')[0]}/" for key in keys if "/" in key and draw.random() < 0.2}
+    return draw.sample(sorted(keys | markers), len(keys | markers))
+
+
+@pytest.mark.usefixtures("obstore")
+@pytest.mark.parametrize("seed", range(40))
+def test_objects_of_a_listing_and_one_by_one(seed: int) -> None:
+    """Field by field, and byte for byte: of any patterns, in one and in two buckets."""
+    draw = random.Random(seed)
+    files = {
+        f"{bucket}/{top}{key}": b""
+        if key.endswith("/")
+        else bytes(draw.choice([0, 1, draw.randrange(300)]))
+        for bucket, top in (("one", "d/"), ("one", "e/"), ("two", ""))
+        for key in draw_keys(draw)
+    }
+    files |= {"one/d/x": b"1", "one/e/y": b"2", "two/x": b"3", "two/z": b"4"}
+    with _Listed(files) as source:
+        options = {"endpoint": source.url, "anonymous": True, "versions": draw.random() < 0.2}
+        storage = make_storage(objects=parse_options({"s3://one": options, "s3://two": options}))
+        sources = [
+            "s3://one/d/**",
+            "s3://one/d/*",
+            "s3://one/**/*",
+            "s3://one/*/[!x]*",
+            "s3://two/**",
+            "s3://two/?",
+            "s3://one/d/",
+        ]
+        for chosen in [
+            *([each] for each in sources),
+            ["s3://one/d/**", "s3://one/d/[a-z]*", "s3://one/d/x"],
+        ]:
+            try:
+                expected = list_files(_EntriesOnly(storage), chosen, refuse_nothing)
+            except ConfigError as error:
+                with pytest.raises(ConfigError, match=re.escape(str(error))):
+                    list_files(storage, chosen, refuse_nothing)
+                continue
+            found = list_files(storage, chosen, refuse_nothing)
+            assert list(found) == list(expected)
+            assert found.revision == expected.revision == make_manifest(expected).revision
+            view = storage.for_reading()
+            states = {path: view.stat(path) for each in chosen for path in view.glob(each)}
+            assert {file.key for file in found} >= {make_key(*each) for each in states.items()}
 
 
 class _NoStorage(WrapperStorage):

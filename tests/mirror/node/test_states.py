@@ -12,7 +12,7 @@ import pytest
 from megablend.errors import ChangedFileError
 from megablend.mirror.catalog.catalog import Catalog, Revision
 from megablend.mirror.catalog.catalog import Want as DatasetWant
-from megablend.mirror.catalog.manifest import Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
@@ -23,6 +23,7 @@ from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
+from tests.mirror.manifests import make_manifest
 
 KEY = FileKey("s3://b/d/x", "listed", 70_000)
 
@@ -42,7 +43,7 @@ class ChangedSource(SourceReader):
 
 def add(catalog: Catalog, dataset: str, key: FileKey, source: str = "s3://b/d/") -> Path:
     """Add a revision of one file. Returns: the path of its manifest."""
-    files = Manifest.of_lines([pack_line("x", key)])
+    files = make_manifest([DataFile("x", key)])
     revision = Revision(
         dataset=dataset,
         digest=files.revision,

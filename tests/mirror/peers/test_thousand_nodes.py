@@ -16,7 +16,7 @@ import pytest
 
 from megablend.mirror.catalog import catalog
 from megablend.mirror.catalog.holding import _select_own as select_share
-from megablend.mirror.catalog.manifest import Manifest, pack_line
+from megablend.mirror.catalog.manifest import DataFile
 from megablend.mirror.catalog.reconcile import Goal, find_short
 from megablend.mirror.catalog.share import make_share
 from megablend.mirror.disk.folder import FileKey
@@ -35,6 +35,7 @@ from megablend.mirror.node.needs import find_lead, order_by_due
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes
+from tests.mirror.manifests import make_manifest
 
 NAMES = sorted(f"node{i}:7171" for i in range(1000))
 FILE_BYTES = 6 << 30
@@ -210,8 +211,8 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
 @pytest.mark.slow
 def test_what_a_node_computes_of_a_hundred_datasets_after_a_death() -> None:
     """Its share of 100 datasets of 12 GB, each in two copies, and what of it fits."""
-    lines = [pack_line(key.location, key) for key in KEYS[:200]]
-    datasets = [make_share(Manifest.of_lines(lines[2 * i : 2 * i + 2])) for i in range(100)]
+    files = [DataFile(key.location, key) for key in KEYS[:200]]
+    datasets = [make_share(make_manifest(files[2 * i : 2 * i + 2])) for i in range(100)]
     names = NAMES[:-1]
     began = time.process_time()
     own = [select_share(files, names, NAMES[0], 2) for files in datasets]

@@ -1,15 +1,12 @@
-"""What a storage of objects knows without a request: ranges outside a version, and keys that look like patterns."""
+"""What a storage of objects knows without a request: ranges outside a version."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.known_objects import Known
-from megablend.storage.objects.listing import Listed, find_objects
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.store import ObjectStorage
 
@@ -35,17 +32,3 @@ def test_ranges_outside_an_object(
     storage.add_known_files({PATH: Known(ObjectVersion(10, "a", 0))})
     with pytest.raises(CorruptFileError, match=says):
         storage.read(PATH, offset, size)
-
-
-def test_of_a_key_that_equals_the_pattern_no_other_is_found() -> None:
-    objects = [{"path": key} for key in ("d/a1", "d/a[12]", "d/a2", "d/b")]
-
-    async def list_folder(folder: str) -> Listed:
-        assert folder == "d"
-        return Listed([], objects)
-
-    async def find(pattern: str) -> list[str]:
-        return [each["path"] for each in (await find_objects(pattern, list_folder, None)).objects]  # type: ignore[arg-type]
-
-    assert asyncio.run(find("d/a[12]")) == ["d/a[12]"]
-    assert asyncio.run(find("d/a?")) == ["d/a1", "d/a2"]

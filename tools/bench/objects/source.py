@@ -87,7 +87,7 @@ def set_keys() -> None:
 def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch)
-        port = _find_free_port()
+        port = find_free_port()
         (here / "files" / BUCKET).mkdir(parents=True)
         here.chmod(0o755)
         links = [
@@ -114,7 +114,7 @@ def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> It
             [program, "-c", str(here / "conf"), "-e", str(here / "errors")]
         ) as process:
             try:
-                _wait_for(port)
+                wait_for_port(port)
                 yield f"http://127.0.0.1:{port}"
                 print(f"  source: nginx, {_read_cpu_seconds(process.pid):.2f} s of CPU")
             finally:
@@ -136,13 +136,15 @@ def _list_objects(links: list[tuple[str, Path]]) -> str:
     return f"{start}{''.join(contents)}</ListBucketResult>"
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def _wait_for(port: int) -> None:
+def wait_for_port(port: int) -> None:
+    """Wait until a server listens on a port."""
     for _ in range(200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
