@@ -15,6 +15,8 @@ cycle's part of it in a keyed order; in a cycle in which an epoch ends, each epo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from megablend.arrays import Int32s, Int64s
@@ -40,6 +42,22 @@ from megablend.kernels.blend.periods import (
     ordinal_in_period,
 )
 from megablend.kernels.blend.tree import leaf_at, leaf_counts
+
+
+class Cycle(NamedTuple):
+    """A cycle of a stage, and what all of its samples have in common."""
+
+    number: int
+    low: int
+    high: int
+    """Its samples, [low, high)."""
+    turns: int
+    """Number of its slots, and of the turns of each residue."""
+    schedule: int
+    """Number of its schedule: 0 for a full cycle, otherwise that of the short cycle."""
+    shift: int
+    """Number of turns by which its slots are rotated."""
+    key: int
 
 
 @kernel
@@ -87,14 +105,8 @@ def locate(
     periods = np.empty((2, len(leaf_sources), PERIOD_FIELDS), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), PART_FIELDS), np.int64)
     counts = np.empty((len(leaf_sources), COUNTS), np.int64)
-    # The cycle of the last sample, and what follows from it
-    last_cycle = -1
-    low = 0
-    high = 0
-    turns = 1
-    schedule = 0
-    shift = 0
-    key_of_cycle = cycle_key(seed, start, 0)
+    num_schedules = len(strides)
+    cycle = make_cycle(stage, -1, num_schedules, seed, start)
     for i in range(len(ks)):
         k = int(ks[i])
         if k >= stage.dealt:  # in the tail, which follows the tree's own order
@@ -103,41 +115,40 @@ def locate(
             sources[i] = leaf_sources[rank]
             ordinals[i] = ordinal
             continue
-        cycle = k // stage.step
-        if cycle != last_cycle:
-            last_cycle = cycle
-            key_of_cycle = cycle_key(seed, start, cycle)
-            low, high = cycle_edges(stage, cycle)
-            turns = (high - low) // lanes
-            schedule = 0 if high - low == stage.step else len(strides) - 1
-            shift = bounded_hash(key_of_cycle, 0, turns)
-        slot = (k - low) // lanes
-        lane = (k - low) % lanes
-        turn = (int(strides[schedule]) * slot + shift) % turns
-        position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
-        rank = leaf_at(left_leaves, left_samples, total, low, high, position)
+        if k // stage.step != cycle.number:
+            cycle = make_cycle(stage, k // stage.step, num_schedules, seed, start)
+        lane = (k - cycle.low) % lanes
+        position = position_of(
+            cycle,
+            int(firsts[cycle.schedule, lane]),
+            int(strides[cycle.schedule]),
+            (k - cycle.low) // lanes,
+            lanes,
+        )
+        rank = leaf_at(left_leaves, left_samples, total, cycle.low, cycle.high, position)
+        sources[i] = leaf_sources[rank]
+        key = hash_combine(hash_combine(cycle.key, leaf_sources[rank]), lane)
         if latest[rank] < 0:
             latest[rank] = 0
             counts[rank, CYCLE] = -1
             periods[:, rank] = 0
         parity = int(latest[rank])
-        key = hash_combine(hash_combine(key_of_cycle, leaf_sources[rank]), lane)
-        sources[i] = leaf_sources[rank]
-        if not periods[parity, rank, UNMIXED_BEGIN] <= cycle < periods[parity, rank, UNMIXED_END]:
+        number = cycle.number
+        if not periods[parity, rank, UNMIXED_BEGIN] <= number < periods[parity, rank, UNMIXED_END]:
             leaf = make_leaf(
                 rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens
             )
-            epoch = find_epoch(stage, leaf, cycle, position, counts)
+            epoch = find_epoch(stage, leaf, number, position, counts)
             first, stop = epoch_bounds(leaf, epoch)
-            if is_within_cycle(lanes, cycle, first, stop, counts[rank]):
+            if is_within_cycle(lanes, number, first, stop, counts[rank]):
                 ordinals[i] = ordinal_in_cycle(
                     lanes, position, key, epoch, first, stop, counts[rank]
                 )
                 continue
             parity = latest[rank] = enter_period(
-                stage, leaf, cycle, epoch, first, stop, periods, parts
+                stage, leaf, number, epoch, first, stop, periods, parts
             )
-        ordinals[i] = ordinal_in_period(lanes, rank, cycle, position, key, parity, periods, parts)
+        ordinals[i] = ordinal_in_period(lanes, rank, number, position, key, parity, periods, parts)
 
 
 @kernel
@@ -150,6 +161,24 @@ def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
 def cycle_key(seed: int, start: int, cycle: int) -> int:
     """The key of a cycle; `start`: see `locate`."""
     return hash_combine(hash_combine(seed, start), cycle)
+
+
+@device
+def make_cycle(stage: Stage, number: int, num_schedules: int, seed: int, start: int) -> Cycle:
+    """Make a cycle of a stage that has 1 or 2 schedules; `start`: see `locate`."""
+    low, high = cycle_edges(stage, number)
+    turns = (high - low) // stage.lanes
+    schedule = 0 if high - low == stage.step else num_schedules - 1
+    key = cycle_key(seed, start, number)
+    return Cycle(number, low, high, turns, schedule, bounded_hash(key, 0, turns), key)
+
+
+@device
+def position_of(cycle: Cycle, first: int, stride: int, slot: int, lanes: int) -> int:
+    """The position that a lane takes at a slot of a cycle, given the lane's first position and the
+    stride of the cycle's schedule."""
+    turn = (stride * slot + cycle.shift) % cycle.turns
+    return (first + lanes * turn) % (cycle.high - cycle.low)
 
 
 @device
