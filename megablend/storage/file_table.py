@@ -13,6 +13,8 @@ from megablend.arrays import Bools, Int64s, Uint8s
 from megablend.storage.base import Storage
 
 _SCANNED_BYTES = 1 << 20
+_DECODED_ROWS = 4096
+_MAX_DECODED_BYTES = 1 << 20
 _ENCODING = ("utf-8", "surrogatepass")
 
 
@@ -40,12 +42,22 @@ class Texts(NamedTuple):
 
     def list_all(self, begin: int = 0, stop: int | None = None) -> list[str]:
         """Return the texts of some rows, by default of all."""
-        letters = self.letters.data
-        starts = self.begins[begin:stop].tolist()
-        ends = self.stops[begin:stop].tolist()
-        return [
-            str(letters[start:end], *_ENCODING) for start, end in zip(starts, ends, strict=True)
-        ]
+        stop = len(self.begins) if stop is None else min(stop, len(self.begins))
+        texts: list[str] = []
+        for first in range(begin, stop, _DECODED_ROWS):
+            begins = self.begins[first : min(first + _DECODED_ROWS, stop)]
+            stops = self.stops[first : min(first + _DECODED_ROWS, stop)]
+            low = int(begins.min())
+            high = int(stops.max())
+            places = zip((begins - low).tolist(), (stops - low).tolist(), strict=True)
+            letters = self.letters[low:high].data
+            # Most are ASCII, and next to one another: decoded as one, and cut
+            if high - low <= _MAX_DECODED_BYTES and (whole := bytes(letters)).isascii():
+                text = whole.decode("ascii")
+                texts += [text[start:end] for start, end in places]
+            else:
+                texts += [str(letters[start:end], *_ENCODING) for start, end in places]
+        return texts
 
     def take(self, rows: npt.NDArray[Any]) -> Texts:
         """Return the texts of some rows. The bytes are shared."""

@@ -14,13 +14,18 @@ LETTERS = "ab/?\n\0\x85\u00e9\u20ac\U0001f600\udcff\ud800"
 
 
 def draw_texts(draw: random.Random) -> list[str]:
-    return ["".join(draw.choices(LETTERS, k=draw.randrange(9))) for _ in range(draw.randrange(30))]
+    return [
+        "".join(draw.choices(draw.choice([LETTERS, "ab/?"]), k=draw.randrange(9)))
+        for _ in range(draw.randrange(30))
+    ]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_texts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several columns, some rows of each, in portions that end anywhere."""
     draw = random.Random(seed)
+    monkeypatch.setattr(file_table, "_DECODED_ROWS", draw.randrange(1, 30))
+    monkeypatch.setattr(file_table, "_MAX_DECODED_BYTES", draw.randrange(100))
     monkeypatch.setattr(file_table, "_SCANNED_BYTES", draw.randrange(1, 30))
     expected: list[str] = []
     builder = TextsBuilder()

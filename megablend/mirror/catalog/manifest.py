@@ -18,7 +18,7 @@ import numpy as np
 
 from megablend.arrays import Int64s, Uint8s
 from megablend.mirror.disk.folder import FileKey
-from megablend.storage.file_table import FileTable
+from megablend.storage.file_table import FileTable, Texts
 from megablend.system.limited_json import parse_json
 
 _FIRST_LINE = b"1"
@@ -52,7 +52,7 @@ class Manifest(Sequence[DataFile]):
         self._begins = _find_lines(text)
 
     @classmethod
-    def of_columns(cls, paths: Sequence[str], files: FileTable) -> Manifest:
+    def of_columns(cls, paths: Texts, files: FileTable) -> Manifest:
         """Make a manifest of files: JSON as `json.dumps` writes it, in a fraction of its time.
 
         Args:
@@ -60,19 +60,17 @@ class Manifest(Sequence[DataFile]):
             files: their locations, sizes and etags.
         """
         text = bytearray(_FIRST_LINE)
+        sizes = files.sizes
         # A portion at a time, so that few strings are in memory
-        for begin in range(0, len(paths), _LINES_AT_A_TIME):
+        for begin in range(0, len(sizes), _LINES_AT_A_TIME):
             stop = begin + _LINES_AT_A_TIME
-            columns = (
-                paths[begin:stop],
-                files.paths.list_all(begin, stop),
-                files.etags.list_all(begin, stop),
-            )
-            quoted = (map(_quote, each) for each in columns)
-            rows = zip(*quoted, files.sizes[begin:stop].tolist(), strict=True)
-            text += "".join(
-                [f"\n[{path}, {location}, {etag}, {size}]" for path, location, etag, size in rows]
-            ).encode()
+            columns = (each.list_all(begin, stop) for each in (paths, files.paths, files.etags))
+            rows = zip(*map(_escape, columns), sizes[begin:stop].tolist(), strict=True)
+            lines = [
+                f'\n["{path}", "{location}", "{etag}", {size}]'
+                for path, location, etag, size in rows
+            ]
+            text += "".join(lines).encode("ascii")
         return cls(text)
 
     @classmethod
@@ -89,7 +87,8 @@ class Manifest(Sequence[DataFile]):
 
     def pack(self) -> bytes:
         """Compress the text, to store it or send it to another node."""
-        return zlib.compress(self._text)
+        # Twice as fast as usual, for a seventh more bytes
+        return zlib.compress(self._text, 1)
 
     @cached_property
     def revision(self) -> str:
@@ -178,6 +177,14 @@ class Manifest(Sequence[DataFile]):
                 new_path = next(new_paths, None)
             if new_path != file.path:
                 yield file
+
+
+def _escape(texts: list[str]) -> list[str]:
+    """Return texts as JSON in ASCII has them between quotes."""
+    whole = "".join(texts)
+    if len(_quote(whole)) == len(whole) + 2:
+        return texts
+    return [_quote(each)[1:-1] for each in texts]
 
 
 def _find_lines(text: bytes | bytearray) -> Int64s:

@@ -94,9 +94,9 @@ def list_files(
     if single.num_files or not parts:
         parts.append(single.build())
     files, texts = _sort(parts[0] if len(parts) == 1 else _join(parts))
-    del parts
     _check_paths(files, texts)
-    return Manifest.of_columns(texts, files.found)
+    del parts, texts
+    return Manifest.of_columns(*files)
 
 
 class _Files(NamedTuple):

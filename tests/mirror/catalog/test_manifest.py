@@ -27,7 +27,7 @@ def make_manifest(files: list[DataFile]) -> Manifest:
         np.array([key.size for key in keys], np.int64),
         Texts.of(key.etag for key in keys),
     )
-    return Manifest.of_columns([file.path for file in files], table)
+    return Manifest.of_columns(Texts.of(file.path for file in files), table)
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
