@@ -165,7 +165,7 @@ def test_a_dataset_is_held_and_is_a_folder(tmp_path: Path) -> None:
 
 def test_a_killed_process_costs_what_it_had_not_stored(tmp_path: Path) -> None:
     files = make_files("d", {f"{i}.bin": MB + i for i in range(24)})
-    with machine(tmp_path, files, patience=0.5) as node:
+    with machine(tmp_path, files) as node:
         revision = node.add("corpus", "d")
         node.source.faults = Faults(rate=8e6)
         node.ask("want", "corpus")
@@ -179,6 +179,9 @@ def test_a_killed_process_costs_what_it_had_not_stored(tmp_path: Path) -> None:
             missing = node.goals()[revision]["missing"]
             assert missing < 24 * (MB + 4096)
         # It is waited for longer than `patience`
+        node.storage["mirror"]["patience"] = 2.0
+        node.config.write_text(json.dumps({"storage": node.storage}))
+        node.source.faults = Faults(rate=2e6)
         node.ask("want", "corpus", "--wait")
         # Nothing is read again but what was in flight
         assert count_sent(node.source) - before <= missing + len(files) + CHUNK
