@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -74,6 +75,12 @@ def list_suffixes() -> list[str]:
     return list(
         dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes)
     )
+
+
+def find_suffix(path: str, suffixes: Iterable[str]) -> str | None:
+    """Return the first of some suffixes with which a path ends; None if it ends with none. The
+    suffixes are those of `list_suffixes`, which looks for installed packages at each call."""
+    return next((suffix for suffix in suffixes if path.endswith(suffix)), None)
 
 
 def format_of(path: str, storage: Storage) -> Format:

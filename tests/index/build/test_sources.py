@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import ConfigError, DataError
+from megablend.formats import registry
 from megablend.index.build.sources import find_source, list_source
 from tests.formats.writers import write_megatron
 from tests.index.index_data import build, spec, write
@@ -49,6 +50,25 @@ def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "books.arrow", 1)
     with pytest.raises(ConfigError, match=f"did you mean '{path}'"):
         list_source(spec(tmp_path, "bokos.arrow"), storage=STORAGE)
+
+
+def test_a_folder_of_many_files_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "books").mkdir()
+    for i in range(100):
+        (tmp_path / "books" / f"{i}.arrow").touch()
+    searches = []
+    list_names = registry.list_names
+
+    def search() -> list[str]:  # for installed packages, which takes 5 ms or more
+        searches.append(1)
+        return list_names()
+
+    monkeypatch.setattr(registry, "list_names", search)
+    with pytest.raises(ConfigError, match="is a folder"):
+        list_source(spec(tmp_path, "books"), storage=STORAGE)
+    assert len(searches) < 10
 
 
 def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Files of a pattern, and advice on the pattern to give if it matches none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from megablend.errors import did_you_mean
+from megablend.formats import FORMATS
+from megablend.formats.base import Format
+from megablend.formats.registry import TEXT_SUFFIXES, find_suffix, list_suffixes
+from megablend.index.build.source_spec import SourceSpec
+from megablend.index.build.split_names import find_split_folders, find_split_patterns
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.storage.find import Found
+
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
+"""Endings of MosaicML MDS shards."""
+_SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
+"""Endings of files that hold settings, not data."""
+
+
+def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
+    """Find the files of a pattern. Raises: ConfigError if it matches none."""
+    found = storage.find(pattern)
+    suffixes = list_suffixes()
+    has_data_folders = any(find_suffix(each, suffixes) for each in found.folders)
+    if found.files or found.unreadable or has_data_folders:
+        return found
+    # A Megatron prefix stands for two files
+    for kind in FORMATS.values():
+        paths = kind.files(pattern)
+        pair = [storage.find(path) for path in paths]
+        if all(half.files for half in pair):
+            return pair[0]
+        if any(half.files for half in pair):
+            raise spec.complaint(_describe_half(kind, pattern, paths, pair))
+    if storage.is_folder(pattern):
+        raise spec.complaint(f"{pattern} is a folder: {advise_on_folder(pattern, storage)}")
+    if not location.find_scheme(pattern):
+        missing = _find_missing_folder(pattern, storage)
+        if missing is not None:
+            raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
+    siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
+    hint = did_you_mean(
+        pattern, _possible_data(spec, storage.glob(siblings), suffixes), before="; "
+    )
+    raise spec.complaint(f"{pattern} matches no file{hint}")
+
+
+def advise_on_folder(folder: str, storage: Storage) -> str:
+    """Return advice on the pattern to use for a folder: the pattern of the most common supported
+    format."""
+    suffixes = list_suffixes()
+    for pattern in ("*", "**/*"):
+        below = location.join(location.escape_wildcards(folder), pattern)
+        names = storage.glob(below)
+        endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
+        if endings:
+            split_folders = find_split_folders(folder, names, storage)
+            if split_folders:
+                by_split = {location.get_name(each): each for each in split_folders}
+                chosen = by_split.get("train", split_folders[0])
+                return f"it has the splits {', '.join(by_split)}, so give the folder of one: {advise_on_folder(chosen, storage)}"
+            split_patterns = find_split_patterns(folder, names, suffixes)
+            if split_patterns:
+                split = "train" if "train" in split_patterns else min(split_patterns)
+                return (
+                    f"it has the splits {', '.join(split_patterns)}, so give the files of one: specify them as "
+                    f"`{split_patterns[split]}`"
+                )
+            return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
+        if any(name.endswith(_SHARD_ENDINGS) for name in names):
+            return (
+                "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and "
+                "use those files"
+            )
+    # Only if no folder below has data, since datasets are accompanied by .json files
+    if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
+        return (
+            "it contains text, not tokens: set `text` to the key that holds the text, and set a `tokenizer` "
+            "(docs/text.md)"
+        )
+    return f"it contains no files that megablend reads ({', '.join(suffixes)}): specify files in another folder"
+
+
+def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
+    """Describe which of the two files that a Megatron prefix stands for is missing, and the
+    remedy."""
+    missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
+    # The remedy may be another format, for which a prefix is not a path
+    path_remedy = f" and `path: {paths[0]}`" if pair[0].files else ""
+    remedy = kind.describe_missing_remedy(missing) or "restore it"
+    return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{path_remedy}"
+
+
+def _possible_data(spec: SourceSpec, paths: Iterable[str], suffixes: Collection[str]) -> list[str]:
+    """Return the files that may be data according to their names: those with a known ending; or all
+    but settings if the source has a format."""
+    if spec.read.format is None:
+        return [path for path in paths if find_suffix(path.lower(), suffixes)]
+    return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]
+
+
+def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
+    """Return the first folder of a pattern that does not exist; None if all folders before its
+    first wildcard exist."""
+    folder = location.find_root([pattern])
+    missing = None
+    while not storage.is_folder(folder) and location.get_parent(folder) != folder:
+        missing = folder
+        folder = location.get_parent(folder)
+    return missing

@@ -1,0 +1,94 @@
+"""Splits of a dataset, by the names of its files and folders: a source should have one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from megablend.errors import ConfigError
+from megablend.formats.registry import find_suffix
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.system.limited_json import parse_json
+
+DATASET_DICT = "dataset_dict.json"
+"""The file in the folder of a Hugging Face DatasetDict that names its splits, each of which is a
+folder."""
+SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
+_SPLIT_WORD = re.compile(
+    rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
+)
+"""Matches the name of a split within the name of a folder or a file, such as `train_sft`,
+`train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
+_MAX_DICT_BYTES = 1 << 20
+"""Largest number of bytes of a DATASET_DICT that are read."""
+
+
+def find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
+    """Find the folders of splits within a folder; only those that contain some of the files
+    `names`, and none if it is not divided into splits."""
+    dataset_dict = location.join(folder, DATASET_DICT)
+    if storage.find(location.escape_wildcards(dataset_dict)).files:
+        try:
+            size = min(storage.stat(dataset_dict).size, _MAX_DICT_BYTES)
+            content = parse_json(storage.read(dataset_dict, 0, size))
+            splits = [each for each in content["splits"] if isinstance(each, str)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{dataset_dict}: is not a list of splits ({error}): restore it, or list the files"
+            ) from error
+    else:
+        below = {location.make_relative(name, folder).partition("/")[0] for name in names}
+        splits = sorted(below & SPLIT_NAMES)
+        if splits == ["train"]:
+            splits = []
+    return [
+        location.join(folder, split)
+        for split in splits
+        if any(name.startswith(f"{folder}/{split}/") for name in names)
+    ]
+
+
+def find_split_patterns(
+    folder: str, names: Iterable[str], suffixes: Collection[str]
+) -> dict[str, str]:
+    """Return a pattern for the files of each split that occurs in the names of files `names`, or of
+    folders below `folder`; none if there are fewer than two splits. Names without one of the
+    suffixes do not count."""
+    patterns = dict[str, str]()
+    for name in sorted(names):
+        relative = location.make_relative(name, folder)
+        ending = find_suffix(name, suffixes)
+        found = _SPLIT_WORD.search(relative)
+        if ending is None or found is None:
+            continue
+        # The folders above the name that has the word, and this name
+        above, _, before_word = relative[: found.start()].rpartition("/")
+        rest_of_name, _, inside = relative[found.start() :].partition("/")
+        if inside:
+            split_folder = location.escape_wildcards(before_word + rest_of_name)
+            below = f"{split_folder}/**/*{ending}"
+        else:
+            below = f"*{found[1]}*{ending}"
+        pattern = location.join(
+            location.escape_wildcards(folder), f"**/{below}" if above else below
+        )
+        patterns.setdefault(found[1].lower(), pattern)
+    return patterns if len(patterns) > 1 else {}
+
+
+def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
+    """Return a warning, about a source, if its files belong to several splits according to the names
+    of the files or of their folders; None otherwise."""
+    first_paths = dict[str, str]()
+    for path in sorted(paths):
+        found = _SPLIT_WORD.search(location.make_relative(path, root))
+        if found is not None:
+            first_paths.setdefault(found[1].lower(), path)
+    if len(first_paths) < 2:
+        return None
+    listed = ", ".join(f"{split} ({path})" for split, path in first_paths.items())
+    return (
+        f"its patterns match files of several splits ({listed}); give each source the files of "
+        "one split only"
+    )
