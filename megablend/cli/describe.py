@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache, of_what
+from megablend.cli.options import as_json, command, finish, in_cache, of_what, refuse_options
 from megablend.cli.output import Column, print_line, print_lines, print_table, print_text
 
 if TYPE_CHECKING:
@@ -136,11 +136,10 @@ def describe(
     if html is not None:
         _write_html(found, html, what, cache)
     if isinstance(found, CacheDescription):
-        for name, value in {"--top": top, "--sort": sort, "--match": match}.items():
-            if value is not None:
-                raise click.UsageError(
-                    f"{name} selects sources of a config, but {what} is a cache; give a config"
-                )
+        refuse_options(
+            {"--top": top, "--sort": sort, "--match": match},
+            f"selects sources of a config, but {what} is a cache; give a config",
+        )
         finish(found, as_json, print_cache)
         return
     if top is None and not as_json:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache, of_run, of_split, of_what
+from megablend.cli.options import (
+    as_json,
+    command,
+    finish,
+    in_cache,
+    of_run,
+    of_split,
+    of_what,
+    refuse_options,
+)
 from megablend.cli.output import (
     Column,
     print_first,
@@ -100,31 +109,26 @@ def show(
     from megablend.inspect.show import StepDescription, show_step
     from megablend.inspect.show import show as show_sample
 
-    batch = {
-        "--rank": rank,
-        "--micro-batch": micro_batch,
-        "--data-parallel": data_parallel,
-        "--global-batch": global_batch,
-    }
     if (sample is None) == (step is None):
         raise click.UsageError("give either --sample or --step")
-    batch_options = [name for name, value in batch.items() if value is not None]
-    if step is None and batch_options:
-        raise click.UsageError(
-            f"{batch_options[0]} needs --step: a sample does not depend on the batch"
-        )
-    if step is not None and micro_batch is None:
-        raise click.UsageError(
-            "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
-        )
     decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
     found: SampleDescription | StepDescription
     if sample is not None:
+        batch = {
+            "--rank": rank,
+            "--micro-batch": micro_batch,
+            "--data-parallel": data_parallel,
+            "--global-batch": global_batch,
+        }
+        refuse_options(batch, "needs --step: a sample does not depend on the batch")
         found = show_sample(what, sample, split, run=run, cache=cache)
         samples: Sequence[SampleDescription] = [found]
     else:
         assert step is not None
-        assert micro_batch is not None
+        if micro_batch is None:
+            raise click.UsageError(
+                "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
+            )
         found = show_step(
             what,
             step,

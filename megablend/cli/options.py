@@ -76,6 +76,14 @@ class CommandGroup(click.Group):
     command_class = Command
 
 
+def refuse_options(options: Mapping[str, object], reason: str) -> None:
+    """Refuse options that are given, by their names, and have no effect here. Raises:
+    UsageError."""
+    for name, value in options.items():
+        if value is not None:
+            raise click.UsageError(f"{name} {reason}")
+
+
 def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
     """Print the result of a command, as JSON or by `show`."""
     if as_json:

@@ -17,6 +17,7 @@ from megablend.cli.options import (
     of_run,
     of_what,
     read_state,
+    refuse_options,
 )
 from megablend.cli.output import Column, print_first, print_line, print_table
 
@@ -339,9 +340,7 @@ def skip(
     from megablend.operations.skip import skip as skip_samples
 
     if start is None:
-        for name, value in (("--to", stop), ("--batch", batch)):
-            if value is not None:
-                raise click.UsageError(f"{name} needs --from")
+        refuse_options({"--to": stop, "--batch": batch}, "needs --from")
         if dry_run:
             hint = "; `megablend skip` lists what --clear removes" if clear else ""
             raise click.UsageError(f"--dry-run needs --from{hint}")

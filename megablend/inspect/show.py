@@ -139,11 +139,9 @@ def show_step(
     size = whole_number("data_parallel_size", data_parallel_size, least=1)
     rank = whole_number("rank", rank)
     micro_step = micro_batch_size * size
-    batch = (
-        micro_step
-        if global_batch_size is None
-        else whole_number("global_batch_size", global_batch_size, least=1)
-    )
+    if global_batch_size is None:
+        global_batch_size = micro_step
+    batch = whole_number("global_batch_size", global_batch_size, least=1)
     if not 0 <= rank < size:
         raise ConfigError(
             f"found rank {rank}, expected 0 to {size - 1}: there are {size} data-parallel ranks"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from megablend.config import Config
+from megablend.config import Config, Source
 from megablend.config.tokenizer_file import find_tokenizer
 from megablend.errors import ConfigError
 
@@ -18,22 +19,27 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
     Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its
         vocabulary.
     """
-    size_of_tokenizer: dict[str, int] = {}  # a tokenizer that several sources share is read once
-    sizes: dict[str, int | None] = {}
+    read_once = cache(read_vocab_size)  # several sources may share a tokenizer
+    sizes = dict[str, int | None]()
     for name, source in config.all_sources.items():
-        size = source.vocab_size if source.vocab_size is not None else config.vocab_size
-        if size is None and source.text is not None and config.tokenizer is not None:
-            size = str(find_tokenizer(config.tokenizer))
-        if isinstance(size, str):  # the path of a tokenizer
-            if size not in size_of_tokenizer:
-                size_of_tokenizer[size] = read_vocab_size(size)
-            size = size_of_tokenizer[size]
+        setting = _find_setting(config, source)
+        size = read_once(setting) if isinstance(setting, str) else setting
         if size is not None and source.append_eod is not None and source.append_eod >= size:
             raise ConfigError(
                 f"{source.place}: append_eod {source.append_eod} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
             )
         sizes[name] = size
     return sizes
+
+
+def _find_setting(config: Config, source: Source) -> int | str | None:
+    """Return the size of a source's vocabulary, or the path of its tokenizer; None if the config
+    gives neither."""
+    if source.vocab_size is not None:
+        return source.vocab_size
+    if config.vocab_size is None and source.text is not None and config.tokenizer is not None:
+        return str(find_tokenizer(config.tokenizer))
+    return config.vocab_size
 
 
 def read_vocab_size(path: str) -> int:

@@ -50,9 +50,12 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
         self._progress = LoaderProgress()
-        self._section = dataset.run.sections[0]  # the section that is read ahead
-        self._next_first = 0  # first sample of the next step that is read ahead
-        self._process = os.getpid()  # the process that reads ahead
+        self._section = dataset.run.sections[0]
+        """The section that is read ahead."""
+        self._next_first = 0
+        """The first sample of the next step that is read ahead."""
+        self._process = os.getpid()
+        """The process that reads ahead: after a fork, the parent."""
         self.meter = ReadMeter()
         """Counts the reads of this process."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,16 +56,11 @@ class Portion(NamedTuple):
 
     @classmethod
     def gather(
-        cls, results: Iterable[Document | BadDocument], num_bytes: int, num_lines: int
+        cls, results: Sequence[Document | BadDocument], num_bytes: int, num_lines: int
     ) -> Portion:
         """Make a portion of documents that were read one by one."""
-        documents = list[Document]()
-        bad = list[BadDocument]()
-        for result in results:
-            if isinstance(result, Document):
-                documents.append(result)
-            else:
-                bad.append(result)
+        documents = [each for each in results if isinstance(each, Document)]
+        bad = [each for each in results if isinstance(each, BadDocument)]
         return cls(
             [document.text for document in documents],
             [document.key for document in documents],

@@ -106,11 +106,11 @@ class TableFile:
                 for text, key in zip(texts, keys, strict=True):
                     place = Place(row, row - first)
                     results.append(self._check_text(text, None if key is None else str(key), place))
-                    length = 0 if text is None else len(text)
-                    digest.update(struct.pack("<q?", length, text is None))
-                    digest.update(b"" if text is None else text)
+                    data = text or b""
+                    digest.update(struct.pack("<q?", len(data), text is None))
+                    digest.update(data)
                     digest.update(repr(key).encode())
-                    size += length
+                    size += len(data)
                     row += 1
                     if size >= BATCH_BYTES:
                         yield Portion.gather(results, size, len(results))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from megablend.config import Config
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
+from megablend.text.documents import Portion
 from megablend.text.engine import Engine, find_added, surround
 from megablend.text.parts import Part
 from megablend.text.setup import Setup
@@ -66,10 +67,7 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
     remaining = {offsets[row]: row for row in rows}
     engine = Engine(setup.tokenizer)
     around = find_added(setup.tokenizer, bos=setup.bos, special=setup.add_special_tokens)
-    tasks = plan_tasks(file, setup.storage, setup.fields, setup.part_bytes)
-    task = next((task for task in tasks if task.part in (None, part.number)), None)
-    open_part = None if task is None else setup.open_part(task, part.number)
-    for portion in () if open_part is None else open_part.portions:
+    for portion in _read_again(setup, file, part.number):
         places = zip(portion.offsets.tolist(), portion.texts, strict=True)
         texts = {offset: text for offset, text in places if offset in remaining}
         again = surround(engine.encode(list(texts.values())), *around)
@@ -82,3 +80,12 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
                 )
     for offset, row in remaining.items():
         yield f"{path}: row {row} is of byte {offset} of {file.path}, where no document begins; restore the text"
+
+
+def _read_again(setup: Setup, file: TextFile, number: int) -> Iterator[Portion]:
+    """Read a part of a text file; nothing if the text has fewer parts now."""
+    for task in plan_tasks(file, setup.storage, setup.fields, setup.part_bytes):
+        if task.part in (None, number):
+            part = setup.open_part(task, number)
+            if part is not None:
+                yield from part.portions

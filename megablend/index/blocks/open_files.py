@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -169,50 +170,46 @@ class OpenFiles:
     def get(self, file: int) -> OpenedReader:
         """Return the reader of file `file` of the index. Raises: MissingFileError,
         ChangedFileError, CorruptFileError."""
+        return self._opened.get(file, partial(self._open_once, file))
 
-        def open_checked() -> OpenedReader:
-            entry = self._snapshot.file(file)
-            column = self._snapshot.columns[entry.column]
-            path = self._snapshot.path(file, self._roots)
-            kind = column.kind
-            chunks = self._snapshot.chunks(entry)
-            digests = read_digests(self._snapshot.store.folder, kind, entry)
-            opened = dataclasses.replace(entry.opened, group_digests=digests)
+    def _open_once(self, file: int) -> OpenedReader:
+        """Open a file; over a network, one thread of those that need it requests what opening
+        takes, and the others wait."""
+        if not find_scheme(self._snapshot.path(file, self._roots)):
+            return self._open(file)
+        key = os.getpid(), file
+        with self._opening.setdefault(key, threading.Lock()):
+            try:
+                return self._opened.get(file, partial(self._open, file))
+            finally:
+                self._opening.pop(key, None)
 
-            def open_reader() -> BlockReader:
-                reader = kind.open(path, column.column, opened, storage=self._storage)
-                self._check_version(file, entry, path)
-                return reader
+    def _open(self, file: int) -> OpenedReader:
+        entry = self._snapshot.file(file)
+        column = self._snapshot.columns[entry.column]
+        path = self._snapshot.path(file, self._roots)
+        kind = column.kind
+        chunks = self._snapshot.chunks(entry)
+        digests = read_digests(self._snapshot.store.folder, kind, entry)
+        opened = dataclasses.replace(entry.opened, group_digests=digests)
 
-            reader = open_again(path, open_reader)
-            check = None
-            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
-            sums = self._find_sums(file, path)
-            if sums is not None:
-                checks_bytes += sums.nbytes
-                check = FetchedCheck(kind.files(path), sums, self._storage)
-            retry_storage = self._storage if find_scheme(path) else None
-            self._make_room(
-                _READER_BYTES
-                + chunks.nbytes
-                + kind.reader_block_bytes * entry.num_blocks
-                + checks_bytes
-            )
-            return OpenedReader(reader, chunks, check, retry_storage)
+        def open_reader() -> BlockReader:
+            reader = kind.open(path, column.column, opened, storage=self._storage)
+            self._check_version(file, entry, path)
+            return reader
 
-        def open_once() -> OpenedReader:
-            """Open the file; over a network, one thread of those that need it requests what opening
-            takes, and the others wait."""
-            if not find_scheme(self._snapshot.path(file, self._roots)):
-                return open_checked()
-            key = os.getpid(), file
-            with self._opening.setdefault(key, threading.Lock()):
-                try:
-                    return self._opened.get(file, open_checked)
-                finally:
-                    self._opening.pop(key, None)
-
-        return self._opened.get(file, open_once)
+        reader = open_again(path, open_reader)
+        size = _READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks
+        if digests is not None:
+            size += digests.nbytes + len(digests)
+        check = None
+        sums = self._find_sums(file, path)
+        if sums is not None:
+            size += sums.nbytes
+            check = FetchedCheck(kind.files(path), sums, self._storage)
+        self._make_room(size)
+        retry_storage = self._storage if find_scheme(path) else None
+        return OpenedReader(reader, chunks, check, retry_storage)
 
     def _find_sums(self, file: int, path: str) -> Sums | None:
         """Return the checksums with which blocks of an opened file are compared: None on a local

@@ -120,24 +120,11 @@ def write_tables(
                         batch, first_blocks.tolist(), first_chunks.tolist(), strict=True
                     )
                 ]
-            extra = {"extra_of": column.name} if column.is_extra else {}
-            sources.append(
-                {
-                    **extra,
-                    **column.read.record(),
-                    "name": column.column_name,
-                    "first_file": first_file,
-                    "num_files": len(column.files),
-                    "rows": sum(file["rows"] for file in files[first_file:]),
-                }
-            )
+            num_rows = sum(file["rows"] for file in files[first_file:])
+            sources.append(_source_record(column, first_file, num_rows))
         blocks.append(totals.last_row())
         values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
-    table = [
-        pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type)
-        for name in FILE_SCHEMA.names
-    ]
-    write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
+    write_batch(folder / FILES, pa.RecordBatch.from_pylist(files, schema=FILE_SCHEMA))
     write_snapshot_checks(folder, folder)
     content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
     return {
@@ -175,6 +162,18 @@ def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[A
         [len(fragment.chunks) for _, fragment in batch],
     )
     return columns_of_rows(chunks) | {"file": files}
+
+
+def _source_record(column: SourceSpec, first_file: int, num_rows: int) -> dict[str, Any]:
+    """Return the record of a column in the manifest."""
+    return {
+        **({"extra_of": column.name} if column.is_extra else {}),
+        **column.read.record(),
+        "name": column.column_name,
+        "first_file": first_file,
+        "num_files": len(column.files),
+        "rows": num_rows,
+    }
 
 
 def _file_row(
