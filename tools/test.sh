@@ -15,6 +15,13 @@ mypy megablend tests tools
 wait
 
 say "Tests"
-# A test that fails is run once more, since tests wait for processes and servers on machines that do other work, too; the summary lists it
-# as RERUN. tools/soak.sh runs no test twice.
-exec python -m pytest -m "not slow" --reruns 1 -rR --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal "$@"
+tests=(python -m pytest -m "not slow" "$@")
+rm -f .pytest_cache/v/cache/lastfailed # of earlier runs
+status=0
+"${tests[@]}" --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal || status=$?
+if [ "$status" = 1 ]; then # tests failed: 1 of pytest's exit codes
+    # Tests wait for processes and servers. What failed while others, or the machine, did much else, is told from what fails always.
+    say "What failed, once more, one test after another"
+    exec "${tests[@]}" --last-failed
+fi
+exit "$status"
