@@ -26,13 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.mirror.many_files import read_cpu, read_peak
-from bench.objects.source import find_free_port, set_keys, wait_for_port
-
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank.connection import find_connection
 from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "objects"))
+from many_files import read_cpu, read_peak
+from source import find_free_port, set_keys, wait_for_port
 
 _PAGE = 1000
 _CONFIG = """
