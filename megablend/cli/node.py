@@ -161,7 +161,8 @@ def ask_node(what: str, kind: str, about: Any = None, *, starts: Starts = Starts
     # Imported only by commands that need a node process
     from megablend.mirror.disk.folder import MirrorFolder
     from megablend.mirror.node.frames import Kind
-    from megablend.mirror.rank.connection import Connection, NodeLostError
+    from megablend.mirror.rank.connection import Connection
+    from megablend.mirror.rank.opening import NodeLostError
 
     options, objects = _read_options(what)
     try:

@@ -20,6 +20,7 @@ from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.mirror.greeting import Greeter
 from megablend.mirror.members.launchers import Members, Pace, describe_members
 from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.filler import Filler
 from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
@@ -82,18 +83,13 @@ class Node:
         self._datasets: Datasets | None = None
         self._datasets_lock = asyncio.Lock()
         self._datasets_opened = asyncio.Event()
-        reserve = options.reserve
-        if reserve is None:
-            file_system = os.statvfs(folder.path)
-            reserve = file_system.f_blocks * file_system.f_frsize // _RESERVE_SHARE
-        # If there are datasets, the store does not evict yet, since it does not know which are
-        # pinned
-        store = PageStore(folder, size=options.size, reserve=reserve, evicts=not self._has_datasets)
-        self.engine = Engine(store, self.cluster or self.source)
+        self.engine = Engine(self._open_store(), self.cluster or self.source)
         if self.cluster is None:
             self.needs = Needs(self.engine)
+            filler = Filler(self.engine)
         else:
-            self.needs = Needs(self.engine, self.cluster.tell_needs, self.cluster.select)
+            self.needs = Needs(self.engine, self.cluster.tell_needs)
+            filler = Filler(self.engine, self.cluster.select)
         self._greeter = Greeter(
             options, objects, folder, describe_members(options, os.environ), is_service
         )
@@ -104,6 +100,7 @@ class Node:
             self.engine,
             States(self.engine, self.source, self._find_listed),
             self.needs,
+            filler,
             self._greet,
             {
                 Kind.STATUS: self.get_status,
@@ -123,13 +120,21 @@ class Node:
         handlers = {("POST", path): partial(self._answer_mate, path) for path in paths}
         return Cluster(self.options, members, self.source, self.get_status, self._pace, handlers)
 
+    def _open_store(self) -> PageStore:
+        reserve = self.options.reserve
+        if reserve is None:
+            file_system = os.statvfs(self._folder.path)
+            reserve = file_system.f_blocks * file_system.f_frsize // _RESERVE_SHARE
+        # If there are datasets, the store does not evict yet: it does not know which are pinned
+        evicts = not self._has_datasets
+        return PageStore(self._folder, size=self.options.size, reserve=reserve, evicts=evicts)
+
     def _make_web(self) -> WebServer:
         with requires_nodes("data_port"):
             from megablend.mirror.web.server import WebServer
 
         async def find_datasets() -> Datasets | None:
-            exist = self._has_datasets or self._datasets is not None
-            return await self._find_datasets() if exist else None
+            return await self._find_datasets() if self._has_datasets else None
 
         return WebServer(
             self.options, self.engine, find_datasets, self.get_status, self.server.note_use
@@ -193,7 +198,7 @@ class Node:
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
         """Respond to a client's greeting. Raises: LeavingError if this process ends, so that the
         client starts another one; ConfigError if the client cannot use this process."""
-        differing = list[str]()
+        differing: list[str] = []
         # Commands may be of any version, so that `megablend node stop` always works
         if "options" in hello:
             try:
@@ -234,7 +239,7 @@ class Node:
 
     async def _scrub_all(self) -> dict[str, Any]:
         num_bytes = 0
-        wrong = list[str]()
+        wrong: list[str] = []
         is_done = False
         while not is_done:
             is_first = num_bytes == 0
@@ -271,6 +276,7 @@ class Node:
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
+                self._has_datasets = True
                 self._datasets_opened.set()
             return self._datasets
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from megablend.mirror.members.etcd import Etcd, Followed
+    from megablend.mirror.members.etcd import Etcd
+    from megablend.mirror.members.followed import Followed
 
 
 class Nodes(Protocol):

@@ -147,6 +147,16 @@ class MirrorFolder:
         """Path of the unix socket on which the owner listens."""
         return self.path / "node.sock"
 
+    @contextlib.contextmanager
+    def socket_address(self) -> Iterator[str]:
+        """The address of that socket, as long as the context lasts: an address has at most 107
+        bytes, and a path may be longer."""
+        fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{fd}/{self.socket_path.name}"
+        finally:
+            os.close(fd)
+
     @property
     def database_path(self) -> Path:
         """Path of the owner's small tables."""

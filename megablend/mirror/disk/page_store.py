@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import OrderedDict
@@ -206,13 +207,13 @@ class PageStore:
         entries = map(self._entries.get, digests)
         return np.array([entry.num_held if entry else 0 for entry in entries], np.int64)
 
-    def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
+    def write(self, key: FileKey, pages: Pages, data: memoryview, due: float) -> bool:
         """Store pages of a file, except those that are held already.
 
         Args:
             pages: all pages if the file is under 64 KiB.
             data: the bytes of all of `pages`, one after another.
-            due: when they will be read, in monotonic seconds; None if never.
+            due: when they will be read, in monotonic seconds; infinite if never.
 
         Returns: False, with nothing written, if too little may be evicted for them.
         """
@@ -248,7 +249,7 @@ class PageStore:
         self._sync_in_time()
         return True
 
-    def make_room(self, key: FileKey, pages: Pages, due: float | None, in_flight: int = 0) -> bool:
+    def make_room(self, key: FileKey, pages: Pages, due: float, in_flight: int = 0) -> bool:
         """Evict enough for pages that are due at `due`, and for `in_flight` bytes of other pages.
         Returns: False, with nothing evicted, if too few pages may be evicted."""
         num_new = count_pages(self.missing(key, pages))
@@ -327,7 +328,7 @@ class PageStore:
         self.folder.check()
         short = self._find_shortage(0)
         if short > 0:
-            self._evict(self._room.choose(short, None, any_due=True) or {})
+            self._evict(self._room.choose(short, math.inf, any_due=True) or {})
         self._sync_in_time()
 
     def sync(self) -> None:
@@ -461,7 +462,7 @@ class PageStore:
             self._remove(digest, pages_of_rows([(block, mask) for _, block, mask in file_rows]))
         self.num_evicted += num_before - self._num_held
 
-    def _make_room(self, needed: int, due: float | None) -> bool:
+    def _make_room(self, needed: int, due: float) -> bool:
         """Like `make_room`, for `needed` bytes."""
         short = self._find_shortage(needed)
         chosen = self._room.choose(short, due) if short > 0 else {}

@@ -189,6 +189,11 @@ def split_portions(pages: Pages) -> list[Pages]:
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
 
 
+def piece_of(pages: Pages) -> int:
+    """Return the number of the piece that contains pages of one piece."""
+    return int(pages.blocks[0]) // PIECE_BLOCKS
+
+
 def by_block(pages: Pages) -> Iterator[Pages]:
     """Split a set by block."""
     for i in range(len(pages.blocks)):

@@ -106,7 +106,8 @@ class Room:
         # Keys and masks of pages that were written since `set_due`, by digest and block
         self._due_of_written: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._queue: list[_Entry] = []  # a heap
-        self._least_unqueued = 0  # no page that is held and not in the queue has a smaller key
+        # No page that is held and not in the queue has a smaller key; NEVER if there is none
+        self._least_unqueued = 0
         self._max_entries = 0  # with more entries the queue is sorted again
         self._is_stale = True
 
@@ -139,23 +140,23 @@ class Room:
         """Record that pages are used, as use number `use` of the mirror."""
         self._uses[digest][pages.blocks] = use
 
-    def record_write(self, digest: str, pages: Pages, due: float | None, use: int) -> None:
-        """Record that pages were written, as use number `use`. `due`: when they will be read, if
-        known."""
+    def record_write(self, digest: str, pages: Pages, due: float, use: int) -> None:
+        """Record that pages were written, as use number `use`. `due`: when they will be read;
+        infinite if never."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
-            if due is not None:
+            if due < math.inf:
                 self._due_of_written.setdefault((digest, block), []).append((_key_of(due), mask))
             heapq.heappush(self._queue, (-NEVER, digest, block))
 
     def choose(
-        self, short: int, due: float | None, *, any_due: bool = False
+        self, short: int, due: float, *, any_due: bool = False
     ) -> dict[tuple[str, int], int] | None:
         """Choose pages to evict so that `short` more bytes can be written.
 
         Args:
             due: when the new bytes will be read. Only pages that are due later, or never, may be
-                evicted; with None only pages without a due time that no dataset wants.
+                evicted; if infinite, only pages without a due time that no dataset wants.
             any_due: evict pages whatever their due time, even if all of them are not enough.
 
         Returns: masks by digest and block; None if too few pages may be evicted.
@@ -165,7 +166,7 @@ class Room:
             self._is_stale = True
         if any_due:
             limit = PINNED
-        elif due is None:
+        elif due == math.inf:
             limit = WANTED
         else:
             limit = _key_of(due)
@@ -232,11 +233,11 @@ class Room:
     def _refill(self, with_all: bool) -> None:
         """Sort the queue again if it may not begin with the pages that are evicted next. It then
         gets all blocks if `with_all`, and otherwise only those that are evicted first."""
-        if not self._is_stale and len(self._queue) <= self._max_entries:
-            if self._queue and self._queue[0][0] <= self._least_unqueued:
-                return
-            if self._least_unqueued == NEVER:  # all blocks are in the queue
-                return
+        has_next = self._least_unqueued == NEVER or (
+            self._queue and self._queue[0][0] <= self._least_unqueued
+        )
+        if has_next and not self._is_stale and len(self._queue) <= self._max_entries:
+            return
         self._sorted_at = self._now()
         files = [(digest, pages) for digest, pages in self._list_held() if pages]
         keys = [self._find_least_keys(digest, pages) for digest, pages in files]
@@ -245,7 +246,7 @@ class Room:
         self._least_unqueued = NEVER
         if count < len(all_keys):
             self._least_unqueued = min(NEVER, int(np.partition(all_keys, count)[count]))
-        queue = list[_Entry]()
+        queue: list[_Entry] = []
         for (digest, pages), file_keys in zip(files, keys, strict=True):
             is_queued = file_keys <= self._least_unqueued
             blocks = pages.blocks[is_queued].tolist()

@@ -3,6 +3,7 @@
 homes      the nodes that keep a piece, by rendezvous hashing
 launchers  the list of nodes, from settings, a file, Slurm or torchrun, and this machine's entry
 etcd       a client of etcd
+followed   the present values of keys of etcd
 etcd_members  nodes that have a lease in etcd, and their views
 views      numbered views of a cluster whose nodes come and go
 """

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -24,7 +23,6 @@ from megablend.system.log import LOG
 _PATIENCE_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
 """A watch is begun anew after this time without news, since its connection may be dead."""
-_RETRY_SECONDS = 1.0
 _FAILED_PRECONDITION = 9
 """gRPC's code for a request that etcd's state does not allow."""
 _UNAVAILABLE = (2, 4, 8, 13, 14)
@@ -305,61 +303,6 @@ class Etcd:
 
 class _InvalidTokenError(ConfigError):
     """The token is no longer valid, or its user may not do what was requested."""
-
-
-class Followed:
-    """Follows the keys below a prefix of etcd.
-
-    Args:
-        etcd: the client.
-        prefix: the beginning of the keys.
-    """
-
-    def __init__(self, etcd: Etcd, prefix: str) -> None:
-        self._etcd = etcd
-        self._prefix = prefix
-        self.values: dict[str, Value] = {}
-        """The last known values; a new dict at each change."""
-        self.revision = 0
-        """The revision of etcd that has these values; 0 before the first one is read."""
-        self._news = asyncio.Condition()
-
-    async def run(self) -> None:
-        """Follow all changes, until cancelled; while etcd is away, try again and again. Raises:
-        ConfigError."""
-        while True:
-            with suppress(StartOverError, EtcdAwayError):
-                await self._follow()
-            # At random, so that not all nodes send requests at once
-            await asyncio.sleep(random.uniform(0, 2 * _RETRY_SECONDS))
-
-    async def _follow(self) -> None:
-        """Read the keys, and follow their changes until an error."""
-        values, revision = await self._etcd.get(self._prefix)
-        await self._update(values, revision)
-        async for changes in self._etcd.watch(self._prefix, revision + 1):
-            values = dict(self.values)
-            for key, value, changed in changes:
-                revision = max(revision, changed)
-                values.pop(key, None)
-                if value is not None:
-                    values[key] = value
-            await self._update(values, revision)
-
-    async def _update(self, values: dict[str, Value], revision: int) -> None:
-        async with self._news:
-            self.values = values
-            self.revision = revision
-            self._news.notify_all()
-
-    async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until `is_met`, which is called after each change, returns True."""
-        async with self._news:
-            await self._news.wait_for(is_met)
-
-    async def wait_for_change(self, values: Mapping[str, Value]) -> None:
-        """Wait for a change since `self.values` was `values`."""
-        await self.wait_for(lambda: self.values is not values)
 
 
 async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

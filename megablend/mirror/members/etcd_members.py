@@ -21,7 +21,8 @@ from typing import Any
 import megablend
 from megablend.errors import CacheError, ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
-from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed, Value
+from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Value
+from megablend.mirror.members.followed import Followed
 from megablend.mirror.members.views import View, Views, propose
 from megablend.mirror.node.frames import PROTOCOL, pack_json
 from megablend.storage.mirror_options import EtcdOptions

@@ -94,30 +94,14 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
     Raises: ConfigError if there is no list, a name is in it twice, or an entry is not valid.
     """
     if isinstance(nodes, tuple):
-        entries = list(nodes)
         source = "the list"
+        entries = list(nodes)
     elif nodes == "slurm":
-        source = "SLURM_STEP_NODELIST"
-        if not environ.get(source):
-            source = "SLURM_JOB_NODELIST"
-        hosts = environ.get(source)
-        if not hosts:
-            raise ConfigError(
-                "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
-                "start the node process in a Slurm job (`srun megablend node run`), or list the nodes"
-            )
-        entries = list(itertools.islice(_expand(hosts), MAX_NODES + 1))
+        source = _find_slurm_variable(environ)
+        entries = list(itertools.islice(_expand(environ[source]), MAX_NODES + 1))
     else:
         source = nodes
-        try:
-            lines = Path(nodes).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"nodes: {nodes}: cannot be read as a list of nodes: {error}\n"
-                "give a file with one `host:port` per line, `slurm`, `torch`, or a list"
-            ) from None
-        entries = [line.partition("#")[0].strip() for line in lines]
-        entries = [entry for entry in entries if entry]
+        entries = _read_entries(nodes)
     names = [make_name(entry, port) for entry in entries]
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times != 1 or len(names) > MAX_NODES:
@@ -127,6 +111,30 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
             "list each node once; two nodes on one machine need different ports"
         )
     return sorted(names)
+
+
+def _find_slurm_variable(environ: Mapping[str, str]) -> str:
+    """Return the name of the variable with Slurm's list of machines. Raises: ConfigError."""
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if environ.get(name):
+            return name
+    raise ConfigError(
+        "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
+        "start the node process in a Slurm job (`srun megablend node run`), or list the nodes"
+    )
+
+
+def _read_entries(path: str) -> list[str]:
+    """Read the entries of a file that lists nodes. Raises: ConfigError."""
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"nodes: {path}: cannot be read as a list of nodes: {error}\n"
+            "give a file with one `host:port` per line, `slurm`, `torch`, or a list"
+        ) from None
+    entries = [line.partition("#")[0].strip() for line in lines]
+    return [entry for entry in entries if entry]
 
 
 def _expand(hosts: str) -> Iterator[str]:

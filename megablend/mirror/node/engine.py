@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -97,13 +98,13 @@ class AwayError(Exception):
     """A node is unreachable, and the pages that it has can wait for it."""
 
 
+@dataclass(eq=False)
 class _Flight:
     """One fetch of pages of one portion, which several calls may await."""
 
-    def __init__(self, want: Want) -> None:
-        self.want = want
-        self.origins = Origins()
-        self.task: asyncio.Task[None]
+    want: Want
+    origins: Origins = field(default_factory=Origins)
+    task: asyncio.Task[None] = field(init=False)
 
 
 class Engine:
@@ -160,21 +161,17 @@ class Engine:
                 want = want._replace(mode=Mode.NEEDED)
             else:
                 await self.call(self.store.drop, want.key, want.pages)
-        own_flights = list[_Flight]()
+        own_flights: list[_Flight] = []
         for _ in range(_MAX_TRIES):
             missing = await self.call(self._find_missing, want)
             if not missing:
                 break
-            new_flights = list[_Flight]()
-            joined_flights = list[_Flight]()
-            for part in split_portions(missing):
-                left = part
-                for flight in self._flights.get(_portion_of(want.key, part), []):
-                    if intersect(left, flight.want.pages):
-                        joined_flights.append(flight)
-                        left = subtract(left, flight.want.pages)
-                if left:
-                    new_flights.append(self._start(want._replace(pages=left)))
+            joined_flights = self._find_flights(want.key, missing)
+            for flight in joined_flights:
+                missing = subtract(missing, flight.want.pages)
+            new_flights = [
+                self._start(want._replace(pages=part)) for part in split_portions(missing)
+            ]
             own_flights += new_flights
             # Shielded, since other calls may await them: they continue if this call is cancelled
             await asyncio.gather(*(asyncio.shield(flight.task) for flight in new_flights))
@@ -201,6 +198,15 @@ class Engine:
             self.store.touch(want.key, want.pages)
         return missing
 
+    def _find_flights(self, key: FileKey, pages: Pages) -> list[_Flight]:
+        """Return the fetches that are under way of some of the pages."""
+        return [
+            flight
+            for part in split_portions(pages)
+            for flight in self._flights.get(_portion_of(key, part), [])
+            if intersect(part, flight.want.pages)
+        ]
+
     def _start(self, want: Want) -> _Flight:
         """Start to fetch pages of one portion."""
         flight = _Flight(want)
@@ -211,14 +217,12 @@ class Engine:
 
     async def _fetch(self, flight: _Flight) -> None:
         want = flight.want
-        if not await self.call(self._reserve, flight):
-            raise self._no_room()
+        await self.call(self._reserve, flight)
 
         async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
             flight.origins = sum_origins([flight.origins, origins])
             self.peer_bytes += origins.peers
-            if not await self.call(self._write, flight, part, data):
-                raise self._no_room()
+            await self.call(self._write, flight, part, data)
 
         try:
             await self._reader.read(want, keep)
@@ -231,31 +235,26 @@ class Engine:
             await self.call(self.store.states.put, location, state._replace(checked_at=0.0))
             raise
 
-    def _reserve(self, flight: _Flight) -> bool:
+    def _reserve(self, flight: _Flight) -> None:
         """Make room for pages, in addition to the pages of other fetches that are due as early or
-        earlier. Returns: whether there is room."""
+        earlier. Raises: ResourceError if there is too little."""
         want = flight.want
         is_far = want.due > time.monotonic() + self.lead
-        due = None if is_far else _due_of(want)
-        ahead_bytes = sum(
-            size
-            for other, size in self._reserved.items()
-            if due is None or other.want.due <= want.due
-        )
-        if not self.store.make_room(want.key, want.pages, due, ahead_bytes):
-            return False
+        due = math.inf if is_far else want.due
+        ahead_bytes = sum(size for other, size in self._reserved.items() if other.want.due <= due)
+        self._check_room(self.store.make_room(want.key, want.pages, due, ahead_bytes))
         self._reserved[flight] = count_bytes(want.pages, want.key.size)
-        return True
 
-    def _write(self, flight: _Flight, part: Pages, data: memoryview) -> bool:
+    def _write(self, flight: _Flight, part: Pages, data: memoryview) -> None:
         self._reserved[flight] -= len(data)
-        return self.store.write(flight.want.key, part, data, _due_of(flight.want))
+        self._check_room(self.store.write(flight.want.key, part, data, flight.want.due))
 
-    def _no_room(self) -> ResourceError:
-        return ResourceError(
-            f"{self.store.folder.path}: the mirror has no room for the pages that are needed now\n"
-            "free space, lower `reserve`, or raise `mirror.size`"
-        )
+    def _check_room(self, is_enough: bool) -> None:
+        if not is_enough:
+            raise ResourceError(
+                f"{self.store.folder.path}: the mirror has no room for the pages that are needed now\n"
+                "free space, lower `reserve`, or raise `mirror.size`"
+            )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         """Forget a fetch that has ended. This is not done in a `finally` of `_fetch`, which would also
@@ -302,7 +301,3 @@ def is_soon(due: float) -> bool:
 def _portion_of(key: FileKey, pages: Pages) -> tuple[str, int]:
     """Return the digest of the file, and the number of the portion that contains `pages`."""
     return key.digest, int(pages.blocks[0]) // PORTION_BLOCKS
-
-
-def _due_of(want: Want) -> float | None:
-    return None if want.due == math.inf else want.due

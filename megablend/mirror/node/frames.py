@@ -13,10 +13,11 @@ from __future__ import annotations
 import enum
 import json
 import math
+import socket
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -82,6 +83,34 @@ def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(len(payload), kind, number) + payload
 
 
+def read_frame(
+    connection: socket.socket, on_timeout: Callable[[], None] | None = None
+) -> tuple[int, int, bytes]:
+    """Read a frame from a blocking socket: its kind, number and payload. `on_timeout` is called each time that the socket
+    times out. Raises: EOFError at the end; OSError; the errors of `on_timeout`."""
+    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, on_timeout))
+    return kind, number, _read_exactly(connection, size, on_timeout)
+
+
+def _read_exactly(
+    connection: socket.socket, size: int, on_timeout: Callable[[], None] | None
+) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        try:
+            part = connection.recv(min(size, 1 << 20))
+        except TimeoutError:
+            if on_timeout is None:
+                raise
+            on_timeout()
+            continue
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
 def pack_json(value: Any) -> bytes:
     """Make a payload of JSON."""
     return json.dumps(value).encode()
@@ -90,12 +119,12 @@ def pack_json(value: Any) -> bytes:
 def pack_needs(needs: Iterable[Need]) -> bytes:
     """Pack needs for `unpack_needs`."""
     now = time.monotonic()
-    parts = list[bytes]()
+    parts: list[bytes] = []
     count = 0
-    for key, pages, due in needs:
-        rows = _make_rows(pages)
-        rows["due"] = np.clip((due - now) * 1000, -_NEVER, _NEVER).astype(np.int32)
-        name = pack_json(key)
+    for need in needs:
+        rows = _make_rows(need.pages)
+        rows["due"] = np.clip((need.due - now) * 1000, -_NEVER, _NEVER).astype(np.int32)
+        name = pack_json(need.key)
         parts += [_COUNT.pack(len(name)), name, _COUNT.pack(len(rows)), rows.tobytes()]
         count += 1
     return _COUNT.pack(count) + b"".join(parts)
@@ -103,7 +132,7 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
 
 def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterator[list[Need]]:
     """Divide needs into one or more batches, each of which packs into about `max_bytes`."""
-    batch = list[Need]()
+    batch: list[Need] = []
     left = max_bytes
     for need in needs:
         begin = 0
@@ -121,14 +150,15 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
     yield batch
 
 
-def check_pages(key: FileKey, pages: Pages) -> None:
+def check_pages(need: Need) -> None:
     """Check that there are pages, ascending ones and of the file. Raises: ValueError."""
+    pages = need.pages
     if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
     last_page = int(pages.masks[-1]).bit_length() - 1
     last = int(pages.blocks[-1]) * BLOCK_BYTES + last_page * PAGE_BYTES
-    if not last < key.size <= BLOCK_BYTES << 32:
-        raise ValueError(f"found pages beyond the end of the file ({key.size} bytes)")
+    if not last < need.key.size <= BLOCK_BYTES << 32:
+        raise ValueError(f"found pages beyond the end of the file ({need.key.size} bytes)")
 
 
 def _is_ascending(pages: Pages) -> bool:
@@ -144,7 +174,7 @@ def unpack_needs(data: bytes) -> list[Need]:
         (count,) = _COUNT.unpack(stream.read(_COUNT.size))
         return int(count)
 
-    needs = list[Need]()
+    needs: list[Need] = []
     try:
         for _ in range(read_count()):
             location, etag, num_bytes = parse_json(stream.read(read_count()))

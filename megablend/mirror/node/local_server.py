@@ -10,13 +10,15 @@ import pwd
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import Engine, Mode, Want, sum_origins
+from megablend.mirror.node.filler import Filler
 from megablend.mirror.node.frames import (
     HEAD,
     MAX_PAYLOAD,
@@ -55,6 +57,7 @@ class LocalServer:
     engine: Engine
     states: States
     needs: Needs
+    filler: Filler
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns the node's response to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
@@ -87,10 +90,8 @@ class LocalServer:
         path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-        # A socket's path has at most 107 bytes
-        listener.bind(f"/proc/self/fd/{fd}/{path.name}")
-        os.close(fd)
+        with self.folder.socket_address() as address:
+            listener.bind(address)
         path.chmod(0o600 if self.folder.group is None else 0o660)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=1024)
 
@@ -102,7 +103,7 @@ class LocalServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_clients += 1
         turns = asyncio.Semaphore(_MAX_AT_A_TIME)
-        tasks = set[asyncio.Task[None]]()
+        tasks: set[asyncio.Task[None]] = set()
         name = f"client-{id(writer):x}"
         try:
             _check_client(writer.get_extra_info("socket"), self.folder)
@@ -155,54 +156,66 @@ class LocalServer:
 
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
         """Fulfil a request. Returns: the payload of the response."""
-        if kind == Kind.HELLO:
-            hello = parse_json(payload)
-            answer = self.describe(hello)
-            if "options" in hello:
-                self._readers[client] = hello["members"]
-            return pack_json(answer)
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client requested files before it sent its settings")
-        if kind == Kind.STAT:
-            return pack_json([[stat.size, stat.etag] for stat in await self._stat(payload)])
-        if kind == Kind.KNOWN:
-            for location, size, etag in parse_json(payload):
-                await self.states.remember(str(location), FileStat(size=int(size), etag=str(etag)))
-            return b""
-        if kind == Kind.DUE:
-            self.needs.set(client, unpack_needs(payload))
-            return b""
-        if kind == Kind.WANT:
-            wants = map(Want.of, unpack_needs(payload))
-            return ORIGINS.pack(*sum_origins([await self.engine.serve(want) for want in wants]))
-        if kind == Kind.DISTRUST:
-            for key, pages, _ in unpack_needs(payload):
-                LOG.warning(
-                    "mirror: %s: bytes of %s were wrong; fetching them again",
-                    self.folder.path,
-                    key.location,
-                )
-                await self.engine.serve(Want(key, pages, time.monotonic(), Mode.FRESH))
-            return b""
-        if kind == Kind.FILL:
-            needs = unpack_needs(payload[1:])
-            return pack_json(await self.needs.fill(needs, is_dry=bool(payload[0])))
-        if kind == Kind.DATASETS:
-            return pack_json(await self.answer_datasets(parse_json(payload)))
-        if kind in self.commands:
-            return pack_json(await self.commands[Kind(kind)]())
-        raise ConfigError(f"the node process does not know requests of kind {kind}")
+        match kind:
+            case Kind.HELLO:
+                return self._greet(client, parse_json(payload))
+            case Kind.STAT:
+                return await self._stat(parse_json(payload))
+            case Kind.KNOWN:
+                await self._remember(parse_json(payload))
+            case Kind.DUE:
+                self.needs.set(client, unpack_needs(payload))
+            case Kind.WANT:
+                return await self._fetch(unpack_needs(payload))
+            case Kind.DISTRUST:
+                await self._replace(unpack_needs(payload))
+            case Kind.FILL:
+                needs = unpack_needs(payload[1:])
+                return pack_json(await self.filler.fill(needs, is_dry=bool(payload[0])))
+            case Kind.DATASETS:
+                return pack_json(await self.answer_datasets(parse_json(payload)))
+            case _ if kind in self.commands:
+                return pack_json(await self.commands[Kind(kind)]())
+            case _:
+                raise ConfigError(f"the node process does not know requests of kind {kind}")
+        return b""
 
-    async def _stat(self, payload: bytes) -> list[FileStat]:
-        requests = [self.states.get(location) for location in parse_json(payload)]
+    def _greet(self, client: str, hello: dict[str, Any]) -> bytes:
+        answer = self.describe(hello)
+        if "options" in hello:
+            self._readers[client] = hello["members"]
+        return pack_json(answer)
+
+    async def _stat(self, locations: list[str]) -> bytes:
+        requests = [self.states.get(location) for location in locations]
         # All of them end before the first error is raised
         results = await asyncio.gather(*requests, return_exceptions=True)
-        stats = list[FileStat]()
+        stats: list[tuple[int, str]] = []
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-            stats.append(result)
-        return stats
+            stats.append((result.size, result.etag))
+        return pack_json(stats)
+
+    async def _remember(self, states: list[tuple[str, int, str]]) -> None:
+        for location, size, etag in states:
+            await self.states.remember(str(location), FileStat(size=int(size), etag=str(etag)))
+
+    async def _fetch(self, needs: Iterable[Need]) -> bytes:
+        origins = [await self.engine.serve(Want.of(need)) for need in needs]
+        return ORIGINS.pack(*sum_origins(origins))
+
+    async def _replace(self, needs: Iterable[Need]) -> None:
+        """Fetch pages again whose bytes were wrong."""
+        for need in needs:
+            LOG.warning(
+                "mirror: %s: bytes of %s were wrong; fetching them again",
+                self.folder.path,
+                need.key.location,
+            )
+            await self.engine.serve(Want(need.key, need.pages, time.monotonic(), Mode.FRESH))
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:

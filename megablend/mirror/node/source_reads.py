@@ -15,7 +15,7 @@ from megablend.errors import (
     ConfigError,
 )
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import ranges_of_pages
+from megablend.mirror.disk.pages import intersect, ranges_of_pages
 from megablend.mirror.node.engine import Keep, Origins, Want, is_soon
 from megablend.storage.base import FileStat, Storage, allocate_bytes
 from megablend.storage.by_scheme import make_storage
@@ -52,6 +52,8 @@ class SourceReader:
         self._turns = asyncio.Semaphore(MAX_PORTIONS)
         self._soon_turns = asyncio.Semaphore(MAX_PORTIONS)
         self._threads = ThreadPoolExecutor(_MAX_CALLS, "megablend-source")
+        self._reading: dict[asyncio.Future[None], Want] = {}
+        """The reads that are under way, by a future that is done when they have finished."""
         self.num_bytes = 0
         """Bytes that were read."""
         self.requests = defaultdict[str, Counter[str]](Counter)
@@ -91,6 +93,8 @@ class SourceReader:
         self.check_allowed(key.location)
         offsets, sizes = ranges_of_pages(want.pages, key.size)
         status = "failed"
+        finished = asyncio.get_running_loop().create_future()
+        self._reading[finished] = want
         try:
             async with self._soon_turns if is_soon(want.due) else self._turns:
                 view = await self._open(key)
@@ -103,10 +107,23 @@ class SourceReader:
                         view.fetch(key.location, offsets, sizes, allocate_bytes)
                     )
             status = "ok"
+            self.num_bytes += len(out)
+            await keep(want.pages, out.data, Origins(source=len(out)))
         finally:
             self.requests[find_scheme(key.location) or "file"][status] += 1
-        self.num_bytes += len(out)
-        await keep(want.pages, out.data, Origins(source=len(out)))
+            del self._reading[finished]
+            finished.set_result(None)
+
+    async def settle(self, want: Want) -> None:
+        """Wait until the reads of any of the pages that are under way have finished: another node
+        is about to read them."""
+        concerned = [
+            finished
+            for finished, other in self._reading.items()
+            if other.key == want.key and intersect(other.pages, want.pages)
+        ]
+        if concerned:
+            await asyncio.wait(concerned)
 
     async def _open(self, key: FileKey) -> Storage:
         """Return a view of the storage that reads this version. It is opened once, and kept."""

@@ -40,28 +40,22 @@ class States:
 
         Raises: the same errors as Storage.stat.
         """
-        known = await self.engine.call(self.engine.store.states.get, location)
-        # An outdated state has to be requested, whatever was listed
-        is_outdated = known is not None and not known.checked_at
-        if not is_outdated:
-            listed = await self.find_listed(location)
-            if known is None or (listed is not None and listed.checked_at > known.checked_at):
-                known = listed
-        if known is not None and 0 <= time.time() - known.checked_at < FRESH_SECONDS:
-            return FileStat(size=known.size, etag=known.etag)
-        source = _source_of(location)
-        is_silent = time.monotonic() < self._silent_until.get(source, 0.0)
-        if known is not None and is_silent and not is_outdated:
-            return FileStat(size=known.size, etag=known.etag)
-        request = self._requests.get(location)
-        if request is None:
-            request = asyncio.ensure_future(self._ask(location))
-            self._requests[location] = request
-            request.add_done_callback(lambda _: self._requests.pop(location, None))
+        stored = await self.engine.call(self.engine.store.states.get, location)
+        # An outdated state has to be requested, whatever was listed, and even if that takes long
+        is_outdated = stored is not None and not stored.checked_at
+        listed = None if is_outdated else await self.find_listed(location)
+        states = [state for state in (stored, listed) if state is not None]
+        known = max(states, key=lambda state: state.checked_at, default=None)
         if known is None:
-            return await asyncio.shield(request)
+            return await self._request(location)
+        stat = FileStat(size=known.size, etag=known.etag)
+        source = _source_of(location)
+        is_fresh = 0 <= time.time() - known.checked_at < FRESH_SECONDS
+        is_silent = time.monotonic() < self._silent_until.get(source, 0.0)
+        if is_fresh or (is_silent and not is_outdated):
+            return stat
         try:
-            return await asyncio.wait_for(asyncio.shield(request), self.wait_seconds)
+            return await asyncio.wait_for(self._request(location), self.wait_seconds)
         except MissingFileError:
             raise
         except (DataError, asyncio.TimeoutError) as error:
@@ -71,7 +65,16 @@ class States:
                 "mirror: the source of %s is not responding; assuming that its files are unchanged",
                 location,
             )
-            return FileStat(size=known.size, etag=known.etag)
+            return stat
+
+    async def _request(self, location: str) -> FileStat:
+        """Request the state of a file, or await the request that is under way."""
+        request = self._requests.get(location)
+        if request is None:
+            request = asyncio.ensure_future(self._ask(location))
+            self._requests[location] = request
+            request.add_done_callback(lambda _: self._requests.pop(location, None))
+        return await asyncio.shield(request)
 
     async def _ask(self, location: str) -> FileStat:
         state = await self.source.stat(location)

@@ -14,10 +14,14 @@ from megablend.mirror.members.homes import list_id
 from megablend.mirror.members.views import View
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import batch_needs, pack_needs
+from megablend.mirror.peers.announcements import Announcements
+from megablend.mirror.peers.copies import Copies
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import Peer
+from megablend.mirror.peers.placement import Placement
 from megablend.mirror.peers.routes import Routes
+from megablend.system.log import LOG
 
 _FIRST_MACHINE_PINGS = 5
 """A torchrun job's first machine is pinged after 5 times `Pace.ping` without news."""
@@ -29,13 +33,14 @@ class Assembly:
     view have met."""
 
     view: View
-    own: str
-    """This node's name."""
     session: str
     """This node's session."""
     peers: Mapping[str, Peer]
     """The other nodes, by name."""
+    placement: Placement
+    announcements: Announcements
     holders: Holders
+    copies: Copies
     routes: Routes
     agreement: Agreement
     joining: Joining
@@ -65,51 +70,77 @@ class Assembly:
     async def announce_to(self, peer: Peer) -> None:
         """Announce this node's pages to another node until the view ends: all pages at first, and
         after each restart of the other node; then new ones."""
-        path = f"/v1/tell?view={self.view.number}"
+        pace = self.agreement.pace
         while not self.has_ended:
-            needs: list[Need] = []
-            session = peer.session
-            is_first = self._told_sessions.get(peer.name) != session
-            greeting = ""
+            pause = 0.0
             try:
                 if peer.away_since is not None:
-                    # Before `find_all`, which takes a long time if many pages are held
                     raise peer.refusal or AwayError(peer.trouble)
-                if is_first:
-                    await self.joining.join(peer)
-                    about = f"{list_id(self.view.names)}&session={self.session}"
-                    # Before the pages, which may be many: the node may refuse this one
-                    await peer.post(f"{path}&greets={about}", pack_needs([]))
-                    session = peer.session
-                    needs = await self.holders.find_all(peer.name)
-                    greeting = f"&list={about}&formed={int(self.is_formed)}"
-                elif self.holders.news[peer.name].is_set():
-                    needs = self.holders.take_unannounced(peer.name)
+                if self._told_sessions.get(peer.name) != peer.session:
+                    await self._announce_all(peer)
+                elif self.announcements.news[peer.name].is_set():
+                    await self._announce_news(peer)
                 else:
                     await self._wait_for_news(peer)
-                    continue
-                *batches, last = batch_needs(needs)
-                for batch in batches:
-                    await peer.post(path, pack_needs(batch))
-                # The greeting goes with the last batch: from then on the other node knows all pages
-                await peer.post(path + greeting, pack_needs(last))
-                # A node that was restarted in the meantime is notified of everything again
-                if session == peer.session:
-                    self._told_sessions[peer.name] = session
-                self.agreement.note_news()
-            except (AwayError, MegablendError) as error:
-                if not is_first:
-                    self.holders.put_back(peer.name, needs)
-                if isinstance(error, MegablendError):
-                    self.agreement.fail(error)
-                    await asyncio.sleep(self.agreement.pace.silent)
-                await asyncio.sleep(self.agreement.pace.ping / 2)
+            except AwayError:
+                pause = pace.ping / 2
+            except MegablendError as error:
+                self.agreement.fail(error)
+                pause = pace.silent + pace.ping / 2
+            await asyncio.sleep(pause)
+
+    async def _announce_all(self, peer: Peer) -> None:
+        await self.joining.join(peer)
+        about = f"{list_id(self.view.names)}&session={self.session}"
+        # Before the pages, which may be many: the node may refuse this one
+        await self._tell(peer, f"&greets={about}", [])
+        session = peer.session
+        needs = await self.announcements.find_all(peer.name)
+        await self._announce(peer, needs, f"&list={about}&formed={int(self.is_formed)}")
+        # A node that was restarted in the meantime is notified of everything again
+        if session == peer.session:
+            self._told_sessions[peer.name] = session
+
+    async def _announce_news(self, peer: Peer) -> None:
+        needs = self.announcements.take(peer.name)
+        try:
+            await self._announce(peer, needs, "")
+        except (AwayError, MegablendError):
+            self.announcements.put_back(peer.name, needs)
+            raise
+
+    async def _announce(self, peer: Peer, needs: Sequence[Need], greeting: str) -> None:
+        *batches, last = batch_needs(needs)
+        for batch in batches:
+            await self._tell(peer, "", batch)
+        # The greeting goes with the last batch: from then on the other node knows all pages
+        await self._tell(peer, greeting, last)
+        self.agreement.note_news()
+
+    async def _tell(self, peer: Peer, query: str, needs: Sequence[Need]) -> None:
+        await peer.post(f"/v1/tell?view={self.view.number}{query}", pack_needs(needs))
+
+    async def announce_due(self, needs: Sequence[Need]) -> None:
+        """Announce to the homes of pages that this node will request these pages, and when; nodes
+        that are away are skipped."""
+        needs_by_home = await asyncio.to_thread(self.placement.divide, needs, self.peers, 1)
+
+        async def announce(peer: Peer) -> None:
+            path = "/v1/due"
+            for batch in batch_needs(needs_by_home[peer.name]):
+                await peer.post(path, pack_needs(batch))
+                path = "/v1/due?more=1"
+
+        results = await asyncio.gather(*map(announce, self.peers.values()), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException) and not isinstance(error, AwayError):
+                LOG.warning("mirror: cannot announce due pages to other nodes: %s", error)
 
     async def _wait_for_news(self, peer: Peer) -> None:
         """Wait until there are pages to announce to a node. The first machine of a torchrun job is
         pinged in the meantime: after a restart it does not know the other nodes, so they must notice
         the restart."""
-        news = self.holders.news[peer.name]
+        news = self.announcements.news[peer.name]
         if not self.joining.is_first(peer):
             await news.wait()
             return
@@ -124,8 +155,9 @@ class Assembly:
         if listed is not None:
             await self._check_greeting(node, listed, query.get("session"))
         if node not in self.peers:
-            raise ConfigError(explain_unknown(node, self.own))
-        await self.holders.note_announced(node, needs)
+            raise ConfigError(explain_unknown(node, self.placement.own))
+        self.holders.note(node, needs)
+        await self.copies.note_announced(needs)
         if "list" in query:
             self._heard_nodes.add(node)
             self._is_formed_elsewhere |= query.get("formed") == "1"
@@ -136,7 +168,7 @@ class Assembly:
         the list differs, or a third node has its name."""
         if listed != list_id(self.view.names):
             raise ConfigError(
-                f"the list of nodes of {node} differs from that of {self.own}\n"
+                f"the list of nodes of {node} differs from that of {self.placement.own}\n"
                 "give all nodes the same `nodes`, and stop the node processes of earlier jobs (`megablend node "
                 "stop`)"
             )
@@ -146,6 +178,17 @@ class Assembly:
         # Either the node was restarted, or another one has its name
         if await peer.ping() and peer.session != session:
             raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
+
+    def count_debts(self) -> dict[str, int]:
+        """Return numbers for people and metrics: the copies of each page, the bytes that this node
+        has yet to copy, the copies under way, and the nodes that have yet to be notified of
+        pages."""
+        return {
+            "copies": self.placement.copies,
+            "bytes_to_copy": self.copies.count_bytes(),
+            "copying": self.copies.num_copying,
+            "untold_nodes": self.announcements.count_untold(),
+        }
 
     async def form(self) -> None:
         """Wait until all nodes have met, or enough of them. Raises: ConfigError if some are missing

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
-from megablend.mirror.disk.pages import Pages, subtract
 from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.members.launchers import Members, Pace, is_loopback
@@ -27,24 +23,25 @@ from megablend.mirror.node.engine import (
     Engine,
     Keep,
     Mode,
-    Origins,
-    PageReader,
     Want,
 )
 from megablend.mirror.node.frames import (
-    batch_needs,
     check_pages,
     pack_json,
     pack_pages,
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.mirror.peers.announcements import Announcements
 from megablend.mirror.peers.assembly import Assembly, explain_unknown
 from megablend.mirror.peers.busy import BUSY_PATH, BusySources
+from megablend.mirror.peers.copies import Copies
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import OtherViewError, Peer
-from megablend.mirror.peers.routes import EndedError, Routes, TrackedSource, announce_due
+from megablend.mirror.peers.placement import Placement
+from megablend.mirror.peers.routes import EndedError, Reading, Routes
 from megablend.mirror.peers.server import Handle, PeerServer
 from megablend.mirror.peers.signing import (
     Signer,
@@ -78,7 +75,7 @@ class Cluster:
         self,
         options: MirrorOptions,
         members: Members,
-        source: PageReader,
+        source: SourceReader,
         get_status: Callable[[], Awaitable[dict[str, Any]]],
         pace: Pace,
         more: Mapping[tuple[str, str], Handle],
@@ -89,7 +86,7 @@ class Cluster:
         """This node's name."""
         self.views = members.views
         """The views of a cluster whose nodes come and go; None otherwise."""
-        self._source = TrackedSource(source)
+        self._source = source
         self._pace = pace
         self._secret = read_secret(options)
         self._tls = make_contexts(options.tls)
@@ -168,30 +165,18 @@ class Cluster:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
         ConfigError if the nodes do not agree."""
 
-        async def keep_some(pages: Pages, data: memoryview, origins: Origins) -> None:
-            nonlocal want
-            want = want._replace(pages=subtract(want.pages, pages))
-            await keep(pages, data, origins)
-
+        reading = Reading(want, keep)
         while True:
             await self._agreement.wait()
             routes = self._assemblies[0].routes
             with contextlib.suppress(EndedError):
-                await routes.read(want, keep_some)
+                await routes.read(reading)
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
         """Announce to the homes of pages that this node will request these pages, and when."""
-        if not self._agreement.is_reached:
-            return
-        assembly = self._assemblies[0]
-        by_node = await asyncio.to_thread(assembly.holders.divide_by_home, needs)
-        batches = {name: list(batch_needs(by_node.get(name, []))) for name in assembly.peers}
-        await announce_due(assembly.peers, batches)
-
-    @property
-    def _holders(self) -> Holders | None:
-        return self._assemblies[0].holders if self._assemblies else None
+        if self._agreement.is_reached:
+            await self._assemblies[0].announce_due(needs)
 
     @property
     def names(self) -> Sequence[str]:
@@ -201,7 +186,7 @@ class Cluster:
     @property
     def copies(self) -> int:
         """The number of nodes that must hold each page."""
-        return self._holders.copies if self._holders is not None else 1
+        return self._assemblies[0].placement.copies if self._assemblies else 1
 
     def find_away(self) -> set[str]:
         """Return the names of the nodes that are away."""
@@ -222,18 +207,17 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         """The number of nodes of the cluster, including this one."""
-        has_views = self.views is not None and self._assemblies
-        return len(self.names) if has_views else self._agreement.size
+        return len(self.names) if self.views and self.names else self._agreement.size
 
     @property
     def has_failed(self) -> bool:
         """Whether the nodes cannot work together with their present settings."""
         return self._agreement.failure is not None
 
-    async def select(self, need: Need) -> Need:
-        """Return the part of a need that this node is a home of. Raises: see `meet`."""
+    async def select(self, needs: Sequence[Need]) -> list[Need]:
+        """Return the parts of needs that this node is a home of. Raises: see `meet`."""
         await self.meet()
-        return self._assemblies[0].holders.select_own(need)
+        return self._assemblies[0].placement.select_own(needs)
 
     def as_json(self) -> dict[str, Any]:
         """Return the state of the cluster, for people and metrics."""
@@ -250,7 +234,7 @@ class Cluster:
             **({} if self.views is None else {"etcd": self.views.as_json()}),
             "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
-        return status if self._holders is None else status | self._holders.count_debts()
+        return status | self._assemblies[0].count_debts() if self._assemblies else status
 
     async def check(self) -> list[str]:
         """Return a line for each pair of nodes where the first does not reach the second."""
@@ -315,51 +299,41 @@ class Cluster:
                 self._peers[name] = self._make_peer(name)
         peers = {name: self._peers[name] for name in others}
         copies = len(names) if self._options.copies == ALL else int(self._options.copies)
-        holders = Holders(self._engine, names, self.own, copies)
+        placement = Placement(names, self.own, copies)
+        announcements = Announcements(self._engine, placement, others)
+        holders = Holders()
         routes = Routes(
             self._source,
+            placement,
             holders,
+            announcements,
             peers,
-            self.own,
             view.number,
-            partial(self._may_read, view.number, peers.values()),
+            self.views,
             list(map(Homes, view.earlier)),
             self._pace,
         )
-        session = self._verifier.session
         new = Assembly(
-            view, self.own, session, peers, holders, routes, self._agreement, self._joining
+            view,
+            self._verifier.session,
+            peers,
+            placement,
+            announcements,
+            holders,
+            Copies(self._engine, placement, holders),
+            routes,
+            self._agreement,
+            self._joining,
         )
         if self.views is not None:
             self._agreement.size = len(names)
         for each in self._assemblies:
-            each.holders.successor = holders
+            each.announcements.successor = announcements
             if not each.is_formed:
                 each.end()
         self._assemblies = [*(each for each in self._assemblies if each.is_formed), new]
         new.tasks += [self._start_task(new.announce_to(peer)) for peer in peers.values()]
         new.tasks.append(self._start_task(self._meet(new)))
-
-    def _may_read(self, number: int, peers: Collection[Peer]) -> bool:
-        """Whether this node is surely in the view in force: it has a lease; or it reaches most of the
-        nodes, since then etcd is away for these as well, and they do not make a view without it.
-
-        Args:
-            number: the number of the view that this node knows.
-            peers: the other nodes of that view.
-        """
-        doubt_since = None if self.views is None else self.views.find_doubt(number)
-        if doubt_since is None:
-            return True
-        now = time.monotonic()
-        since = max(doubt_since, now - self._pace.silent)
-        num_there = 1
-        for peer in peers:
-            num_there += peer.responded_at > since
-            # Earlier than needed, so that the next call finds a recent response
-            if peer.responded_at < max(since, now - self._pace.silent / 2):
-                peer.ping_if_silent()
-        return since < math.inf and 2 * num_there > len(peers) + 1
 
     async def _meet(self, assembly: Assembly) -> None:
         """Put a view into force as soon as its nodes have met."""
@@ -380,7 +354,7 @@ class Cluster:
         self._needs.announce_again()
         for listen in self.view_listeners:
             listen()
-        assembly.tasks.append(self._start_task(assembly.holders.copy()))
+        assembly.tasks.append(self._start_task(assembly.copies.run()))
 
     def _make_peer(self, name: str) -> Peer:
         signer = Signer(self._secret, self.own)
@@ -388,8 +362,8 @@ class Cluster:
         def meet(peer: Peer) -> None:
             for each in self._assemblies:
                 if peer.name in each.peers:
-                    each.holders.news[peer.name].set()
-                    each.holders.retry()
+                    each.announcements.news[peer.name].set()
+                    each.copies.retry()
                     self._needs.announce_again()
 
         uses_tls = self._tls is not None
@@ -411,8 +385,8 @@ class Cluster:
 
     async def _note_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
-        for key, pages, _ in needs:
-            check_pages(key, pages)
+        for need in needs:
+            check_pages(need)
         if not self._assemblies:
             raise AwayError("this node does not know the list of nodes yet")
         await self._find_assembly(query, self._assemblies).note_pages(node, query, needs)
@@ -437,7 +411,7 @@ class Cluster:
 
     async def _send_pages(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
-        check_pages(need.key, need.pages)
+        check_pages(need)
         if len(need.due) > _MAX_BLOCKS:
             raise ValueError(f"{len(need.due)} blocks, expected at most {_MAX_BLOCKS}")
         if self._assemblies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import errno
 import time
 from collections.abc import Callable
@@ -44,6 +45,18 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
 """The most times that a request is signed: once more for each new session, if the node was restarted."""
+
+
+class Ask(enum.Enum):
+    """What another node is asked for, as it is sent."""
+
+    ALL = ""
+    """All pages: the other node gets those that it lacks, as their home."""
+    HELD = "&held=1"
+    """The pages that the other node holds."""
+    SETTLED = "&held=1&settle=1"
+    """The pages that the other node holds after its own reads of them from the source have
+    finished."""
 
 
 class OtherViewError(AwayError):
@@ -109,17 +122,11 @@ class Peer:
             self.away_since = time.monotonic()
             self._away_signal.set_result(None)
 
-    async def fetch(
-        self, want: Want, view: int, *, only_held: bool, settles: bool = False
-    ) -> tuple[Pages, memoryview]:
+    async def fetch(self, want: Want, view: int, ask: Ask) -> tuple[Pages, memoryview]:
         """Request pages.
 
         Args:
             view: the number of this node's view.
-            only_held: whether only pages that the other node holds are wanted. Otherwise the other
-                node gets the pages that it lacks, as their home.
-            settles: whether the other node first waits until its own reads of these pages from the
-                source have finished.
 
         Returns: pages, and their bytes one after another. There are none if the other node has
             none, or if their bytes were changed on the way.
@@ -127,10 +134,9 @@ class Peer:
         Raises: AwayError; OtherViewError if the other node is in another view; the error that it
             responds with.
         """
-        flags = {"held": only_held, "settle": settles, "fresh": want.mode is Mode.FRESH}
-        query = "".join(f"&{name}=1" for name, is_set in flags.items() if is_set)
+        fresh = "&fresh=1" if want.mode is Mode.FRESH else ""
         needs = pack_needs([Need.of(want.key, want.pages, want.due)])
-        response = await self.post(f"/v1/pages?view={view}{query}", needs)
+        response = await self.post(f"/v1/pages?view={view}{ask.value}{fresh}", needs)
         try:
             return unpack_pages(response, want.key, want.pages)
         except ValueError as error:

@@ -13,20 +13,23 @@ pages that are due soon from the source, since other nodes may be the homes of i
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from megablend.errors import MegablendError, ResourceError
-from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, intersect, subtract
-from megablend.mirror.disk.room import Need
+from megablend.mirror.disk.pages import Pages, piece_of, subtract
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.members.launchers import Pace
+from megablend.mirror.members.views import Views
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
-from megablend.mirror.node.frames import pack_needs
+from megablend.mirror.peers.announcements import Announcements
 from megablend.mirror.peers.holders import Holders
-from megablend.mirror.peers.peer import OtherViewError, Peer
+from megablend.mirror.peers.peer import Ask, OtherViewError, Peer
+from megablend.mirror.peers.placement import Placement
 from megablend.system.log import LOG
 
 _NUM_RESERVES = 8
@@ -39,18 +42,33 @@ class EndedError(Exception):
 
 
 @dataclass(eq=False)
+class Reading:
+    """A call of `PageReader.read`, which takes pages from one place after another."""
+
+    want: Want
+    """The pages that are left to be read."""
+    keep_pages: Keep
+
+    async def keep(self, pages: Pages, data: memoryview, origins: Origins) -> None:
+        """Keep pages, which are no longer left to be read then."""
+        self.want = self.want._replace(pages=subtract(self.want.pages, pages))
+        await self.keep_pages(pages, data, origins)
+
+
+@dataclass(eq=False)
 class Routes:
     """Reads pages from other nodes, or from the source, within one view."""
 
     source: PageReader
+    placement: Placement
     holders: Holders
+    announcements: Announcements
     peers: Mapping[str, Peer]
-    own: str
-    """This node's name."""
+    """The other nodes, by name."""
     view: int
     """The number of the view."""
-    may_read: Callable[[], bool]
-    """Returns whether this node is surely in the view in force, and so may read the source."""
+    views: Views | None
+    """The views of a cluster whose nodes come and go; None otherwise."""
     earlier: Sequence[Homes]
     """The homes of earlier views, whose nodes may still be reading from the source."""
     pace: Pace
@@ -59,78 +77,88 @@ class Routes:
     )
     """Done when a later view is in force."""
 
-    async def read(self, want: Want, keep: Keep) -> None:
-        """See `PageReader.read`. Raises: EndedError before the source is read, if a later view is
-        in force; AwayError also if there may be a later view that this node has not heard of."""
-        key = want.key
-
-        async def take(name: str, pages: Pages, data: memoryview) -> None:
-            nonlocal want
-            if pages:
-                want = want._replace(pages=subtract(want.pages, pages))
-                await keep(pages, data, Origins(peers=len(data)))
-                self.holders.note_own(key, pages, name)
-
-        async def take_held(name: str, *, settles: bool = False) -> None:
-            try:
-                pages, data = await self._fetch(name, want, only_held=True, settles=settles)
-            except AwayError:
-                return
-            except MegablendError as error:
-                LOG.info("mirror: node %s did not provide %s: %s", name, key.location, error)
-                return
-            self.holders.forget(name, key, subtract(want.pages, pages))
-            await take(name, pages, data)
-
+    async def read(self, reading: Reading) -> None:
+        """Read all pages that are left. Raises: the same errors as `PageReader.read`; EndedError
+        before the source is read, if a later view is in force; AwayError also if there may be a
+        later view that this node has not heard of."""
+        want = reading.want
         if want.mode is not Mode.FRESH:
-            for name, _ in self.holders.find_announced(key, want.pages):
-                await take_held(name)
-                if not want.pages:
-                    return
-        if want.mode is Mode.COPY:
+            for name in self.holders.find(want.key, want.pages):
+                await self._read_held(reading, name, Ask.HELD)
+        if want.mode is not Mode.COPY:
+            await self._read_through(reading, self._list_before(want))
+            for name in self._list_earlier_readers(want):
+                await self._read_held(reading, name, Ask.SETTLED)
+            if reading.want.pages:
+                await self._read_source(reading)
+        elif reading.want.pages:
             raise AwayError("no node that announced these pages still has them")
-        for name in self._list_before(want):
+
+    async def _read_held(self, reading: Reading, name: str, ask: Ask) -> None:
+        """Read the pages that are left and that another node holds, if it can be read from."""
+        want = reading.want
+        if not want.pages:
+            return
+        try:
+            pages, data = await self._fetch(name, want, ask)
+        except AwayError:
+            return
+        except MegablendError as error:
+            LOG.info("mirror: node %s did not provide %s: %s", name, want.key.location, error)
+            return
+        self.holders.forget(name, want.key, subtract(want.pages, pages))
+        await self._keep(reading, name, pages, data, Origins(peers=len(data)))
+
+    async def _read_through(self, reading: Reading, names: Sequence[str]) -> None:
+        """Have the first of some nodes that can do it get the pages that are left. Returns with
+        pages left if this node should read them. Raises: AwayError or ResourceError if they should
+        wait for one of the nodes."""
+        for name in names:
+            want = reading.want
+            if not want.pages:
+                return
             try:
-                pages, data = await self._fetch(name, want, only_held=False)
+                pages, data = await self._fetch(name, want, Ask.ALL)
             except AwayError:
+                # It may come back with the pages, which then need not leave the source again
                 if not is_soon(want.due) and not self.peers[name].is_gone:
                     raise
                 continue
             except ResourceError:
+                # It has no room for them: this node reads them itself, but not before they are due soon
                 if not is_soon(want.due):
                     raise
-                break
+                return
             except MegablendError as error:
                 # This node may be able to read what the other one cannot
-                LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
-                break
-            await take(name, pages, data)
-            if not want.pages:
+                LOG.info("mirror: node %s cannot get %s: %s", name, want.key.location, error)
                 return
+            await self._keep(reading, name, pages, data, Origins(peers=len(data)))
 
-        for name in self._list_readers(want):
-            await take_held(name, settles=True)
-            if not want.pages:
-                return
+    async def _read_source(self, reading: Reading) -> None:
+        """Read the pages that are left from the source."""
         if self.ended.done():
             raise EndedError
-        if not is_soon(want.due) and not self.may_read():
+        if not is_soon(reading.want.due) and not self._may_read():
             raise AwayError(
                 "the other nodes may have dropped this node, because it can reach neither etcd nor most of them"
             )
+        await self.source.read(reading.want, partial(self._keep, reading, None))
 
-        async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
-            await keep(pages, data, origins)
-            self.holders.note_own(key, pages, None)
+    async def _keep(
+        self, reading: Reading, giver: str | None, pages: Pages, data: memoryview, origins: Origins
+    ) -> None:
+        """Keep pages from the node `giver`, or from the source, to announce them."""
+        if pages:
+            await reading.keep(pages, data, origins)
+            self.announcements.note_own(reading.want.key, pages, giver)
 
-        await self.source.read(want, keep_and_note)
-
-    async def _fetch(self, name: str, want: Want, **how: bool) -> tuple[Pages, memoryview]:
+    async def _fetch(self, name: str, want: Want, ask: Ask) -> tuple[Pages, memoryview]:
         """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Also
         raises EndedError."""
         deadline = time.monotonic() + self.pace.silent
         while True:
-            task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, **how))
+            task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, ask))
             try:
                 awaited: list[asyncio.Future[Any]] = [task, self.ended]
                 await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -144,73 +172,42 @@ class Routes:
                 task.cancel()
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
+    def _may_read(self) -> bool:
+        """Whether this node is surely in the view in force: it has a lease; or it reaches most of the
+        nodes, since then etcd is away for these as well, and they do not make a view without it."""
+        doubt_since = None if self.views is None else self.views.find_doubt(self.view)
+        if doubt_since is None:
+            return True
+        now = time.monotonic()
+        since = max(doubt_since, now - self.pace.silent)
+        num_there = 1
+        for peer in self.peers.values():
+            num_there += peer.responded_at > since
+            # Earlier than needed, so that the next call finds a recent response
+            if peer.responded_at < max(since, now - self.pace.silent / 2):
+                peer.ping_if_silent()
+        return since < math.inf and 2 * num_there > len(self.peers) + 1
+
     def _list_before(self, want: Want) -> list[str]:
         """List the nodes before this one in the order of a piece: they are asked for its pages."""
-        piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
-        order = self.holders.order(want.key, piece, self.holders.copies + _NUM_RESERVES)
-        return order[: order.index(self.own)] if self.own in order else order
+        count = self.placement.copies + _NUM_RESERVES
+        order = self.placement.order(want.key, piece_of(want.pages), count)
+        own = self.placement.own
+        return order[: order.index(own)] if own in order else order
 
-    def _list_readers(self, want: Want) -> Iterator[str]:
+    def _list_earlier_readers(self, want: Want) -> Iterator[str]:
         """Yield the nodes that may still be reading pages from the source because of an earlier
         view: for each earlier view, the first node in the order of the piece that is connected
         now."""
         if want.mode is Mode.FRESH:
             return
-        piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
-        done = {self.own}
+        asked = {self.placement.own}
         for homes in self.earlier:
-            for name in homes.order_names(want.key.digest, piece, _NUM_RESERVES):
-                peer = self.peers.get(name)
-                if name not in done and peer is not None and peer.away_since is None:
-                    done.add(name)
-                    yield name
-                if name in done:
+            for name in homes.order_names(want.key.digest, piece_of(want.pages), _NUM_RESERVES):
+                if name in asked:
                     break
-
-
-class TrackedSource(PageReader):
-    """Reads the source, and knows what is being read from it."""
-
-    def __init__(self, source: PageReader) -> None:
-        self._source = source
-        self._reading: dict[asyncio.Future[None], Want] = {}
-
-    async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read."""
-        done = asyncio.get_running_loop().create_future()
-        self._reading[done] = want
-        try:
-            await self._source.read(want, keep)
-        finally:
-            del self._reading[done]
-            done.set_result(None)
-
-    async def settle(self, want: Want) -> None:
-        """Wait until the reads of any of the pages that are under way have finished."""
-        concerned = [
-            done
-            for done, other in self._reading.items()
-            if other.key == want.key and intersect(other.pages, want.pages)
-        ]
-        if concerned:
-            await asyncio.wait(concerned)
-
-
-async def announce_due(
-    peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]
-) -> None:
-    """Announce to nodes the pages that this one will request, in batches; nodes that are away are
-    skipped."""
-
-    async def announce(peer: Peer) -> None:
-        path = "/v1/due"
-        for batch in batches[peer.name]:
-            await peer.post(path, pack_needs(batch))
-            path = "/v1/due?more=1"
-
-    results = await asyncio.gather(
-        *(announce(peers[name]) for name in batches), return_exceptions=True
-    )
-    for error in results:
-        if isinstance(error, BaseException) and not isinstance(error, AwayError):
-            LOG.warning("mirror: cannot announce due pages to other nodes: %s", error)
+                peer = self.peers.get(name)
+                if peer is not None and peer.away_since is None:
+                    asked.add(name)
+                    yield name
+                    break

@@ -21,10 +21,11 @@ from megablend.mirror.disk.pages import pages_of_ranges, rows_of_ranges
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.frames import ORIGINS
 from megablend.mirror.node.source_reads import make_key
-from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
+from megablend.mirror.rank.connection import Connection, find_connection
+from megablend.mirror.rank.opening import NodeLostError
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage, allocate_bytes
 from megablend.storage.find import Found
-from megablend.storage.futures import fail_now, forward_result
+from megablend.storage.futures import call_now, fail_now, forward_result
 from megablend.storage.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
 from megablend.storage.hints import DueRanges, Filled
 from megablend.storage.local import LIMITS, ends_early, replaced_error
@@ -126,7 +127,7 @@ class MirrorStorage(WrapperStorage):
     def find(self, pattern: str) -> Found:
         """See Storage.find. The source is listed."""
         found = self.inner.find(pattern)
-        paths = [match.path for match in found.files if self._covers(match.path)]
+        paths = [match.path for match in found.files if self._options.covers(match.path)]
         for path in paths:
             self._opened.pop(path, None)
             self._pin(path, self.inner.stat(path))
@@ -141,7 +142,7 @@ class MirrorStorage(WrapperStorage):
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat."""
-        if not self._covers(path):
+        if not self._options.covers(path):
             return self.inner.stat(path)
         if self._checking:
             self._opened.pop(path, None)
@@ -149,15 +150,17 @@ class MirrorStorage(WrapperStorage):
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
-        return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
+        return (
+            self._open(path).state if self._options.covers(path) else self.inner.stat_opened(path)
+        )
 
     def get_ends(self, path: str) -> HeadAndTail | None:
         """See HeadAndTailStorage.get_ends. Ends of mirrored files are kept in the mirror only."""
-        return None if self._covers(path) else super().get_ends(path)
+        return None if self._options.covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
         """See HeadAndTailStorage.read_ends. The ends of mirrored files are read into the mirror."""
-        if not self._covers(path):
+        if not self._options.covers(path):
             super().read_ends(path)
             return
         size = self._open(path).key.size
@@ -167,7 +170,7 @@ class MirrorStorage(WrapperStorage):
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        if not self._covers(path):
+        if not self._options.covers(path):
             return self.inner.read(path, offset, size)
         out, _ = self.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
         return out.tobytes()
@@ -186,9 +189,7 @@ class MirrorStorage(WrapperStorage):
         held = self._read_held(path, offsets, sizes, allocate)
         if held is None:
             return self._fetch(path, offsets, sizes, allocate)
-        done = Future[tuple[Bytes, Int64s]]()
-        done.set_result(held)
-        return done
+        return call_now(lambda: held)
 
     def _read_held(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
@@ -201,7 +202,7 @@ class MirrorStorage(WrapperStorage):
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
         """Like `fetch`, for ranges that are not held."""
-        if not self._covers(path):
+        if not self._options.covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
             opened = self._open(path)
@@ -219,11 +220,11 @@ class MirrorStorage(WrapperStorage):
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor. Mirrored files have none, since a kernel would not notice that
         pages are evicted while it reads."""
-        return nullcontext(-1) if self._covers(path) else self.inner.descriptor(path)
+        return nullcontext(-1) if self._options.covers(path) else self.inner.descriptor(path)
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         """See HintedStorage.distrust."""
-        if self._covers(path):
+        if self._options.covers(path):
             opened = self._open(path)
             need = Need.of(opened.key, pages_of_ranges(offsets, sizes), time.monotonic())
             try:
@@ -249,10 +250,10 @@ class MirrorStorage(WrapperStorage):
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
         """Return the needs of ranges whose files are mirrored. Raises: see `_open_all`."""
-        mirrored = [of_file for of_file in ranges if self._covers(of_file.path)]
+        mirrored = [of_file for of_file in ranges if self._options.covers(of_file.path)]
         self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()
-        needs = list[Need]()
+        needs: list[Need] = []
         for of_file in mirrored:
             range_of_row, pages = rows_of_ranges(of_file.offsets, of_file.sizes)
             due = now + of_file.due[range_of_row]
@@ -276,9 +277,6 @@ class MirrorStorage(WrapperStorage):
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
             self._pin(path, state)
-
-    def _covers(self, path: str) -> bool:
-        return self._options.covers(path)
 
     def _open(self, path: str) -> _Opened:
         """Return the version of a file that is read. Raises: the same errors as Storage.stat."""

@@ -20,7 +20,8 @@ from megablend.mirror.catalog.datasets import Datasets
 from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed
+from megablend.mirror.members.etcd import Etcd, EtcdAwayError
+from megablend.mirror.members.followed import Followed
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader

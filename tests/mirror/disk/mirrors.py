@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +42,8 @@ def pages_at(*ranges: tuple[int, int]) -> Pages:
 
 def put(store: PageStore, key: FileKey, pages: Pages, due: float | None = None) -> bool:
     """Store the right bytes of some pages."""
-    return store.write(key, pages, memoryview(bytes_of(key, pages)), due)
+    when = math.inf if due is None else due
+    return store.write(key, pages, memoryview(bytes_of(key, pages)), when)
 
 
 def read(file: MirroredFile, *ranges: tuple[int, int]) -> list[bytes] | None:

@@ -1,5 +1,6 @@
 """The owner's side and the readers' side together."""
 
+import math
 import os
 import random
 import subprocess
@@ -152,7 +153,7 @@ def test_dropped_pages_are_gone_and_come_again(tmp_path: Path) -> None:
     every = pages_of_file(key.size)
     wrong = bytearray(truth(key))
     wrong[70_000] ^= 1
-    store.write(key, every, memoryview(wrong), None)  # as it came
+    store.write(key, every, memoryview(wrong), math.inf)  # as it came
     file = MirroredFile.open(store.folder, key)
     assert file is not None
     bad = pages_at((70_000, 1))

@@ -1,5 +1,7 @@
 """What is evicted as time passes."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -103,7 +105,7 @@ def test_more_is_evicted_at_once_than_is_sorted_at_a_time() -> None:
     room.add_file(F, 200_000, 0)
     for block in (7, 150_000):
         room.touch(F, make_pages(block), 1)
-    chosen = room.choose(199_998 * PAGE_BYTES, None)
+    chosen = room.choose(199_998 * PAGE_BYTES, math.inf)
     assert chosen is not None
     assert {block for _, block in chosen} == set(range(200_000)) - {7, 150_000}
 
@@ -117,21 +119,21 @@ def test_what_is_wanted_goes_after_what_nobody_needs_and_pinned_never() -> None:
     )
     room.add_file(F, 4, 0)
     room.add_file("g", 1, 0)
-    room.record_write(F, make_pages(0, 1, 2, 3), None, 1)
-    room.record_write("g", make_pages(0), None, 2)
+    room.record_write(F, make_pages(0, 1, 2, 3), math.inf, 1)
+    room.record_write("g", make_pages(0), math.inf, 2)
     dues = np.array([200.0, 300.0])
     room.set_due([Need(FILE, make_pages(1, 2), dues)])
     room.set_kept({F: np.array([WANTED, WANTED, PINNED, PINNED])})
     # For what is never due, nothing goes that is wanted
-    assert room.choose(2 * PAGE_BYTES, None) is None
-    assert room.choose(PAGE_BYTES, None) == {("g", 0): 1}
+    assert room.choose(2 * PAGE_BYTES, math.inf) is None
+    assert room.choose(PAGE_BYTES, math.inf) == {("g", 0): 1}
     held["g"] = make_pages()
     assert room.choose(2 * PAGE_BYTES, 150.0) == {(F, 0): 1, (F, 1): 1}
     # Whatever is due, and whether the room suffices or not
     room.set_kept({F: np.array([WANTED, WANTED, PINNED, PINNED])})
-    assert room.choose(9 * PAGE_BYTES, None, any_due=True) == {(F, 0): 1, (F, 1): 1}
+    assert room.choose(9 * PAGE_BYTES, math.inf, any_due=True) == {(F, 0): 1, (F, 1): 1}
     room.set_kept({F: np.full(4, -NEVER)})
-    assert room.choose(4 * PAGE_BYTES, None, any_due=True) == {(F, i): 1 for i in range(4)}
+    assert room.choose(4 * PAGE_BYTES, math.inf, any_due=True) == {(F, i): 1 for i in range(4)}
 
 
 def test_a_pinned_page_that_comes_for_a_job_stays() -> None:
@@ -139,12 +141,12 @@ def test_a_pinned_page_that_comes_for_a_job_stays() -> None:
     held = {F: make_pages(0, 1)}
     room = Room(held.items, lambda _, block: int(block in held[F].blocks), lambda: 100.0)
     room.add_file(F, 3, 0)
-    room.record_write(F, make_pages(0, 1), None, 1)
+    room.record_write(F, make_pages(0, 1), math.inf, 1)
     room.set_kept({F: np.array([-NEVER, -NEVER, PINNED])})
-    assert room.choose(PAGE_BYTES, None, any_due=True) == {(F, 0): 1}
+    assert room.choose(PAGE_BYTES, math.inf, any_due=True) == {(F, 0): 1}
     held[F] = make_pages(1, 2)
     room.record_write(F, make_pages(2), 500.0, 2)
-    assert room.choose(9 * PAGE_BYTES, None, any_due=True) == {(F, 1): 1}
+    assert room.choose(9 * PAGE_BYTES, math.inf, any_due=True) == {(F, 1): 1}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -156,7 +158,7 @@ def test_any_blocks_go_in_their_order(seed: int) -> None:
     room.add_file(F, 12, 0)
     uses = (1 + draw.permutation(12)).tolist()
     for block in range(12):
-        room.record_write(F, make_pages(block), None, uses[block])
+        room.record_write(F, make_pages(block), math.inf, uses[block])
     kept = draw.choice([-NEVER, WANTED, PINNED], 12)
     due = {block: 101.0 + block for block in draw.permutation(12)[:5].tolist()}
     rows = np.array([*due], np.uint32)
@@ -172,5 +174,5 @@ def test_any_blocks_go_in_their_order(seed: int) -> None:
     going = [block for block in sorted(range(12), key=rank) if rank(block)[0] < 3]
     for count in range(1, len(going) + 1):
         room.set_kept({F: kept})
-        chosen = room.choose(count * PAGE_BYTES, None, any_due=True)
+        chosen = room.choose(count * PAGE_BYTES, math.inf, any_due=True)
         assert chosen == {(F, block): 1 for block in going[:count]}

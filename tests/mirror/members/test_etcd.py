@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from megablend.errors import ConfigError, ResourceError
-from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Followed, StartOverError, _code
+from megablend.mirror.members.etcd import Etcd, EtcdAwayError, StartOverError, _code
+from megablend.mirror.members.followed import Followed
 from megablend.mirror.node.frames import pack_error, unpack_error
 from megablend.system.close_server import close_server
 from tests.mirror.etcd import EtcdServer

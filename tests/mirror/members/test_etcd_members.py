@@ -57,9 +57,8 @@ async def wait_for_view(nodes: NodesOf, *which: int) -> int:
 
 async def is_home(nodes: NodesOf, i: int, name: str) -> bool:
     """Of a file's first piece."""
-    holders = nodes.cluster(i)._holders
-    assert holders is not None
-    return holders.order(await nodes.key(name), 0, 1) == [nodes.names[i]]
+    placement = nodes.assembly(i).placement
+    return placement.order(await nodes.key(name), 0, 1) == [nodes.names[i]]
 
 
 def test_nodes_wait_for_those_that_are_expected_and_one_that_is_late_joins(

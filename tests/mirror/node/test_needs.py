@@ -13,9 +13,9 @@ from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, Me
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages
 from megablend.mirror.disk.room import Need
+from megablend.mirror.node.due_order import find_lead, order_by_due
 from megablend.mirror.node.engine import SOON_SECONDS
 from megablend.mirror.node.frames import pack_error, pack_needs, unpack_error, unpack_needs
-from megablend.mirror.node.needs import find_lead, order_by_due
 from tests.mirror.node.needs_of import make_need
 
 

@@ -19,6 +19,7 @@ from megablend.mirror.members.launchers import Members, Pace, Torchrun
 from megablend.mirror.members.views import View, Views
 from megablend.mirror.node.engine import Want
 from megablend.mirror.node_parts import Node
+from megablend.mirror.peers.assembly import Assembly
 from megablend.mirror.peers.cluster import Cluster
 from megablend.mirror.process import make_views
 from megablend.storage.mirror_parser import parse_mirror
@@ -194,6 +195,10 @@ class NodesOf:
         cluster = self.nodes[i].cluster
         assert cluster is not None
         return cluster
+
+    def assembly(self, i: int) -> Assembly:
+        """Of the view that is in force."""
+        return self.cluster(i)._assemblies[0]
 
     async def key(self, name: str) -> FileKey:
         """Of a file of the source."""

@@ -140,7 +140,7 @@ def test_needs_of_before_the_nodes_met_are_told(
             await asyncio.sleep(0.5)
             await nodes.start(1)
             held = nodes.nodes[1].needs
-            own = await nodes.cluster(1).select(Need.of(key, pages, 0.0))
+            (own,) = await nodes.cluster(1).select([Need.of(key, pages, 0.0)])
             kept: list[int] = []
 
             def is_told() -> bool:

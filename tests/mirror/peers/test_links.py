@@ -12,6 +12,7 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import NO_PAGES, Pages, count_bytes, subtract, unite
+from megablend.mirror.disk.room import Need
 from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.peers.peer import Peer
@@ -41,11 +42,10 @@ def make_small(count: int, size: int = 1 << 20) -> dict[str, bytes]:
 
 async def names_by_home(nodes: NodesOf) -> dict[int, list[str]]:
     """Files of one piece, by the node that is its home."""
-    holders = nodes.cluster(next(iter(nodes.nodes)))._holders
-    assert holders is not None
+    placement = nodes.assembly(next(iter(nodes.nodes))).placement
     found: dict[int, list[str]] = {i: [] for i in range(len(nodes.names))}
     for name in nodes.source.files:
-        (home,) = holders.order(await nodes.key(name), 0, 1)
+        (home,) = placement.order(await nodes.key(name), 0, 1)
         found[nodes.names.index(home)].append(name)
     return found
 
@@ -250,11 +250,13 @@ def lost_with(nodes: NodesOf, dead: int, key: FileKey) -> int:
 def unknown_to(nodes: NodesOf, i: int, dead: int, key: FileKey, pages: Pages) -> Pages:
     """Those of the pages that a node is told of by whoever gets them, but knows only from the dead
     one: copies are announced a moment after they have come."""
-    holders = nodes.cluster(i)._holders
-    assert holders is not None
-    places = holders._find_places(key, pages, holders.copies + 1)
-    told = pages.at((places == sorted(nodes.names).index(nodes.names[i])).any(axis=1))
-    for name, known in holders.find_announced(key, told):
+    assembly = nodes.assembly(i)
+    own = nodes.names[i]
+    count = assembly.placement.copies + 1
+    told = NO_PAGES
+    for need in assembly.placement.divide([Need.of(key, pages)], [own], count)[own]:
+        told = need.pages
+    for name, known in assembly.holders._announced.get(key, {}).items():
         if name != nodes.names[dead]:
             told = subtract(told, known)
     return told

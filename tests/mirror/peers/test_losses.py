@@ -189,11 +189,10 @@ def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: 
         async with NodesOf(tmp_path, source, 4, PATIENT, copies=copies) as nodes:
             await nodes.start(0, 1, 2, 3)
             await until(lambda: formed(nodes))
-            holders = nodes.cluster(0)._holders
-            assert holders is not None
+            placement = nodes.assembly(0).placement
             for name in source.files:
                 key = await nodes.key(name)
-                order = [nodes.names.index(each) for each in holders.order(key, 0, 4)]
+                order = [nodes.names.index(each) for each in placement.order(key, 0, 4)]
                 asker = order[-1]
                 await nodes.read(order[2], name)
                 await nodes.settle()

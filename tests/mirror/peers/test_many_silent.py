@@ -23,14 +23,13 @@ PAGE = Pages(np.array([0], np.uint32), np.array([1], np.uint64))
 
 async def add_file(nodes: NodesOf, i: int, place: int) -> str:
     """A new file of the source in whose order a node has this place."""
-    holders = nodes.cluster(i)._holders
-    assert holders is not None
+    placement = nodes.assembly(i).placement
     for number in range(1000):
         name = f"d/{place}-{number}"
         data = number.to_bytes(2, "little") * 50_000
         nodes.source.files[name] = data
         key = await nodes.key(name)
-        if holders.order(key, 0, len(nodes.names))[place] == nodes.names[i]:
+        if placement.order(key, 0, len(nodes.names))[place] == nodes.names[i]:
             return name
         del nodes.source.files[name]
     raise AssertionError("no such file")
@@ -78,15 +77,14 @@ def test_copies_of_a_dead_holder_hold_up_no_others(tmp_path: Path) -> None:
             await nodes.start(0, 1, 2)
             await nodes.read(0, "d/0")
             await nodes.settle()
-            holders = nodes.cluster(0)._holders
-            assert holders is not None
+            assembly = nodes.assembly(0)
             await nodes.stop(1)
             # What only the second one held when it ended
             for i in range(300):
                 key = FileKey(f"{source.url}/d/none{i}", "e", 5000)
-                await holders.note_announced(
-                    nodes.names[1], [Need.of(key, pages_of_file(5000), 0.0)]
-                )
+                need = Need.of(key, pages_of_file(5000), 0.0)
+                assembly.holders.note(nodes.names[1], [need])
+                await assembly.copies.note_announced([need])
             await nodes.read(2, "d/1")
             key = await nodes.key("d/1")
             every = pages_of_file(key.size)
@@ -100,16 +98,16 @@ def test_copies_of_a_dead_holder_hold_up_no_others(tmp_path: Path) -> None:
                 assert time.monotonic() < begin + 100
                 await asyncio.sleep(0.05)
             # They are tried again when it is there
-            assert holders.count_debts()["bytes_to_copy"] > 0
+            assert assembly.count_debts()["bytes_to_copy"] > 0
             await nodes.start(1)
 
             def has_tried() -> bool:
-                debts = holders.count_debts()
+                debts = assembly.count_debts()
                 return not debts["bytes_to_copy"] and not debts["copying"]
 
             await until(has_tried)
             # What nobody has is forgotten
-            assert {key.location for key in holders._announced} <= {
+            assert {key.location for key in assembly.holders._announced} <= {
                 f"{source.url}/{name}" for name in source.files
             }
 

@@ -29,10 +29,9 @@ FILES = {"d/0": b"\x07" * (3 << 20), "d/1": bytes(range(256)) * 8192}
 
 def find_key(nodes: NodesOf, key: FileKey, home: int) -> FileKey:
     """A key like this one, of a file whose first piece a node is the home of."""
-    holders = nodes.cluster(home)._holders
-    assert holders is not None
+    placement = nodes.assembly(home).placement
     keys = (key._replace(location=f"{key.location}{i}") for i in range(1000))
-    return next(each for each in keys if holders.order(each, 0, 1) == [nodes.names[home]])
+    return next(each for each in keys if placement.order(each, 0, 1) == [nodes.names[home]])
 
 
 def one_page(key: FileKey, block: int = 0) -> Need:
@@ -91,9 +90,8 @@ def test_a_holder_s_failing_disk_fails_nobody_s_read(
             name = key.location.removeprefix(f"{source.url}/")
             source.files[name] = FILES["d/0"]
             await nodes.nodes[0].engine.obtain(Want(key, pages_of_file(key.size), 0.0))
-            holders = nodes.cluster(2)._holders
-            assert holders is not None
-            await until(lambda: bool(holders.find_announced(key, one_page(key).pages)))
+            holders = nodes.assembly(2).holders
+            await until(lambda: bool(holders.find(key, one_page(key).pages)))
             await nodes.read(2, name)
             assert not nodes.cluster(2).as_json()["away"]
 
@@ -357,11 +355,10 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
                 assert not engine._flights
                 await engine.call(bool)  # after what it was asked before
                 assert not engine._reserved
-                holders = clusters[i]._holders
-                assert holders is not None
-                assert len(holders._announced) <= len(source.files)
-                assert not holders._to_copy
-                assert not any(holders._unannounced.values())
+                assembly = nodes.assembly(i)
+                assert len(assembly.holders._announced) <= len(source.files)
+                assert not assembly.copies._to_copy
+                assert not assembly.announcements.count_untold()
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())

@@ -30,11 +30,14 @@ from megablend.mirror.disk.pages import (
 from megablend.mirror.disk.room import Need, Room
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.members.launchers import Pace
+from megablend.mirror.node.due_order import find_lead, order_by_due
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins, Want
-from megablend.mirror.node.needs import find_lead, order_by_due
+from megablend.mirror.peers.announcements import Announcements
+from megablend.mirror.peers.copies import Copies
 from megablend.mirror.peers.holders import Holders
-from megablend.mirror.peers.peer import Peer
-from megablend.mirror.peers.routes import Routes
+from megablend.mirror.peers.peer import Ask, Peer
+from megablend.mirror.peers.placement import Placement
+from megablend.mirror.peers.routes import Reading, Routes
 from tests.mirror.manifests import make_manifest
 
 NAMES = sorted(f"node{i}:7171" for i in range(1000))
@@ -65,14 +68,15 @@ def piece_pages(piece: int) -> Pages:
     return Pages(blocks, np.full(PIECE_BLOCKS, WHOLE))
 
 
-def make_holders(own: str) -> Holders:
-    return Holders(cast(Engine, StubEngine()), NAMES, own, 2)
+def make_announcements(own: str) -> Announcements:
+    others = [name for name in NAMES if name != own]
+    return Announcements(cast(Engine, StubEngine()), Placement(NAMES, own, 2), others)
 
 
 def test_who_keeps_a_copy_tells_its_giver_and_who_keeps_none_does_not() -> None:
     """The giver reads the copy if its own pages are damaged; it asks no other reader."""
     key = KEYS[0]
-    home, copier, after = make_holders(NAMES[0]).order(key, 0, 3)
+    home, copier, after = Placement(NAMES, NAMES[0], 2).order(key, 0, 3)
     reader = next(name for name in NAMES if name not in (home, copier, after))
     pages = pages_of_file(100_000)
     for own, giver, told in (
@@ -82,9 +86,9 @@ def test_who_keeps_a_copy_tells_its_giver_and_who_keeps_none_does_not() -> None:
         (after, home, {copier}),
         (reader, home, {copier, after}),
     ):
-        holders = make_holders(own)
-        holders.note_own(key, pages, giver)
-        assert {name for name in NAMES if name != own and holders.take_unannounced(name)} == told
+        announcements = make_announcements(own)
+        announcements.note_own(key, pages, giver)
+        assert {name for name in NAMES if name != own and announcements.take(name)} == told
 
 
 def test_pieces_are_balanced_and_a_death_moves_only_those_of_the_dead() -> None:
@@ -119,7 +123,7 @@ class StubPeer:
         self._asked = asked
         self.is_gone = is_gone
 
-    async def fetch(self, want: Want, _: int, **__: bool) -> tuple[Pages, memoryview]:
+    async def fetch(self, want: Want, _: int, __: Ask) -> tuple[Pages, memoryview]:
         if self.is_gone:
             raise AwayError(self._name)
         self._asked[self._name] += 1
@@ -137,14 +141,15 @@ class StubSource:
 
 def test_what_a_dead_node_kept_comes_from_the_second_home() -> None:
     async def run() -> None:
-        holders = make_holders(NAMES[0])
+        announcements = make_announcements(NAMES[0])
         dead = NAMES[500]
         asked = Counter[str]()
         peers = {
             name: cast(Peer, StubPeer(name, asked, is_gone=name == dead)) for name in NAMES[1:]
         }
         source = StubSource()
-        routes = Routes(source, holders, peers, NAMES[0], 0, lambda: True, [], Pace())
+        placement = Placement(NAMES, NAMES[0], 2)
+        routes = Routes(source, placement, Holders(), announcements, peers, 0, None, [], Pace())
         expected = Counter[str]()
         num_bytes = 0
 
@@ -161,7 +166,7 @@ def test_what_a_dead_node_kept_comes_from_the_second_home() -> None:
                     block = Pages(
                         np.array([piece * PIECE_BLOCKS], np.uint32), np.array([1], np.uint64)
                     )
-                    await routes.read(Want(key, block, math.inf), keep)
+                    await routes.read(Reading(Want(key, block, math.inf), keep))
                     expected[second] += 1
         assert sum(expected.values()) > 300
         assert asked == expected
@@ -181,13 +186,17 @@ def test_a_node_of_a_thousand_needs_less_than_512_mib() -> None:
         rng = np.random.default_rng(0)
         num_pieces = 3 * len(KEYS) * PIECES // len(NAMES)
         tracemalloc.start()
-        holders = make_holders(NAMES[0])
+        announcements = make_announcements(NAMES[0])
+        holders = Holders()
+        copies = Copies(cast(Engine, StubEngine()), Placement(NAMES, NAMES[0], 2), holders)
         for _ in range(num_pieces):
             key = KEYS[rng.integers(len(KEYS))]
             pages = piece_pages(int(rng.integers(PIECES)))
             for teller in rng.integers(1, len(NAMES), 2).tolist():
-                await holders.note_announced(NAMES[teller], [Need.of(key, pages, math.inf)])
-                holders.note_own(key, pages, NAMES[teller])
+                need = Need.of(key, pages, math.inf)
+                holders.note(NAMES[teller], [need])
+                await copies.note_announced([need])
+                announcements.note_own(key, pages, NAMES[teller])
         room = Room(lambda: [], lambda _, __: 0)
         own = len(KEYS) * PIECES * PIECE_BLOCKS // len(NAMES)
         needs = []

@@ -13,7 +13,7 @@ import pytest
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import AwayError, Want
-from megablend.mirror.peers.peer import OtherViewError
+from megablend.mirror.peers.peer import Ask, OtherViewError
 from tests.mirror.peers.clusters import PATIENT, HandedViews, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.storage.faulty import Faults, FaultySource
@@ -47,10 +47,11 @@ def test_an_empty_node_that_comes_gets_its_share_from_the_others(tmp_path: Path)
             num_blocks = 0
             for name in source.files:
                 key = await nodes.key(name)
-                own = await nodes.cluster(3).select(Need.of(key, pages_of_file(key.size), 0.0))
-                held, _ = await nodes.nodes[3].engine.read_held(Want(key, own.pages))
-                assert len(held.blocks) == len(own.pages.blocks)
-                num_blocks += len(held.blocks)
+                every = Need.of(key, pages_of_file(key.size), 0.0)
+                for own in await nodes.cluster(3).select([every]):
+                    held, _ = await nodes.nodes[3].engine.read_held(Want(key, own.pages))
+                    assert len(held.blocks) == len(own.pages.blocks)
+                    num_blocks += len(held.blocks)
             assert num_blocks > 0
             await nodes.read_all()
             assert is_read_once(source, 12)
@@ -155,8 +156,8 @@ def test_a_node_gets_nothing_for_who_is_in_another_view(tmp_path: Path) -> None:
             want = Want(key, pages_of_file(key.size))
             for number in (2, 4):
                 with pytest.raises(OtherViewError, match=f"is in view 3, not {number}"):
-                    await peer.fetch(want, number, only_held=False)
-                _, data = await peer.fetch(want, number, only_held=True)
+                    await peer.fetch(want, number, Ask.ALL)
+                _, data = await peer.fetch(want, number, Ask.HELD)
                 assert bytes(data) == source.files["d/0"]
             assert is_read_once(source, 2)
 
@@ -184,10 +185,10 @@ def test_who_has_been_left_out_waits_for_nobody(tmp_path: Path) -> None:
             with pytest.raises(
                 AwayError, match=f"is in view 2, which does not include {nodes.names[2]}"
             ):
-                await peer.fetch(Want(key, pages_of_file(key.size)), 1, only_held=False)
+                await peer.fetch(Want(key, pages_of_file(key.size)), 1, Ask.ALL)
             # One that is in a later view is waited for
             with pytest.raises(OtherViewError, match="is in view 2, not 3"):
-                await peer.fetch(Want(key, pages_of_file(key.size)), 3, only_held=False)
+                await peer.fetch(Want(key, pages_of_file(key.size)), 3, Ask.ALL)
 
     with FaultySource({f"d/{i}": bytes([i]) * 200_000 for i in range(9)}) as source:
         asyncio.run(run())

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from megablend.errors import ConfigError
-from megablend.mirror.node.frames import Kind
-from megablend.mirror.rank import connection
+from megablend.mirror.node.frames import Kind, read_frame
+from megablend.mirror.rank import connection, opening
 from megablend.mirror.rank.connection import Connection
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.nodes import connect, find_node, kill_node, mirror, options_of
@@ -44,7 +44,7 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
 ) -> None:
     """The thread that waits for answers comes to know of it after the next request was sent."""
     is_over = threading.Event()
-    read = connection._read_frame
+    read = read_frame
 
     def read_late(*arguments: Any) -> tuple[int, int, bytes]:
         try:
@@ -54,7 +54,7 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
                 is_over.wait(500)
             raise
 
-    monkeypatch.setattr(connection, "_read_frame", read_late)
+    monkeypatch.setattr(connection, "read_frame", read_late)
     with mirror(tmp_path / "m", "s3://bucket") as settings:
         connected = connect(settings)
         before = connected.command(Kind.STATUS)["pid"]
@@ -71,7 +71,7 @@ def test_a_process_of_another_version_can_stop_a_node_process(
     with mirror(tmp_path / "m", "s3://bucket") as settings:
         reader = connect(settings)
         reader.command(Kind.STATUS)
-        monkeypatch.setattr(connection, "PROTOCOL", 0)
+        monkeypatch.setattr(opening, "PROTOCOL", 0)
         with pytest.raises(ConfigError, match=r"this process speaks 0\n.*`megablend node stop`"):
             connect(settings).command(Kind.STATUS)
         other = Connection(options_of(settings), ObjectOptions(), None, starts=False)

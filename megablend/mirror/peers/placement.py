@@ -1,0 +1,55 @@
+"""Which nodes of a view keep which pieces of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.room import Need
+from megablend.mirror.members.homes import Homes
+
+_MAX_ORDERS = 4096
+"""The number of pieces whose orders are cached, since a piece is requested in many parts."""
+
+
+class Placement:
+    """The homes of pieces, as one of the nodes sees them.
+
+    Args:
+        names: the names of all nodes, sorted.
+        own: this node's name.
+        copies: the number of nodes that must hold each page.
+    """
+
+    def __init__(self, names: Sequence[str], own: str, copies: int) -> None:
+        self._names = names
+        self.own = own
+        self.copies = min(copies, len(names))
+        self._homes = Homes(names)
+        self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
+
+    def order(self, key: FileKey, piece: int, count: int) -> list[str]:
+        """Return the first `count` nodes in the order of a piece; the first of them is its home."""
+        return self._ordered(key.digest, piece, count)
+
+    def divide(
+        self, needs: Iterable[Need], names: Iterable[str], count: int
+    ) -> dict[str, list[Need]]:
+        """Return for each of some nodes the pages of needs whose pieces have this node among the
+        first `count` of their order."""
+        parts: dict[str, list[Need]] = {name: [] for name in names}
+        for need in needs:
+            # order: (blocks of the need, nodes), as indices into the names
+            order = self._homes.order_blocks(need.key.digest, need.pages.blocks, count)
+            for index in np.unique(order).tolist():
+                name = self._names[index]
+                if name in parts:
+                    parts[name].append(need.at((order == index).any(axis=1)))
+        return parts
+
+    def select_own(self, needs: Iterable[Need]) -> list[Need]:
+        """Return the pages of needs that this node must hold."""
+        return self.divide(needs, [self.own], self.copies)[self.own]
