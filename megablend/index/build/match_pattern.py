@@ -24,9 +24,11 @@ _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     """Find the files of a pattern. Raises: ConfigError if it matches none."""
     found = storage.find(pattern)
+    if found.files or found.unreadable:
+        return found
+    # Not before: an installed package whose format cannot be loaded concerns nobody who has files
     suffixes = list_suffixes()
-    has_data_folders = any(find_suffix(each, suffixes) for each in found.folders)
-    if found.files or found.unreadable or has_data_folders:
+    if any(find_suffix(each, suffixes) for each in found.folders):
         return found
     # A Megatron prefix stands for two files
     for kind in FORMATS.values():
