@@ -10,9 +10,7 @@ from megablend.jit import kernel
 
 NONE = 0
 """Nothing is wrong."""
-OTHER_ROWS = 1
-"""The number of rows that begin in a page contradicts its levels."""
-TOO_FEW_TOKENS = 2
+TOO_FEW_TOKENS = 1
 """A page has more nulls than rows, or fewer tokens than rows with tokens."""
 
 MAX_BYTES = (1 << 32) - 1
@@ -26,9 +24,7 @@ def count_indexed_pages(
     sizes: Int64s,
     rows: Int64s,
     nulls: Int64s,
-    starts: Int64s,
     levels: Int64s,
-    has_starts: npt.NDArray[np.bool_],
     growths: npt.NDArray[np.float64],
     encodings: Int64s,
     max_rep: int,
@@ -47,10 +43,8 @@ def count_indexed_pages(
         first_page: int64 [n + 1], number of each chunk's first page.
         offsets, sizes, rows: int64 [num_pages], from `page_index.page_locations`.
         nulls: int64 [num_pages], number of nulls; used for flat columns.
-        starts: int64 [num_pages], number of levels with repetition level 0.
         levels: int64 [max_def + 1, num_pages], number of levels by definition level; used for
             lists.
-        has_starts: bool [n], whether each chunk has `starts`.
         growths: float64 [n], ratio of decoded to stored bytes of each chunk, by which the decoded
             sizes of pages are estimated.
         encodings: int64 [n], encoding of each chunk's pages.
@@ -63,7 +57,7 @@ def count_indexed_pages(
     """
     max_def = len(levels) - 1
     num_uncertain = 0
-    for i in range(len(has_starts)):
+    for i in range(len(encodings)):
         is_certain = True
         for j in range(first_page[i], first_page[i + 1]):
             page = pages[j]
@@ -80,8 +74,6 @@ def count_indexed_pages(
                     max_ends += rows[j]
                     is_certain = False
                     num_uncertain += 1
-                if has_starts[i] and starts[j] != rows[j]:
-                    return i, OTHER_ROWS, 0
             elif max_def:
                 tokens = ends = rows[j] - nulls[j]
             if tokens < 0 or ends < 0 or ends > max_ends:
@@ -100,4 +92,4 @@ def count_indexed_pages(
         if not is_certain and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1
-    return len(has_starts), NONE, num_uncertain
+    return len(encodings), NONE, num_uncertain

@@ -1,8 +1,12 @@
-"""Files of pyarrow 18, whose list pages begin in the middle of rows; newer versions of pyarrow do not write such."""
+"""Files of pyarrow 18, whose list pages begin in the middle of rows, and of pyarrow 25, which counts levels wrong."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
@@ -27,3 +31,48 @@ def test_pages_that_begin_in_the_middle_of_a_row(name: str) -> None:
     assert not all(flag & ENDS_AT_DOCUMENT_END for flag in flags)
     assert (found.blocks["rows"] == 0).any(), "a page that holds the middle of a row alone"
     assert found.scanned_bytes > 0
+
+
+LENGTHS = [20, 0, 0, 50_000, 3_000, 0, 70_000, 100, 0, 20_000, 0, 0]
+"""Of rows; more than 16,384 elements are written at once."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "indexed": {"write_page_index": True},
+    # Also in this one, empty rows come late in what is written at once, and are not counted at all
+    "large_batches": {"write_page_index": True, "write_batch_size": 1 << 20},
+    "unindexed": {},
+    "without_statistics": {"write_page_index": True, "write_statistics": False},
+}
+
+
+def write_long_rows(folder: Path, name: str) -> None:
+    """Write `{name}_long_{required|nullable}_{options}.parquet`; the golden files are by pyarrow 25.0.1."""
+    tokens = pa.array(np.arange(sum(LENGTHS), dtype=np.int32) % 7)
+    offsets = pa.array(np.cumsum([0, *LENGTHS], dtype=np.int32))
+    for kind in ("required", "nullable"):
+        ids = pa.list_(pa.field("element", pa.int32(), nullable=kind == "nullable"))
+        schema = pa.schema([pa.field("ids", ids, nullable=kind == "nullable")])
+        table = pa.table([pa.ListArray.from_arrays(offsets, tokens, type=ids)], schema=schema)
+        for case, options in OPTIONS.items():
+            pq.write_table(
+                table,
+                folder / f"{name}_long_{kind}_{case}.parquet",
+                compression="zstd",
+                use_dictionary=False,
+                data_page_size=1 << 16,
+                **options,
+            )
+
+
+@pytest.mark.parametrize("kind", ["required", "nullable"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_long_rows_whose_levels_are_counted_wrong(tmp_path: Path, kind: str, case: str) -> None:
+    """Arrow C++ 19 to 25 writes wrong histograms of levels for rows of more than 16,384 elements (apache/arrow#50778)."""
+    tokens = iter(np.arange(sum(LENGTHS)) % 7)
+    rows = [[int(next(tokens)) for _ in range(length)] for length in LENGTHS]
+    write_long_rows(tmp_path, "now")
+    golden = check(GOLDEN / f"pyarrow25_long_{kind}_{case}.parquet", rows)
+    now = check(tmp_path / f"now_long_{kind}_{case}.parquet", rows)
+    assert golden.blocks["tokens"].tolist() == now.blocks["tokens"].tolist()
+    # Levels of required lists are 0 and 1 alone, so both of their histograms are wrong
+    is_told = kind == "required" and case in ("indexed", "large_batches")
+    assert (golden.note is not None) == is_told

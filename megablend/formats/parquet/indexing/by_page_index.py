@@ -63,7 +63,6 @@ def read_page_indexes(
             ends[num_chunks:],
             first_page=places.first_page,
             max_def=search.column.max_def,
-            max_rep=search.column.max_rep,
         )
     return places, counts
 

@@ -2,7 +2,7 @@
 same cheapest way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
-    OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
+    OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that disagree with the chunk's values or nulls
     scan from header to header    if there is no page index
     levels                        if none of these determines tokens or rows: V1 pages are read whole, V2 pages in part
 
@@ -57,7 +57,9 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     if len(indexed):
         indexed_chunks = chunks[indexed]
         places, counts = read_page_indexes(search, indexed_chunks)
-        miscounted[indexed] |= find_miscounted(counts, places.first_page, indexed_chunks)
+        miscounted[indexed] |= find_miscounted(
+            counts, places.first_page, indexed_chunks, search.column
+        )
         encodings = uniform_page_encodings(indexed_chunks, search.column)
         # Chunks whose ColumnIndex is enough
         by_index = (
@@ -112,14 +114,14 @@ def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
     """Return the warning about wrong level histograms, which ClickHouse 26 writes if a dictionary
-    overflows; None if there are none."""
+    overflows, and Arrow C++ 19 to 25 for long rows; None if there are none."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
     return (
         f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms "
-        f"of levels that do not add up to their {chunks['num_values'][first]:,} values, so their pages were counted "
-        "by their headers"
+        f"of levels that disagree with their {chunks['num_values'][first]:,} values or their nulls, so their pages "
+        "were counted by their headers"
     )
 
 

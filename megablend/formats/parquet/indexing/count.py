@@ -22,8 +22,6 @@ from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.document_counts import fill_blocks
 from megablend.kernels.parquet.page_counts import (
     NONE,
-    OTHER_ROWS,
-    TOO_FEW_TOKENS,
     count_indexed_pages,
 )
 
@@ -97,9 +95,7 @@ def count_from_page_index(
         places.sizes,
         places.rows,
         counts.nulls,
-        counts.starts,
         counts.levels,
-        counts.has_starts,
         chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"]),
         encodings,
         column.max_rep,
@@ -109,13 +105,15 @@ def count_from_page_index(
     )
     if problem != NONE:
         raise MalformedError(
-            {
-                OTHER_ROWS: "its histograms of repetition levels and the first rows of its pages disagree",
-                TOO_FEW_TOKENS: "a page has more nulls than rows, or fewer tokens than rows with tokens",
-            }[problem],
-            chunk,
+            "a page has more nulls than rows, or fewer tokens than rows with tokens", chunk
         )
     return pages, num_uncertain
+
+
+_COUNTED_AT_ONCE = 1 << 14
+"""Arrow C++ 19 to 25 counts levels wrong if there are only two, 0 and 1, and more than this many
+are written at once: the first ones are counted several times, others never (apache/arrow#50778).
+The number of nulls, which is not taken from the histogram, is right."""
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
@@ -123,17 +121,24 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
     [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
+    if column.max_def == 1:
+        nulls = chunks["num_values"] - chunks["top_level"]
+        fits &= (chunks["num_values"] <= _COUNTED_AT_ONCE) | (chunks["null_count"] == nulls)
     return fits
 
 
 def find_miscounted(
-    counts: ColumnIndexes, first_page: Counts, chunks: Chunks
+    counts: ColumnIndexes, first_page: Counts, chunks: Chunks, column: Column
 ) -> npt.NDArray[np.bool_]:
-    """Whether the level histograms in the ColumnIndex of chunks do not add up to num_values in
-    their metadata: bool [num_chunks]."""
-    wrong: npt.NDArray[np.bool_] = (
-        sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
-    )
+    """Whether the level histograms in the ColumnIndex of chunks disagree with num_values in their
+    metadata or, if they may be wrong nevertheless, with the numbers of nulls: bool
+    [num_chunks]."""
+    levels = counts.levels.sum(axis=0)
+    wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
+    if column.max_def == 1:
+        is_known = np.repeat(counts.has_nulls, np.diff(first_page))
+        is_right = is_known & (counts.levels[0] == counts.nulls)
+        wrong |= sum_by_chunk((levels > _COUNTED_AT_ONCE) & ~is_right, first_page) > 0
     return counts.has_levels & wrong
 
 

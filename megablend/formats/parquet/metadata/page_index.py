@@ -26,7 +26,6 @@ from megablend.kernels.parquet.page_index import (
     NO_PAGES,
     NONE,
     OVERLAP,
-    SUMS_DIFFER,
     TOO_LARGE,
     UNREADABLE,
     page_counts,
@@ -68,14 +67,10 @@ class ColumnIndexes:
     """Whether `nulls` of the chunk's pages are known: bool [num_chunks]."""
     has_levels: Bools
     """Whether `levels` of the chunk's pages are known: bool [num_chunks]."""
-    has_starts: Bools
-    """Whether `starts` of the chunk's pages are known: bool [num_chunks]."""
     nulls: Int64s
     """Number of nulls: int64 [num_pages]."""
     levels: Int64s
     """Number of levels by definition level: int64 [max_def + 1, num_pages]."""
-    starts: Int64s
-    """Number of levels with repetition level 0, which begin rows: int64 [num_pages]."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
         """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all
@@ -83,16 +78,11 @@ class ColumnIndexes:
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))
-        has_nulls, has_levels, has_starts = (
-            has[chosen] for has in (self.has_nulls, self.has_levels, self.has_starts)
-        )
         return ColumnIndexes(
-            has_nulls,
-            has_levels,
-            has_starts,
+            self.has_nulls[chosen],
+            self.has_levels[chosen],
             self.nulls[pages],
             self.levels[:, pages],
-            self.starts[pages],
         )
 
 
@@ -139,7 +129,7 @@ def parse_offset_indexes(
 
 
 def parse_column_indexes(
-    data: Bytes, begins: Int64s, ends: Int64s, *, first_page: Int64s, max_def: int, max_rep: int
+    data: Bytes, begins: Int64s, ends: Int64s, *, first_page: Int64s, max_def: int
 ) -> ColumnIndexes:
     """Parse and check ColumnIndexes. A chunk without one has 0 bytes.
 
@@ -152,28 +142,24 @@ def parse_column_indexes(
     """
     num_pages = int(first_page[-1])
     nulls = empty_from_arrow_pool((1, num_pages), np.int64)
-    starts = empty_from_arrow_pool((max_rep + 1, num_pages), np.int64)
     levels = empty_from_arrow_pool((max_def + 1, num_pages), np.int64)
-    # For each chunk: its number of counts of nulls, of repetition levels and of definition levels
-    num_counts = np.empty((len(begins), 3), np.int64)
-    chunk, problem, kind = page_counts(
-        data, begins, ends, first_page, nulls, starts, levels, num_counts
-    )
+    # For each chunk: its number of counts of nulls, and of definition levels
+    num_counts = np.empty((len(begins), 2), np.int64)
+    chunk, problem, kind = page_counts(data, begins, ends, first_page, nulls, levels, num_counts)
     if problem == UNREADABLE:
         _complain(data[begins[chunk] : ends[chunk]], "ColumnIndex", chunk)
     if problem != NONE:
-        width = (1, max_rep + 1, max_def + 1)[kind]
+        width = (1, max_def + 1)[kind]
         pages = first_page[chunk + 1] - first_page[chunk]
         raise MalformedError(
             {
                 INCOMPLETE: f"it has {num_counts[chunk, kind]} counts, expected {width} for each of {pages} pages",
                 BAD_COUNT: "one of its counts is negative or implausibly large",
-                SUMS_DIFFER: "its histograms of definition and repetition levels have different sums",
             }[problem],
             chunk,
         )
-    has_nulls, has_starts, has_levels = num_counts.T > 0
-    return ColumnIndexes(has_nulls, has_levels, has_starts, nulls[0], levels, starts[0])
+    has_nulls, has_levels = num_counts.T > 0
+    return ColumnIndexes(has_nulls, has_levels, nulls[0], levels)
 
 
 def _complain(data: Bytes, name: str, item: int) -> NoReturn:

@@ -228,27 +228,24 @@ def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: st
 
 
 def parse_counts(chunks: list[bytes]) -> ColumnIndexes:
-    """Of chunks of two pages each, whose column has definition levels up to 3, repetition levels up to 1."""
+    """Of chunks of two pages each, whose column has definition levels up to 3."""
     ends = np.cumsum([len(chunk) for chunk in chunks])
     begins = ends - [len(chunk) for chunk in chunks]
     data = np.frombuffer(b"".join(chunks), np.uint8)
     first_page = np.arange(len(chunks) + 1) * 2
-    return parse_column_indexes(data, begins, ends, first_page=first_page, max_def=3, max_rep=1)
+    return parse_column_indexes(data, begins, ends, first_page=first_page, max_def=3)
 
 
-def column_index(definition: list[int], repetition: list[int]) -> bytes:
-    return write_struct(
-        [(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))]
-    )
+def column_index(definition: list[int]) -> bytes:
+    return write_struct([(7, Kind.LIST, (Kind.I64, definition))])
 
 
 def test_column_indexes() -> None:
     nulls = write_struct([(5, Kind.LIST, (Kind.I64, [8, 9]))])
-    found = parse_counts([column_index([1, 2, 3, 4, 5, 6, 7, 8], [4, 6, 20, 6]), b"", nulls])
-    assert found.has_levels.tolist() == found.has_starts.tolist() == [True, False, False]
+    found = parse_counts([column_index([1, 2, 3, 4, 5, 6, 7, 8]), b"", nulls])
+    assert found.has_levels.tolist() == [True, False, False]
     assert found.has_nulls.tolist() == [False, False, True]
     assert found.levels.T.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], *[[0] * 4] * 4]
-    assert found.starts.tolist() == [4, 20, 0, 0, 0, 0]
     assert found.nulls.tolist() == [0, 0, 0, 0, 8, 9]
     last = found.of(np.array([False, False, True]), np.array([0, 2, 4, 6]))
     assert (last.has_nulls.tolist(), last.nulls.tolist(), last.levels.shape) == (
@@ -259,15 +256,14 @@ def test_column_indexes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("definition", "repetition", "match"),
+    ("definition", "match"),
     [
-        ([1, 2, 3], [3, 3], "3 counts, expected 4 for each of 2 pages"),
-        ([1, 2, 3, 4, 1, 1, 1, 1], [9, 1, 5, 0], "different sums"),
-        ([1, 2, 3, 4, 1, 1, 1, -1], [9, 1, 4, 0], "negative"),
+        ([1, 2, 3], "3 counts, expected 4 for each of 2 pages"),
+        ([1, 2, 3, 4, 1, 1, 1, -1], "negative"),
     ],
 )
-def test_a_column_index_that_lies(definition: list[int], repetition: list[int], match: str) -> None:
-    good = column_index([1, 2, 3, 4, 1, 1, 1, 1], [9, 1, 4, 0])
+def test_a_column_index_that_lies(definition: list[int], match: str) -> None:
+    good = column_index([1, 2, 3, 4, 1, 1, 1, 1])
     with pytest.raises(MalformedError, match=match) as caught:
-        parse_counts([good, column_index(definition, repetition), good])
+        parse_counts([good, column_index(definition), good])
     assert caught.value.item == 1
