@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -39,18 +40,16 @@ BATCH_BYTES = 32 << 20
 a call needs beyond its result."""
 
 
-def _allocate(size: int) -> Bytes:
-    """Allocate memory for a request."""
-    if size < _POOLED_BYTES:
+def _allocate(size: int, pooled_bytes: int = _POOLED_BYTES) -> Bytes:
+    """Allocate memory for a request, uint8 [size]; from Arrow's pool if it has `pooled_bytes` or
+    more."""
+    if size < pooled_bytes:
         return np.empty(size, np.uint8)
     return np.frombuffer(allocate_buffer(size), np.uint8)
 
 
-def _allocate_for_caller(size: int) -> Bytes:
-    """Allocate memory for a request that a caller waits for."""
-    if size < _POOLED_BYTES_OF_CALLER:
-        return np.empty(size, np.uint8)
-    return np.frombuffer(allocate_buffer(size), np.uint8)
+_allocate_for_caller = partial(_allocate, pooled_bytes=_POOLED_BYTES_OF_CALLER)
+"""Allocates memory for a request that a caller waits for."""
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from megablend.storage.mirror_parser import parse_mirror
@@ -89,10 +90,6 @@ def _parse_price(value: object) -> float:
     return float(parse_number(value, "a price"))
 
 
-def _parse_count(value: object) -> int:
-    return parse_whole(value, "requests")
-
-
 _PARSERS: Parsers = {
     "endpoint": _parse_server,
     "region": _parse_region,
@@ -108,7 +105,7 @@ _PARSERS: Parsers = {
     "read_timeout": parse_seconds,
     "give_up_after": parse_seconds,
     "hedges": parse_flag,
-    "max_requests": _parse_count,
+    "max_requests": partial(parse_whole, unit="requests"),
     "max_source_rate": parse_rate,
     "max_request_rate": lambda value: parse_number(value, "requests per second"),
     "price_per_1000_requests": _parse_price,

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
-from megablend.formats.arrow.buffers import Buffers
+from megablend.formats.arrow.buffers import Buffers, Fetch
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
+from megablend.formats.arrow.footer import bodies_of
 from megablend.formats.arrow.message import Batch, locating, needed_ranges, parse_batch
 from megablend.formats.base import Array, DecodedBlock, Stops
 from megablend.storage.base import Bytes
@@ -64,7 +65,7 @@ class ArrowReader:
         owners = list[int]()
         for i in np.flatnonzero(~is_whole).tolist():
             batch = self._parse(places[i], fetched[0][i])
-            body = _find_body(places[i])
+            body = int(bodies_of(places[i]))
             for offset, size in needed_ranges(batch, self.column, tokens=tokens):
                 offsets.append(body + offset)
                 sizes_of_buffers.append(size)
@@ -114,9 +115,9 @@ class ArrowReader:
         for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
             message = self._parse(place, fetched[0][i])
             if is_whole[i]:
-                fetch = _WholeBody(fetched[0][i][int(place["metadata_bytes"]) :]).fetch
+                fetch = _from_whole(fetched[0][i][int(place["metadata_bytes"]) :])
             else:
-                fetch = _BodyParts(parts.get(i, {}), _find_body(place)).fetch
+                fetch = _from_parts(parts.get(i, {}), int(bodies_of(place)))
             yield _FetchedBatch(block, place, message, Buffers(message, fetch))
 
     def _find_places(self, blocks: Array) -> Array:
@@ -166,29 +167,19 @@ class _FetchedBatch(NamedTuple):
     buffers: Buffers
 
 
-@dataclass(frozen=True, slots=True)
-class _WholeBody:
-    """The body of a batch that was fetched whole."""
-
-    data: Bytes
-
-    def fetch(self, offset: int, size: int) -> Bytes:
-        """Return the bytes of a buffer, given its offset in the body."""
-        return self.data[offset : offset + size]
+def _from_whole(body: Bytes) -> Fetch:
+    """Return a function that takes buffers from a body that was fetched whole."""
+    return lambda offset, size: body[offset : offset + size]
 
 
-@dataclass(frozen=True, slots=True)
-class _BodyParts:
-    """The parts of a batch's body that were fetched."""
+def _from_parts(parts: Mapping[int, Bytes], body: int) -> Fetch:
+    """Return a function that takes buffers from the parts of a body that were fetched.
 
-    parts: Mapping[int, Bytes]
-    """The bytes of each part, by its offset in the file."""
-    body: int
-    """The offset of the body in the file."""
-
-    def fetch(self, offset: int, size: int) -> Bytes:
-        """Return the bytes of a buffer, given its offset in the body."""
-        return self.parts[self.body + offset][:size] if size else _EMPTY
+    Args:
+        parts: the bytes of each part, by its offset in the file.
+        body: the offset of the body in the file.
+    """
+    return lambda offset, size: parts[body + offset][:size] if size else _EMPTY
 
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
@@ -208,11 +199,6 @@ def _sizes_of(places: Array) -> Int64s:
     """Return the sizes of batches in bytes: int64 [n]."""
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
     return sizes
-
-
-def _find_body(place: np.void) -> int:
-    """Return the offset in the file of a batch's body, which follows its message."""
-    return int(place["offset"]) + int(place["metadata_bytes"])
 
 
 def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:

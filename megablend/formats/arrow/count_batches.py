@@ -12,6 +12,7 @@ from megablend.errors import UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import find_documents
+from megablend.formats.arrow.footer import bodies_of
 from megablend.formats.arrow.message import (
     Batch,
     BatchError,
@@ -45,7 +46,7 @@ def request_batches(path: str, places: Array, column: Column, storage: Storage) 
         # Reported when the batch is counted
         with contextlib.suppress(BatchError):
             batch = load_batch(path, place, column, storage)
-            body = int(_bodies_of(place))
+            body = int(bodies_of(place))
             needed += [
                 (body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)
             ]
@@ -101,14 +102,8 @@ def _expect_buffers(
         with contextlib.suppress(BatchError):
             batch = load_batch(path, first, column, storage)
             numbers, starts, sizes = expect_ranges(batch, column, places["body_bytes"])
-            return _bodies_of(places)[numbers] + starts, sizes
+            return bodies_of(places)[numbers] + starts, sizes
     return np.zeros(0, np.int64), np.zeros(0, np.int64)
-
-
-def _bodies_of(places: Array) -> Int64s:
-    """Return the offset in the file of each batch's body, int64."""
-    bodies: Int64s = places["offset"] + places["metadata_bytes"]
-    return bodies
 
 
 def count_batches(path: str, places: Array, column: Column, storage: Storage) -> tuple[Array, int]:
@@ -132,7 +127,7 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
 
 
 def _buffers(path: str, batch: Batch, place: np.void, storage: Storage) -> Buffers:
-    body = int(place["offset"]) + int(place["metadata_bytes"])
+    body = int(bodies_of(place))
     return Buffers(
         batch, lambda offset, size: np.frombuffer(storage.read(path, body + offset, size), np.uint8)
     )

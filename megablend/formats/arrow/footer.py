@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.base import Array
@@ -24,9 +25,9 @@ _TAIL_BYTES = 4 + len(MAGIC)
 """Bytes after the footer: its length, and the magic number."""
 _PROBE_BYTES = 4096
 """Bytes at a file's start in which the message of an old stream is looked for."""
-_CONTINUATION = b"\xff\xff\xff\xff"
-"""The bytes that an Arrow stream begins with."""
-_SCHEMA = 1
+CONTINUATION = b"\xff\xff\xff\xff"
+"""The bytes that every message of a stream begins with."""
+SCHEMA = 1
 """The kind of a schema's message, as Message.fbs numbers them."""
 _METADATA_V4 = 3
 """The oldest version of metadata that is read, as File.fbs numbers them."""
@@ -38,6 +39,13 @@ PLACE_DTYPE = np.dtype(
 body (File.fbs: Block)."""
 
 
+def bodies_of(places: Array | np.void) -> Int64s:
+    """Return the offset in the file of each batch's body, which follows its message: int64 [n]; of
+    one place, a scalar."""
+    bodies: Int64s = places["offset"] + places["metadata_bytes"]
+    return bodies
+
+
 def refuse_old_stream(path: str, head: bytes) -> None:
     """Refuse a stream that was written before Arrow 0.15, whose messages have no continuation
     marker before their size. Raises: UnsupportedFileError.
@@ -47,7 +55,7 @@ def refuse_old_stream(path: str, head: bytes) -> None:
     """
     try:
         message = Table.root(head, 4)
-        is_schema = message.scalar(1, "<B", 0) == _SCHEMA and message.table(2) is not None
+        is_schema = message.scalar(1, "<B", 0) == SCHEMA and message.table(2) is not None
     except FlatbufferError:
         return
     if is_schema:
@@ -73,7 +81,7 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
         raise UnsupportedFileError(
             path, "is Feather V1, which cannot contain lists; write the tokens to a Parquet file"
         )
-    if head[:4] == _CONTINUATION:
+    if head[:4] == CONTINUATION:
         raise UnsupportedFileError(
             path,
             "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and put files and streams "

@@ -19,7 +19,7 @@ from megablend.formats.base import Array
 
 _NODE_DTYPE = np.dtype([("length", "<i8"), ("nulls", "<i8")])
 _BUFFER_DTYPE = np.dtype([("offset", "<i8"), ("size", "<i8")])
-_RECORD_BATCH = 3
+RECORD_BATCH = 3
 """The kind of a record batch's message, as Message.fbs numbers them."""
 _CODECS = {0: "lz4", 1: "zstd"}
 
@@ -61,7 +61,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
     try:
         message = Table.root(metadata, prefix)
         header = message.table(2)
-        if message.scalar(1, "<B", 0) != _RECORD_BATCH or header is None:
+        if message.scalar(1, "<B", 0) != RECORD_BATCH or header is None:
             raise BatchError("is a message of another kind")
         rows = header.scalar(0, "<q", 0)
         nodes = header.vector(1, _NODE_DTYPE)

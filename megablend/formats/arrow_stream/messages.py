@@ -19,23 +19,22 @@ import pyarrow as pa
 from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.footer import (
+    CONTINUATION,
     MAGIC,
     PLACE_DTYPE,
+    SCHEMA,
     check_encoding,
     refuse_old_stream,
 )
+from megablend.formats.arrow.message import RECORD_BATCH
 from megablend.formats.arrow_stream.look_ahead import LookAhead
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
 
-CONTINUATION = b"\xff\xff\xff\xff"
-"""The bytes that every message begins with."""
 _PROBE_BYTES = 4096
 """Bytes of a message that are read first: more than the metadata of most batches."""
-_SCHEMA = 1
 _DICTIONARY = 2
-_RECORD_BATCH = 3
-"""Kinds of messages, as Message.fbs numbers them."""
+"""The kind of a dictionary's message, as Message.fbs numbers them."""
 
 
 class Stream(NamedTuple):
@@ -82,9 +81,9 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
     message = _read_message(path, offset, size, ahead)
     while message is not None:
         _check_kind(path, offset, message.kind)
-        if message.kind == _SCHEMA:
+        if message.kind == SCHEMA:
             schema_bytes = message.metadata
-        elif message.kind == _RECORD_BATCH:
+        elif message.kind == RECORD_BATCH:
             places.append((offset, len(message.metadata), 0, message.body_bytes))
         message_bytes = len(message.metadata) + message.body_bytes
         offset += message_bytes
@@ -154,13 +153,13 @@ def _check_kind(path: str, offset: int, kind: int) -> None:
 
     Raises: CorruptFileError; UnsupportedFileError.
     """
-    if (kind == _SCHEMA) != (offset == 0):
+    if (kind == SCHEMA) != (offset == 0):
         raise CorruptFileError(
             path,
             f"the schema of an Arrow stream must be its first message, and occur only once; {REWRITE_REMEDY}",
             offset=offset,
         )
-    if kind not in (_SCHEMA, _DICTIONARY, _RECORD_BATCH):
+    if kind not in (SCHEMA, _DICTIONARY, RECORD_BATCH):
         raise UnsupportedFileError(
             path, f"has a message of kind {kind}, expected record batches only", offset=offset
         )
@@ -175,7 +174,7 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
         kind = message.scalar(1, "<B", 0)
         body_bytes = message.scalar(3, "<q", 0)
         header = message.table(2)
-        big_endian = kind == _SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
+        big_endian = kind == SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
     except FlatbufferError as error:
         raise CorruptFileError(
             path, f"message: {error}; {REWRITE_REMEDY}", offset=offset

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 
 from megablend.config.read_spec import ReadSpec
 from megablend.formats.arrow.batch_format import BatchFormat
-from megablend.formats.arrow_stream.messages import (
-    CONTINUATION,
-    read_schema,
-    read_stream,
-)
+from megablend.formats.arrow.footer import CONTINUATION
+from megablend.formats.arrow_stream.messages import read_schema, read_stream
 from megablend.formats.arrow_stream.places import pack_places, unpack_places
 from megablend.formats.base import (
     Array,
