@@ -112,21 +112,40 @@ def find_samples(
             low, high, turn = _lane_dealt(period, part, lanes, local_cycle, residue)
             if place < high - low:
                 cycle = int(period[BEGIN]) + local_cycle
+                key = cycle_key(seed, start, cycle)
                 cycle_low, cycle_high = cycle_edges(stage, cycle)
                 turns = (cycle_high - cycle_low) // lanes
                 schedule = 0 if turns == slots else len(inverse_strides) - 1
                 lane = int(owners[schedule, residue])
-                key = cycle_key(seed, start, cycle)
                 lane_key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
                 if _is_mixed(period, part, lanes, local_cycle):
                     lane_key = hash_combine(lane_key, period[EPOCH])
                 turn += unpermuted(place, high - low, lane_key)
-                ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
-                unshifted = (ahead - bounded_hash(key, 0, turns)) % turns
-                slot = unshifted * int(inverse_strides[schedule]) % turns
+                first = int(firsts[schedule, lane])
+                slot = _find_slot(
+                    turn * lanes + residue, first, lanes, turns, key, inverse_strides[schedule]
+                )
                 ks[i] = cycle_low + slot * lanes + lane
                 break
             place -= high - low
+
+
+@device
+def _find_slot(
+    position: int, first: int, lanes: int, turns: int, key: int, inverse_stride: int
+) -> int:
+    """The slot of a lane in a cycle that is dealt the position `position` of the cycle: what
+    `megablend.kernels.blend.lanes.locate` does, backwards.
+
+    Args:
+        first: the lane's first position, before slots are rotated.
+        turns: number of the lane's slots in the cycle.
+        key: the key of the cycle.
+        inverse_stride: the inverse of the schedule's stride modulo `turns`.
+    """
+    ahead = (position - first) // lanes
+    unshifted = (ahead - bounded_hash(key, 0, turns)) % turns
+    return unshifted * int(inverse_stride) % turns
 
 
 @device

@@ -74,12 +74,7 @@ def list_files(
     single = _FilesBuilder()  # files that are not listed as a table
     parts = list[_Files]()
     for source in sources:
-        pattern = source
-        plain = split_query(source)[0]
-        # A web server's URL names one file, even if it has characters of a wildcard
-        check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
-        if plain.endswith("/") or (not has_wildcard(source) and view.is_folder(source)):
-            pattern = join(source.rstrip("/"), "**/*")
+        pattern = _find_pattern(source, view, check)
         root = web_roots.get(source) or find_root([pattern])
         table = None if paths else find_table(view, pattern)
         if table is None:
@@ -97,6 +92,17 @@ def list_files(
     _check_paths(files, texts)
     del parts, texts
     return Manifest.of_columns(*files)
+
+
+def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -> str:
+    """Check that a source may be read, and return the pattern of its files: for a folder, that of
+    all files in it, otherwise the source itself. Raises: see `list_files`."""
+    plain = split_query(source)[0]
+    # A web server's URL names one file, even if it has characters of a wildcard
+    check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
+    if plain.endswith("/") or (not has_wildcard(source) and storage.is_folder(source)):
+        return join(source.rstrip("/"), "**/*")
+    return source
 
 
 class _Files(NamedTuple):
