@@ -13,6 +13,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ byte; bytes that are not found are read again."""
 _LARGE_BYTES = 64 << 10
 """The size from which ranges are listed apart from small ones, many of which may begin within a
 large one."""
+
+_start_of = attrgetter("start")
+_stop_of = attrgetter("stop")
 
 
 class _Requested(NamedTuple):
@@ -67,11 +71,6 @@ class PrefetchedStorage(WrapperStorage):
         self._is_streaming = False
         """Whether a stream's portions are being processed."""
 
-    def request(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Request ranges, arrays of int64 [n], all at the same time. Reads that need a range raise
-        its errors."""
-        self._request(path, offsets, sizes)
-
     def is_requested(self, path: str, offset: int, size: int) -> bool:
         """Return whether a read of this range needs no further request."""
         return self._cover(path, offset, size) is not None
@@ -97,7 +96,7 @@ class PrefetchedStorage(WrapperStorage):
             size = int(sizes.sum())
             if not self._reads.reserve(size, wait=wait):
                 return False
-            requested.append((size, self._request(path, offsets, sizes)))
+            requested.append((size, self.request(path, offsets, sizes)))
             return True
 
         def release_first() -> None:
@@ -168,9 +167,12 @@ class PrefetchedStorage(WrapperStorage):
         self._reads.add(read)
         return read
 
-    def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Requested]:
-        """Request the ranges, or parts of them, that are not yet requested. Returns: the ranges
-        that were requested."""
+    def request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Requested]:
+        """Request, all at the same time, those of the ranges, arrays of int64 [n], or parts of
+        them, that are not yet requested. Reads that need a range raise its errors.
+
+        Returns: the ranges that were requested.
+        """
         starts, sizes = self._find_missing(path, offsets, sizes)
         if not len(starts):
             return []
@@ -283,14 +285,6 @@ def _as_requested(path: str, start: int, data: bytes) -> _Requested:
     read = Future[tuple[Bytes, Int64s]]()
     read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
     return _Requested(path, start, start + len(data), read, 0)
-
-
-def _start_of(requested: _Requested) -> int:
-    return requested.start
-
-
-def _stop_of(requested: _Requested) -> int:
-    return requested.stop
 
 
 def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:

@@ -13,7 +13,7 @@ from megablend.storage.waits import Waits
 T = TypeVar("T")
 R = TypeVar("R")
 
-MAX_HELD_BYTES = 512 << 20
+_MAX_HELD_BYTES = 512 << 20
 """The limit for the large ranges that a process keeps in memory, over all files."""
 
 
@@ -21,12 +21,11 @@ class RequestedReads(Waits):
     """The requested reads of a process's threads. Another thread can cancel them, and the memory for
     large ranges is limited."""
 
-    def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._has_room = threading.Condition()
         self._bytes = 0
         """The number of bytes that are reserved."""
-        self._max_bytes = max_bytes
 
     def cancel(self) -> None:
         """Cancel all reads, and end the waits for memory: callers that wait for a read get a
@@ -45,7 +44,7 @@ class RequestedReads(Waits):
                 none may do; otherwise False is returned at once.
         """
         with self._has_room:
-            while self._bytes and self._bytes + size > self._max_bytes and not self._is_cancelled:
+            while self._bytes and self._bytes + size > _MAX_HELD_BYTES and not self._is_cancelled:
                 if not wait:
                     return False
                 self._has_room.wait()
