@@ -32,7 +32,8 @@ class VerifyResult(Record):
     problems: tuple[str, ...]
     """A line for each problem, which names file and place."""
     notes: tuple[str, ...] = ()
-    """A line for each record that is valid, but that this release would write in another way."""
+    """A line if the cache holds no index yet, and for each record that is valid, but that this
+    release would write in another way."""
 
     def __bool__(self) -> bool:
         """Refuse to be a condition. Up to release 0.1 the result was a list of problems, false if
@@ -97,8 +98,11 @@ def verify(
 
 
 def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
-    """Yields the problems of ledgers and of records of skips, and appends to `notes`."""
+    """Yields the problems of ledgers and of records of skips, and appends to `notes`; also that
+    there is no index."""
     indices = list_snapshots(cache)
+    if not indices:
+        notes.append(f"{cache.location}: holds no index yet; run `megablend build CONFIG`")
     for name in run_names(cache):
         try:
             ledger = load_ledger(cache, name)

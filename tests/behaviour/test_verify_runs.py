@@ -33,3 +33,12 @@ def test_a_run_whose_index_is_gone(cache: Path) -> None:
     shutil.rmtree(next((cache / "generations").iterdir()))
     (problem,) = megablend.verify(cache).problems
     assert problem.startswith(f"{cache}: run 'demo' uses index ")
+
+
+def test_a_cache_without_an_index(cache: Path) -> None:
+    """As a first build leaves that failed; `OK` alone would be read as ready to train from."""
+    shutil.rmtree(cache / "runs")
+    shutil.rmtree(next((cache / "generations").iterdir()))
+    found = megablend.verify(cache)
+    assert found.problems == ()
+    assert found.notes == (f"{cache}: holds no index yet; run `megablend build CONFIG`",)
