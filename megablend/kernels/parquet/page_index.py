@@ -61,12 +61,9 @@ TOO_LARGE = 6
 """Page `detail` is larger than MAX_PAGE_BYTES."""
 OVERLAP = 7
 """Page `detail` begins before its chunk, or extends beyond the next page or the limit."""
-DISORDER = 8
-"""Rows are not in order: page `detail` begins after the next page, or the first page does not begin
-at row 0."""
-INCOMPLETE = 9
+INCOMPLETE = 8
 """Some counts of kind `detail` (0 nulls, 1 definition levels) are missing."""
-BAD_COUNT = 10
+BAD_COUNT = 9
 """A count of kind `detail` is negative or implausibly large."""
 
 
@@ -96,7 +93,9 @@ def page_locations(
         offsets: int64 [m], filled with the offset of each page in the file; m is an upper bound of
             the number of pages, one for MIN_LOCATION_BYTES.
         sizes: int64 [m], filled with the bytes of each page, its header included.
-        rows: int64 [m], filled with the rows that begin in each page.
+        rows: int64 [m], filled with the rows that begin in each page; -1 for the pages of a chunk
+            whose first rows do not ascend from 0 to its rows: ClickHouse up to 25.6 counts elements
+            in place of rows (ClickHouse#83876).
 
     Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none
         is wrong.
@@ -119,15 +118,15 @@ def page_locations(
                 return i, problem, j
         if offsets[first] < starts[i]:
             return i, OVERLAP, first
-        if rows[first] != 0:
-            return i, DISORDER, first
+        is_ordered = rows[first] == 0
         for j in range(first, filled):
             is_last = j + 1 == filled
             if offsets[j] + sizes[j] > (limit if is_last else offsets[j + 1]):
                 return i, OVERLAP, j
             rows[j] = (num_rows[i] if is_last else rows[j + 1]) - rows[j]
-            if rows[j] < 0:
-                return i, DISORDER, j
+            is_ordered = is_ordered and rows[j] >= 0
+        if not is_ordered:
+            rows[first:filled] = -1
     return len(begins), NONE, 0
 
 

@@ -1,4 +1,4 @@
-"""Files of pyarrow 18, whose list pages begin in the middle of rows, and of pyarrow 25, which counts levels wrong."""
+"""Files of pyarrow 18, whose list pages begin in the middle of rows, and of writers whose page indexes are wrong."""
 
 import json
 from pathlib import Path
@@ -76,3 +76,13 @@ def test_long_rows_whose_levels_are_counted_wrong(tmp_path: Path, kind: str, cas
     # Levels of required lists are 0 and 1 alone, so both of their histograms are wrong
     is_told = kind == "required" and case in ("indexed", "large_batches")
     assert (golden.note is not None) == is_told
+
+
+def test_first_rows_that_count_elements() -> None:
+    """ClickHouse up to 25.6 writes them (ClickHouse#83876); the file, of pages of 2,000 bytes, is by chdb 3.6.0."""
+    path = GOLDEN / "clickhouse25_lists.parquet"
+    rows = [[(number * 7 + x) % 11 for x in range(100 + number % 5 * 200)] for number in range(40)]
+    found = check(path, rows)
+    assert len(found.blocks) == 7
+    assert found.note is not None
+    assert "first rows of pages that disagree" in found.note

@@ -132,14 +132,17 @@ def test_places_that_cannot_be(
         all(0 <= value <= 2**48 for place in places for value in place)
         and all(place[1] < 2**31 for place in places)
         and [starts[chunk], *covered, LIMIT] == sorted([starts[chunk], *covered, LIMIT])
-        and (firsts[0] == 0 and [*firsts, num_rows[chunk]] == sorted([*firsts, num_rows[chunk]]))
     )
-    (found, problem, _), _ = locations(
+    is_ordered = firsts[0] == 0 and [*firsts, num_rows[chunk]] == sorted([*firsts, num_rows[chunk]])
+    (found, problem, _), (first_page, _, _, rows) = locations(
         [offset_index(places) for places in chunks], starts, num_rows
     )
     assert (found, problem == page_index.NONE) == (
         (len(chunks), True) if is_sound else (chunk, False)
     )
+    if is_sound:
+        is_known = rows[first_page[chunk] : first_page[chunk + 1]] >= 0
+        assert is_known.tolist() == [is_ordered] * len(places)
     if not 0 <= changed[number] <= 2**48:
         assert problem == (page_index.BAD_OFFSET, page_index.BAD_SIZE, page_index.BAD_ROW)[number]
 

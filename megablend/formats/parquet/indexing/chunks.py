@@ -2,7 +2,7 @@
 same cheapest way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
-    OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that disagree with the chunk's values or nulls
+    OffsetIndex + page headers    if the ColumnIndex has no counts, or the indexes disagree with the chunk's values, nulls or rows
     scan from header to header    if there is no page index
     levels                        if none of these determines tokens or rows: V1 pages are read whole, V2 pages in part
 
@@ -57,9 +57,7 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     if len(indexed):
         indexed_chunks = chunks[indexed]
         places, counts = read_page_indexes(search, indexed_chunks)
-        miscounted[indexed] |= find_miscounted(
-            counts, places.first_page, indexed_chunks, search.column
-        )
+        miscounted[indexed] |= find_miscounted(places, counts, indexed_chunks, search.column)
         encodings = uniform_page_encodings(indexed_chunks, search.column)
         # Chunks whose ColumnIndex is enough
         by_index = (
@@ -114,14 +112,15 @@ def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
     """Return the warning about wrong level histograms, which ClickHouse 26 writes if a dictionary
-    overflows, and Arrow C++ 19 to 25 for long rows; None if there are none."""
+    overflows, and Arrow C++ 19 to 25 for long rows, and about wrong first rows of pages, which
+    ClickHouse up to 25.6 writes; None if there are none."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
     return (
         f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms "
-        f"of levels that disagree with their {chunks['num_values'][first]:,} values or their nulls, so their pages "
-        "were counted by their headers"
+        f"of levels or first rows of pages that disagree with their {chunks['num_values'][first]:,} values, nulls or "
+        "rows, so their pages were counted by their headers"
     )
 
 

@@ -128,18 +128,20 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 
 
 def find_miscounted(
-    counts: ColumnIndexes, first_page: Counts, chunks: Chunks, column: Column
+    places: OffsetIndexes, counts: ColumnIndexes, chunks: Chunks, column: Column
 ) -> npt.NDArray[np.bool_]:
-    """Whether the level histograms in the ColumnIndex of chunks disagree with num_values in their
-    metadata or, if they may be wrong nevertheless, with the numbers of nulls: bool
-    [num_chunks]."""
+    """Whether the page indexes of chunks are wrong: bool [num_chunks]. The rows of their pages are
+    not known then, or their level histograms disagree with num_values in their metadata or, if they
+    may be wrong nevertheless, with the numbers of nulls."""
+    first_page = places.first_page
     levels = counts.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
     if column.max_def == 1:
         is_known = np.repeat(counts.has_nulls, np.diff(first_page))
         is_right = is_known & (counts.levels[0] == counts.nulls)
         wrong |= sum_by_chunk((levels > _COUNTED_AT_ONCE) & ~is_right, first_page) > 0
-    return counts.has_levels & wrong
+    has_wrong_rows: npt.NDArray[np.bool_] = places.rows[first_page[:-1]] < 0
+    return (counts.has_levels & wrong) | has_wrong_rows
 
 
 def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,6 @@ from megablend.kernels.parquet.page_index import (
     BAD_OFFSET,
     BAD_ROW,
     BAD_SIZE,
-    DISORDER,
     INCOMPLETE,
     MIN_LOCATION_BYTES,
     NO_PAGES,
@@ -46,7 +45,8 @@ class OffsetIndexes:
     sizes: Int64s
     """Bytes of each page, its header included: int64 [num_pages]."""
     rows: Int64s
-    """Rows that begin in each page: int64 [num_pages]."""
+    """Rows that begin in each page: int64 [num_pages]; -1 for the pages of chunks whose index
+    contradicts their number of rows."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
         """Select the pages of chosen chunks, bool [num_chunks]."""
@@ -120,7 +120,6 @@ def parse_offset_indexes(
                 BAD_ROW: f"first_row_index is {number}, expected 0 to 2**48",
                 TOO_LARGE: f"a page of {number} bytes is larger than the limit of 2 GiB",
                 OVERLAP: f"its pages overlap or are outside their column chunk, bytes {starts[chunk]} to {limit}",
-                DISORDER: f"its first rows do not ascend from 0 to the {num_rows[chunk]} rows of the row group",
             }[problem],
             chunk,
         )
