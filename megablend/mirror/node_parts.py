@@ -20,7 +20,6 @@ from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.mirror.greeting import Greeter
 from megablend.mirror.members.launchers import Members, Pace, describe_members
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.filler import Filler
 from megablend.mirror.node.frames import PROTOCOL, Kind
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
@@ -84,12 +83,7 @@ class Node:
         self._datasets_lock = asyncio.Lock()
         self._datasets_opened = asyncio.Event()
         self.engine = Engine(self._open_store(), self.cluster or self.source)
-        if self.cluster is None:
-            self.needs = Needs(self.engine)
-            filler = Filler(self.engine)
-        else:
-            self.needs = Needs(self.engine, self.cluster.tell_needs)
-            filler = Filler(self.engine, self.cluster.select)
+        self.needs = Needs(self.engine, None if self.cluster is None else self.cluster.tell_needs)
         self._greeter = Greeter(
             options, objects, folder, describe_members(options, os.environ), is_service
         )
@@ -100,7 +94,7 @@ class Node:
             self.engine,
             States(self.engine, self.source, self._find_listed),
             self.needs,
-            filler,
+            None if self.cluster is None else self.cluster.select,
             self._greet,
             {
                 Kind.STATUS: self.get_status,

@@ -18,7 +18,7 @@ from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import Engine, Mode, Want, sum_origins
-from megablend.mirror.node.filler import Filler
+from megablend.mirror.node.fill import fill
 from megablend.mirror.node.frames import (
     HEAD,
     MAX_PAYLOAD,
@@ -57,7 +57,8 @@ class LocalServer:
     engine: Engine
     states: States
     needs: Needs
-    filler: Filler
+    select: Callable[[list[Need]], Awaitable[list[Need]]] | None
+    """Returns the parts of needs that this node should hold; None if it should hold all of them."""
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns the node's response to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
@@ -173,7 +174,9 @@ class LocalServer:
                 await self._replace(unpack_needs(payload))
             case Kind.FILL:
                 needs = unpack_needs(payload[1:])
-                return pack_json(await self.filler.fill(needs, is_dry=bool(payload[0])))
+                if self.select is not None:
+                    needs = await self.select(needs)
+                return pack_json(await fill(self.engine, needs, is_dry=bool(payload[0])))
             case Kind.DATASETS:
                 return pack_json(await self.answer_datasets(parse_json(payload)))
             case _ if kind in self.commands:
