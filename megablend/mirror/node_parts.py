@@ -304,8 +304,7 @@ class Node:
         """Return the state of a file as datasets list it."""
         if self._datasets is None:
             return None
-        state = await asyncio.to_thread(self._datasets.catalog.find_state, location)
-        return None if state is None else SourceState(*state)
+        return await asyncio.to_thread(self._datasets.catalog.find_state, location)
 
 
 @contextlib.contextmanager

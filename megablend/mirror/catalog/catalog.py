@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import ConfigError, DataError, MissingFileError, did_you_mean
 from megablend.mirror.catalog.manifest import NO_FILES, DataFile, Manifest
-from megablend.mirror.disk.database import Database
+from megablend.mirror.disk.database import Database, SourceState
 from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.storage.location import find_root, find_scheme, has_prefix
@@ -317,11 +317,11 @@ class Catalog:
             LOG.warning("mirror: %s", error)
             return NO_FILES
 
-    def find_state(self, location: str) -> tuple[int, str, float] | None:
-        """Return the size and etag of a file in the latest revision of a dataset that has it, and when
+    def find_state(self, location: str) -> SourceState | None:
+        """Return the state of a file in the latest revision of a dataset that has it, checked when
         that revision was listed here or came from another node. If only an earlier revision that is
-        wanted has the file, the time is 0: the source may have another one by now. May be called in
-        any thread."""
+        wanted has the file, that time is 0: the source may have another one by now. May be called
+        in any thread."""
         if not find_scheme(location):
             return None  # etags of opened files of a file system are longer than those of a listing
         latest: dict[str, Revision] = {}
@@ -329,20 +329,20 @@ class Catalog:
             if revision.may_have(location):
                 last = latest.get(revision.dataset, revision)
                 latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
-        found = list[tuple[int, str, float]]()
+        found = list[SourceState]()
         for revision in latest.values():
             file = self._find_file(revision, location)
             if file is not None:
                 with contextlib.suppress(OSError):
                     came_at = self._path(revision.digest).stat().st_mtime
-                    found.append((file.key.size, file.key.etag, came_at))
+                    found.append(SourceState(file.key.size, file.key.etag, came_at))
         if found:
-            return max(found, key=lambda state: state[2])
+            return max(found, key=lambda state: state.checked_at)
         wanted = [each for name, each in self.revisions.items() if name in self.wants]
         for revision in sorted(wanted, key=lambda each: each.added, reverse=True):
             file = self._find_file(revision, location) if revision.may_have(location) else None
             if file is not None:
-                return file.key.size, file.key.etag, 0.0
+                return SourceState(file.key.size, file.key.etag, 0.0)
         return None
 
     def _find_file(self, revision: Revision, location: str) -> DataFile | None:

@@ -68,8 +68,7 @@ def test_a_listed_file_is_not_asked_for_until_it_is_found_to_have_changed(tmp_pa
         catalog = Catalog(folder)
 
         async def find_listed(location: str) -> SourceState | None:
-            state = catalog.find_state(location)
-            return None if state is None else SourceState(*state)
+            return catalog.find_state(location)
 
         states = States(pages, source, find_listed)
         add(catalog, "d", KEY)
