@@ -14,7 +14,7 @@ from megablend.errors import ConfigError
 from megablend.storage.base import Storage
 from megablend.text.tables import is_table
 from megablend.text.text_file import TextFile, count_line_ends
-from megablend.text.token_file import open_token_file, read_footer
+from megablend.text.token_file import read_columns, read_footer
 from megablend.text.token_names import TokenPath, group_by_folder
 
 
@@ -207,7 +207,5 @@ def _find_key(columns: Mapping[str, Any], key: str, path: str) -> int | None:
 
 def _read_columns(path: str, storage: Storage) -> dict[str, Any]:
     """Read the columns of a token file except its tokens."""
-    file = open_token_file(storage, path)
-    names = [name for name in file.schema_arrow.names if name != "tokens"]
-    columns: dict[str, Any] = file.read(columns=names).to_pydict()
+    columns: dict[str, Any] = read_columns(storage, path, ["offset", "line", "key"]).to_pydict()
     return columns

@@ -12,7 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megablend.errors import REWRITE_REMEDY, ConfigError, CorruptFileError, did_you_mean
+from megablend.errors import (
+    REWRITE_REMEDY,
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    did_you_mean,
+)
 from megablend.storage.base import Storage
 from megablend.storage.file_object import FileObject
 from megablend.text.documents import BadDocument, Document, Place, Portion, TextFields
@@ -22,7 +28,13 @@ PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _ROWS = 256
 """The number of rows that are decoded together."""
-_TEXT_TYPES = ("string", "large_string", "string_view")
+_TEXT_TYPES = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
+"""The types of text, and the types of bytes with the same layout."""
+_REMEDY = f"{REWRITE_REMEDY}, or set `on_unreadable: skip`"
+
+
+class _MissingColumnError(ConfigError):
+    """A table has no column of this name."""
 
 
 def is_table(path: str) -> bool:
@@ -36,6 +48,23 @@ def open_file(storage: Storage, path: str, size: int) -> Any:
     return pa.PythonFile(FileObject(size, read), "r")
 
 
+@contextlib.contextmanager
+def reporting_damage(path: str, remedy: str) -> Iterator[None]:
+    """Raise pyarrow's errors about a file as CorruptFileError, but not those of the storage, nor the
+    system's."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        # pyarrow raises OSError too, without an errno, and UnicodeError for damaged names
+        is_damage = getattr(error, "errno", None) is None
+        if isinstance(error, DataError | MemoryError) or not is_damage:
+            raise
+        reason = " ".join(str(error).split())  # it may have several lines
+        raise CorruptFileError(
+            path, f"cannot be read ({reason}): truncated or damaged; {remedy}"
+        ) from error
+
+
 class TableFile:
     """A table of documents, in groups of rows that can be read separately.
 
@@ -45,8 +74,9 @@ class TableFile:
     def __init__(self, storage: Storage, path: str, size: int, fields: TextFields) -> None:
         self.path = path
         self._fields = fields
+        self._key: list[str] | None = None
         source = open_file(storage, path, size)
-        try:
+        with reporting_damage(path, _REMEDY):
             if path.lower().endswith(PARQUET):
                 import pyarrow.parquet as pq  # few need it, and it takes some 50 ms
 
@@ -63,14 +93,12 @@ class TableFile:
                 num_groups = 1 if self._num_batches is None else self._num_batches
                 self._group_rows = [0] * num_groups
                 self._group_bytes = [0] * num_groups
-        except pa.ArrowException as error:
-            raise self._damaged(error) from error
-        self._text = self._find_column(schema, fields.text)
-        self._key: list[str] | None = None
-        if fields.key is not None:
-            with contextlib.suppress(ConfigError):  # a table may lack the key, as a line may
-                self._key = self._find_column(schema, fields.key)
-        self._check_type(schema)
+            self._text = self._find_column(schema, fields.text)
+            if fields.key is not None:
+                # A table may lack the key, as a line may
+                with contextlib.suppress(_MissingColumnError):
+                    self._key = self._find_column(schema, fields.key)
+            self._check_type(schema)
 
     def plan(self, part_bytes: int) -> list[range]:
         """Divide the groups of rows into parts of at most `part_bytes` of text, or one group. An
@@ -101,7 +129,7 @@ class TableFile:
         first = row
         results: list[Document | BadDocument] = []
         size = 0
-        try:
+        with reporting_damage(self.path, _REMEDY):
             for texts, keys in self._iterate(groups):
                 for text, key in zip(texts, keys, strict=True):
                     place = Place(row, row - first)
@@ -116,10 +144,6 @@ class TableFile:
                         yield Portion.gather(results, size, len(results))
                         results = []
                         size = 0
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException):
-                raise  # raised by the storage
-            raise self._damaged(error) from error
         if results:
             yield Portion.gather(results, size, len(results))
 
@@ -141,14 +165,14 @@ class TableFile:
         """Read the texts, as bytes, which need not be UTF-8, and keys of some rows at a time."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
         for batch in self._read_batches(groups, names):
+            text_column = _pick(batch, self._text)
+            key_column = _pick(batch, self._key) if self._key else pa.nulls(batch.num_rows)
             for first in range(0, batch.num_rows, _ROWS):
-                rows = batch.slice(first, _ROWS)
-                column = _pick(rows, self._text)
-                if pa.types.is_dictionary(column.type):
-                    column = column.dictionary_decode()
-                texts = column.cast(pa.large_binary()).to_pylist()
-                keys = _pick(rows, self._key).to_pylist() if self._key else [None] * len(texts)
-                yield texts, keys
+                rows = text_column.slice(first, _ROWS)
+                if pa.types.is_dictionary(rows.type):
+                    rows = rows.dictionary_decode()
+                texts = rows.cast(pa.large_binary()).to_pylist()
+                yield texts, _list_keys(key_column.slice(first, _ROWS))
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
         """Return the record batches of groups; for Parquet, only the columns of these names."""
@@ -160,15 +184,19 @@ class TableFile:
 
     def _find_column(self, schema: Any, dotted: str) -> list[str]:
         """Return the names of the structs around a column, the outermost first, and its own; a
-        column whose own name has dots goes first. Raises: ConfigError if there is none."""
-        if dotted in schema.names:
-            return [dotted]
-        names = dotted.split(".")
+        column whose own name has dots goes first. Raises: ConfigError if there is none, or
+        several."""
+        names = [dotted] if dotted in schema.names else dotted.split(".")
         present = schema.names
         for i, name in enumerate(names):
+            if present.count(name) > 1:
+                raise ConfigError(
+                    f"{self.path}: has {present.count(name)} columns {'.'.join(names[: i + 1])!r}, expected one; "
+                    "rename the others"
+                )
             if name not in present:
                 hint = did_you_mean(name, present, before="; ")
-                raise ConfigError(
+                raise _MissingColumnError(
                     f"{self.path}: has no column {dotted!r} (it has: "
                     f"{', '.join(present)}){hint or '; set `text` to the column that holds the text'}"
                 )
@@ -188,12 +216,6 @@ class TableFile:
             raise ConfigError(
                 f"{self.path}: column {self._fields.text!r} has type {found}, expected text (string); {remedy}"
             )
-
-    def _damaged(self, error: Exception) -> CorruptFileError:
-        return CorruptFileError(
-            self.path,
-            f"cannot be read ({error}): truncated or damaged; {REWRITE_REMEDY}, or set `on_unreadable: skip`",
-        )
 
 
 def _count_text_bytes(group: Any, text: str) -> int:
@@ -223,9 +245,41 @@ def _type_of(schema: Any, names: Sequence[str]) -> Any:
 
 
 def _pick(batch: Any, names: Sequence[str]) -> Any:
-    """Return a column of a record batch, given the names from `TableFile._find_column`."""
+    """Return a column of a record batch, given the names from `TableFile._find_column`. Raises:
+    ArrowInvalid if its offsets or its dictionary's indices point outside of their data: whatever
+    reads such a column may end the process."""
+    batch.validate()
     outer, *inner = names
     column = batch.column(outer)
     for name in inner:
         column = pc.struct_field(column, name)
+    values = column
+    if pa.types.is_dictionary(column.type):
+        values = column.dictionary
+        pa.DictionaryArray.from_arrays(column.indices, values)  # this checks the indices
+    as_bytes = _TEXT_TYPES.get(str(values.type))
+    # As bytes, since a text that is not UTF-8 is a bad document, not a damaged file
+    (values if as_bytes is None else values.view(as_bytes)).validate(full=True)
     return column
+
+
+def _list_keys(column: Any) -> list[Any]:
+    """Return the values of keys: as Arrow writes them, those that only pandas has (nanoseconds), and
+    those that Python does not have (years beyond 9999); as bytes, text that is not UTF-8."""
+    type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if getattr(type_, "unit", None) == "ns":
+        column = column.cast(pa.string())
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        return [_read_key(value) for value in column]
+
+
+def _read_key(value: Any) -> Any:
+    """Return one value of `_list_keys`."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return value.cast(pa.binary()).as_py()
+    except (ValueError, OverflowError):
+        return value.cast(pa.string()).as_py()

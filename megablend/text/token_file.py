@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from megablend.errors import CorruptFileError, DataError
+from megablend.errors import CorruptFileError
 from megablend.storage.base import Storage
 from megablend.text.documents import Portion
 from megablend.text.engine import Tokens
-from megablend.text.tables import open_file
+from megablend.text.tables import open_file, reporting_damage
 
 LAYOUT = 1
 """The version of the columns, and of how files are named (`Setup.name_part`)."""
 FOOTER = b"megablend.text"
 """The key of a token file's own metadata in the footer of Parquet."""
+_REMEDY = "remove it, and build again"
 _PAGE_BYTES = 64 << 10
 _ENCODINGS = {
     "tokens.list.element": "BYTE_STREAM_SPLIT",
@@ -87,13 +88,16 @@ def open_token_file(storage: Storage, path: str) -> Any:
     """Open a token file to read its columns. Raises: MissingFileError; CorruptFileError."""
     import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
 
-    try:
-        size = storage.stat(path).size
+    size = storage.stat(path).size
+    with reporting_damage(path, _REMEDY):
         return pq.ParquetFile(open_file(storage, path, size))
-    except pa.ArrowException as error:
-        raise CorruptFileError(
-            path, f"is not a token file ({error}); remove it, and build again"
-        ) from error
+
+
+def read_columns(storage: Storage, path: str, names: Sequence[str]) -> Any:
+    """Read those columns of these names that a token file has. Raises: see `open_token_file`."""
+    file = open_token_file(storage, path)
+    with reporting_damage(path, _REMEDY):
+        return file.read(columns=names)
 
 
 def read_footer(storage: Storage, path: str) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
     except ValueError:
         footer = None
     if not isinstance(footer, dict):
-        raise CorruptFileError(path, "lacks the footer of a token file; remove it, and build again")
+        raise CorruptFileError(path, f"lacks the footer of a token file; {_REMEDY}")
     return footer
 
 
@@ -119,15 +123,7 @@ def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[st
     file = open_token_file(storage, path)
     with TokenFileWriter(to, has_keys="key" in file.schema_arrow.names) as writer:
         for group in range(file.num_row_groups):
-            writer.write_table(_read_group(file, group, path))
+            with reporting_damage(path, _REMEDY):
+                table = file.read_row_group(group)
+            writer.write_table(table)
         writer.close({**read_footer(storage, path), **made_from})
-
-
-def _read_group(file: Any, group: int, path: str) -> Any:
-    """Read a row group. Raises: see `open_token_file`."""
-    try:
-        return file.read_row_group(group)
-    except DataError:  # of the storage
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(path, f"is damaged ({error}); remove it, and build again") from error

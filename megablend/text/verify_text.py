@@ -15,7 +15,7 @@ from megablend.text.setup import Setup
 from megablend.text.source import find_text
 from megablend.text.tasks import plan_tasks
 from megablend.text.text_file import TextFile
-from megablend.text.token_file import open_token_file
+from megablend.text.token_file import read_columns
 
 _MAX_PARTS = 16
 """The number of parts of each source that documents are chosen from. A document takes the time of
@@ -61,7 +61,7 @@ def verify_text(
 def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) -> Iterator[str]:
     """Verify rows of a token file. Yields: a line for each problem."""
     path = setup.folder.path(part.name)
-    table = open_token_file(setup.storage, path).read(columns=["tokens", "offset"])
+    table = read_columns(setup.storage, path, ["tokens", "offset"])
     tokens = table.column("tokens").combine_chunks()
     offsets = table.column("offset").to_pylist()
     remaining = {offsets[row]: row for row in rows}

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from megablend.errors import ConfigError, CorruptFileError
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.local import LocalStorage
 from megablend.text import tables
 from megablend.text.documents import TextFields
-from tests.text.test_lines import FIELDS, documents_of, read, texts_of
+from megablend.text.open_parts import open_parts
+from megablend.text.tasks import plan_tasks
+from tests.text.test_lines import FIELDS, documents_of, find, read, texts_of
 
 STORAGE = make_storage()
 TEXTS = [f"text {i} é中" * (i % 7) for i in range(1000)]
 KINDS = ("a.parquet", "a.arrow", "a.arrows")
 
 
-def write(path: Path, columns: dict[str, Any], rows: int = 90) -> Path:
-    table = pa.table(columns)
+def write(path: Path, columns: dict[str, Any] | pa.Table, rows: int = 90) -> Path:
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=rows)
         return path
@@ -97,6 +104,44 @@ def test_no_column_of_keys(tmp_path: Path, name: str, names: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_several_columns_of_one_name(tmp_path: Path, name: str) -> None:
+    text = pa.array(["x"])
+    struct = pa.StructArray.from_arrays([text, text], names=["b", "b"])
+    table = pa.Table.from_arrays([text, text, struct, text], names=["id", "id", "a", "text"])
+    path = write(tmp_path / name, table)
+    for column in ("id", "a.b"):
+        for text_name, key in ((column, None), ("text", column)):
+            fields = TextFields(text=text_name, key=key, max_bytes=1000)
+            with pytest.raises(ConfigError, match=rf"has 2 columns '{column}'.*rename the others"):
+                read(path, 1 << 20, fields)
+    fields = TextFields(text="text", key=None, max_bytes=1000)
+    assert texts_of(read(path, 1 << 20, fields)) == ["x"]
+
+
+_NOT_UTF8 = pa.array([b"k\xff", b"k"]).view(pa.string())
+_KEYS: list[tuple[Any, list[str]]] = [
+    (pa.array([1, 1000], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001", "1970-01-01 00:00:00.000001000"]),
+    (pa.array([1, 1], pa.timestamp("ns", "UTC")).dictionary_encode(), ["1970-01-01 00:00:00.000000001Z"] * 2),
+    (pa.array([1, 1000], pa.time64("ns")), ["00:00:00.000000001", "00:00:00.000001000"]),
+    (pa.array([1, 1000], pa.duration("ns")), ["1", "1000"]),
+    (pa.array([2**48, 0], pa.timestamp("ms")), ["10889-08-02 05:31:50.656", "1970-01-01 00:00:00"]),
+    (_NOT_UTF8, [r"b'k\xff'", "k"]),
+    (_NOT_UTF8.dictionary_encode(), [r"b'k\xff'", "k"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("column", "keys"), _KEYS, ids=[str(each.type) for each, _ in _KEYS])
+def test_keys_that_python_has_no_type_for(
+    tmp_path: Path, name: str, column: Any, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # pyarrow would use it if it is installed
+    path = write(tmp_path / name, {"text": ["a", "b"], "id": column})
+    ((_, (portion,)),) = read(path, 1 << 20)
+    assert (portion.texts, portion.keys) == (["a", "b"], keys)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_an_empty_table(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, {"text": pa.array([], pa.string())})
     ((part, portions),) = read(path, 1 << 20)
@@ -138,6 +183,66 @@ def test_a_damaged_table_is_an_error(tmp_path: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(CorruptFileError, match=r"truncated or damaged.*on_unreadable"):
         read(path, 1 << 20)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_table_with_damaged_metadata_is_an_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"text": TEXTS})
+    data = path.read_bytes()
+    magic_bytes = {"a.parquet": 4, "a.arrow": 6}.get(name)
+    start = 8  # of a stream
+    if magic_bytes is not None:
+        end = len(data) - magic_bytes - 4
+        start = end - int.from_bytes(data[end : end + 4], "little")
+    damaged = data[:start] + b"\xff" * 40 + data[start + 40 :]
+    for each in (damaged, data.replace(b"text", b"\xffext")):  # a name that is not UTF-8
+        path.write_bytes(each)
+        with pytest.raises(CorruptFileError, match=r"truncated or damaged.*on_unreadable"):
+            read(path, 1 << 20)
+
+
+def damaged_column(kind: str) -> Any:
+    """A column that points outside of its data, on which `repr` may crash."""
+    if kind == "dictionary":
+        indices = pa.array([0, 1 << 20], pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array(["a"]), safe=False)
+    middle = {"far beyond": 1 << 30, "descending": 3}[kind]
+    offsets = pa.py_buffer(np.array([0, middle, 1], np.int32))
+    return pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abc"))
+
+
+@pytest.mark.parametrize("kind", ["far beyond", "descending", "dictionary"])
+@pytest.mark.parametrize("is_key", [False, True])
+def test_offsets_beyond_the_data_are_damage(tmp_path: Path, kind: str, *, is_key: bool) -> None:
+    damaged = damaged_column(kind)
+    path = tmp_path / "a.arrows"
+    good = pa.array(["a", "b"])
+    columns = {"text": good if is_key else damaged, "id": damaged if is_key else good}
+    batch = pa.record_batch(columns)
+    with pa.ipc.new_stream(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+    # A process of its own, since pyarrow itself would follow them and end it
+    code = f"from tests.text.test_tables import *; read(Path({str(path)!r}), 1 << 20)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "a.arrows: cannot be read" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_error_of_the_system_is_not_damage(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / name, {"text": TEXTS})
+    (task,) = plan_tasks(find(path), STORAGE, FIELDS)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(LocalStorage, "read", fail)
+    with pytest.raises(OSError, match="I/O error"):
+        next(open_parts(task, STORAGE, FIELDS))
 
 
 def test_the_digest_tells_null_from_empty_and_keys_apart(tmp_path: Path) -> None:
