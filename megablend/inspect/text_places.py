@@ -11,7 +11,7 @@ from megablend.inspect.match_files import locate_file
 from megablend.lazy import cached_property
 from megablend.operations.token_rows import read_rows
 from megablend.run.run import Run
-from megablend.text.places import TextPlace, locate_rows
+from megablend.text.places import ReadFooter, TextPlace, locate_rows, reader_of_footers
 from megablend.text.token_names import TokenPath, group_by_folder, parse_path
 
 
@@ -33,6 +33,10 @@ class TextPlaces:
     def _token_files(self) -> dict[str, list[TokenPath]]:
         """The token files by their folders; see `group_by_folder`."""
         return group_by_folder(self.paths)
+
+    @cached_property
+    def _read_footer(self) -> ReadFooter:
+        return reader_of_footers(self._run.store.storage)
 
     def list_documents(self, path: str, block: int, start: int, stop: int) -> tuple[TextPlace, ...]:
         """Return the documents that have tokens [start, stop) of a block of the run's index.
@@ -59,7 +63,7 @@ class TextPlaces:
         # Rows without tokens between the first and the last one are not part of the sample
         rows = [first_row + i for i in range(first, min(last, len(ends) - 1) + 1) if lengths[i]]
         in_folder = self._token_files[token_file.folder]
-        return tuple(locate_rows(path, rows, in_folder, storage))
+        return tuple(locate_rows(path, rows, in_folder, storage, self._read_footer))
 
     def _find_file_of_block(self, block: int) -> tuple[BlockStore, FileEntry, int]:
         """Return the blocks of the snapshot that has a block of the run's index, the block's file

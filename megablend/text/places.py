@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from megablend.text.tables import is_table
 from megablend.text.text_file import TextFile, count_line_ends
 from megablend.text.token_file import read_columns, read_footer
 from megablend.text.token_names import TokenPath, group_by_folder
+
+ReadFooter = Callable[[str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +34,31 @@ class TextPlace:
     key: str | None
 
 
+def reader_of_footers(storage: Storage) -> ReadFooter:
+    """Return `read_footer` for a storage; it reads each footer once."""
+    return cache(partial(read_footer, storage))
+
+
 def locate_rows(
-    path: str, rows: Sequence[int], in_folder: Sequence[TokenPath], storage: Storage
+    path: str,
+    rows: Sequence[int],
+    in_folder: Sequence[TokenPath],
+    storage: Storage,
+    read_footer: ReadFooter,
 ) -> list[TextPlace]:
     """Return the places in the text of rows of a token file.
 
     Args:
         in_folder: the token files in its folder, from `group_by_folder`.
+        read_footer: from `reader_of_footers`.
 
     Raises: DataError if a token file cannot be read.
     """
-    text = read_footer(storage, path)["text"]
+    text = read_footer(path)["text"]
     number = next(each.number for each in in_folder if each.path == path)
-    of_text = _divide_by_text(in_folder, storage).get(text, in_folder)
+    of_text = _divide_by_text(in_folder, read_footer).get(text, in_folder)
     earlier = [each.path for each in of_text if each.number < number]
-    lines_before = sum(read_footer(storage, each)["part"]["lines"] for each in earlier)
+    lines_before = sum(read_footer(each)["part"]["lines"] for each in earlier)
     columns = _read_columns(path, storage)
     places = list[TextPlace]()
     for row in rows:
@@ -78,7 +91,8 @@ def find_document(
     Raises: ConfigError if there is no such file or document, or several; DataError, also if the text
         is gone and lines next to `byte` have no document.
     """
-    text_path, token_files = _find_text(text, paths, storage)
+    read_footer = reader_of_footers(storage)
+    text_path, token_files = _find_text(text, paths, read_footer)
     unit = "byte"
     if is_table(text_path):
         unit = "row"
@@ -86,7 +100,7 @@ def find_document(
         line = None
     lines_before = 0
     for token_file in token_files:
-        part = read_footer(storage, token_file.path)["part"]
+        part = read_footer(token_file.path)["part"]
         row: int | None = None
         if byte is not None and part["start"] <= byte < part["stop"]:
             columns = _read_columns(token_file.path, storage)
@@ -114,7 +128,7 @@ def find_document(
 
 
 def _find_text(
-    text: str, paths: Sequence[str], storage: Storage
+    text: str, paths: Sequence[str], read_footer: ReadFooter
 ) -> tuple[str, Sequence[TokenPath]]:
     """Find the one text file that a user names, and its token files. Raises: see
     `find_document`."""
@@ -125,7 +139,7 @@ def _find_text(
         # A name is relative to the source's root, so it may be longer than the user's, or shorter
         name = token_files[0].text
         if _is_end(wanted, name) or _is_end(name, wanted) or _is_end(name, absolute):
-            found += _divide_by_text(token_files, storage).items()
+            found += _divide_by_text(token_files, read_footer).items()
     # If several files fit, take the one whose path fits better
     found = [(path, files) for path, files in found if _is_end(wanted, path)] or found
     found = [(path, files) for path, files in found if path in (text, absolute)] or found
@@ -141,13 +155,15 @@ def _is_end(end: str, path: str) -> bool:
     return f"/{path}".endswith(f"/{end}")
 
 
-def _divide_by_text(in_folder: Sequence[TokenPath], storage: Storage) -> dict[str, list[TokenPath]]:
+def _divide_by_text(
+    in_folder: Sequence[TokenPath], read_footer: ReadFooter
+) -> dict[str, list[TokenPath]]:
     """Divide the token files in a folder by the path of the text file."""
     if len({each.number for each in in_folder}) == len(in_folder):
-        return {read_footer(storage, in_folder[0].path)["text"]: list(in_folder)}
+        return {read_footer(in_folder[0].path)["text"]: list(in_folder)}
     own_files = dict[str, dict[int, TokenPath]]()
     for each in in_folder:
-        text = read_footer(storage, each.path)["text"]
+        text = read_footer(each.path)["text"]
         own_files.setdefault(text, {})[each.number] = each
     divided = dict[str, list[TokenPath]]()
     for text, own in own_files.items():

@@ -18,10 +18,12 @@ from megablend.inspect.show import show
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.build import build
 from megablend.operations.session import Session
+from megablend.storage.base import Storage
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from megablend.text import source
-from megablend.text.places import find_document, locate_rows
+from megablend.text.places import find_document, locate_rows, reader_of_footers
+from megablend.text.token_file import read_footer
 from megablend.text.token_names import group_by_folder
 from tests.cli.commands import run
 from tests.text.conftest import SMALL
@@ -227,8 +229,30 @@ def check_documents(tmp_path: Path, kind: str, num: int, remote: str, step: int)
         path, row = find_document(text_file, texts.paths, storage, line=line)
         assert find_document(text_file, texts.paths, storage, byte=offset) == (path, row)
         assert find_document(text_file, texts.paths, storage, key=documents[line]) == (path, row)
-        (found,) = locate_rows(path, [row], next(iter(token_files.values())), storage)
+        (found,) = locate_rows(
+            path, [row], next(iter(token_files.values())), storage, reader_of_footers(storage)
+        )
         assert (found.line, found.offset, found.key) == (line, offset, documents[line])
+
+
+def test_each_footer_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kind(tmp_path / "data", "jsonl")
+    config = make_config(tmp_path, on_bad_document="skip", max_bad=0.5, sequence_length=4096)
+    build(config)
+    opened = Session(config).open()
+    texts = TextPlaces(opened)
+    read = list[str]()
+
+    def count(storage: Storage, path: str) -> dict[str, Any]:
+        read.append(path)
+        return read_footer(storage, path)
+
+    monkeypatch.setattr("megablend.text.places.read_footer", count)
+    for number, path in enumerate(texts.paths):
+        block = opened.store.snapshot.file(number).first_block
+        assert texts.list_documents(path, block, 0, 1)
+    assert len(read) > 2
+    assert sorted(read) == sorted(set(read))
 
 
 def _number_lines(num: int, kind: str) -> list[int]:
