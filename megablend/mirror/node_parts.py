@@ -32,7 +32,6 @@ from megablend.system.service_manager import notify
 
 if TYPE_CHECKING:
     from megablend.mirror.catalog.datasets import Datasets
-    from megablend.mirror.catalog.mates import Mates
     from megablend.mirror.peers.cluster import Cluster
     from megablend.mirror.web.server import WebServer
 
@@ -266,23 +265,13 @@ class Node:
         async with self._datasets_lock:
             if self._datasets is None:
                 self._datasets = await Datasets.open(
-                    self.engine, self.source, self.needs, self.cluster, self._find_mates()
+                    self.engine, self.source, self.needs, self.cluster
                 )
                 if self.cluster is not None:
                     self.cluster.view_listeners.append(self._datasets.holding.change_nodes)
                 self._has_datasets = True
                 self._datasets_opened.set()
             return self._datasets
-
-    def _find_mates(self) -> Mates | None:
-        """Return the nodes that share datasets with this one; None if datasets are not shared."""
-        if self.cluster is None or self.cluster.views is None:
-            return None
-        from megablend.mirror.catalog.mates import Mates
-        from megablend.mirror.members.etcd_members import EtcdMembers
-
-        assert isinstance(self.cluster.views, EtcdMembers)
-        return Mates(self.cluster, self.cluster.views)
 
     async def _answer_datasets(self, request: dict[str, Any]) -> dict[str, Any]:
         return await (await self._find_datasets()).answer(request)

@@ -25,7 +25,7 @@ from megablend.storage.objects.clients import divide_limits
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
-    from megablend.mirror.members.views import Views
+    from megablend.mirror.members.etcd_members import EtcdMembers
 
 _MAX_LOG_BYTES = 1 << 20
 _ETCD_PREFIX = "MEGABLEND_ETCD_"
@@ -76,7 +76,7 @@ def run_node(
 
 def make_views(
     options: MirrorOptions, etcd_options: EtcdOptions, own: str, folder: MirrorFolder
-) -> Views:
+) -> EtcdMembers:
     """Make the views of a cluster whose nodes meet in etcd.
 
     Args:

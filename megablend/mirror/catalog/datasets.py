@@ -16,6 +16,7 @@ from megablend.mirror.catalog.goal_state import Patience, State
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
+from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.catalog.share import Kept, make_share
 from megablend.mirror.catalog.want_checks import check_size, choose_copies
 from megablend.mirror.disk.folder import FileKey
@@ -27,8 +28,8 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 
 if TYPE_CHECKING:
-    from megablend.mirror.catalog.mates import Mates, Nodes
     from megablend.mirror.catalog.shared import SharedCatalog
+    from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
 """The longest wait for a plan of what to hold, which is made when the nodes have met."""
@@ -89,8 +90,7 @@ class Datasets:
         engine: Engine,
         source: SourceReader,
         needs: Needs,
-        nodes: Nodes | None = None,
-        mates: Mates | None = None,
+        nodes: Cluster | None = None,
     ) -> Datasets:
         """Open the datasets of a mirror, which keeps wanted revisions from now on. Raises: DataError
         if the catalog cannot be read.
@@ -98,6 +98,7 @@ class Datasets:
         Args:
             nodes: the nodes among which wanted revisions are divided; None without other nodes.
         """
+        mates = None if nodes is None or nodes.views is None else Mates(nodes, nodes.views)
         own = "" if mates is None else mates.nodes.own
         catalog = await engine.call(Catalog, engine.store.folder, own)
         holding = Holding(engine, needs, catalog, nodes)

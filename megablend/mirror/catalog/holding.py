@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.folders import Folders
 from megablend.mirror.catalog.goal_state import State
 from megablend.mirror.catalog.manifest import DataFile, Manifest
-from megablend.mirror.catalog.mates import Nodes
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
 from megablend.mirror.catalog.share import Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
@@ -36,6 +35,9 @@ from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.engine import Want as PageWant
 from megablend.mirror.node.needs import Needs
 from megablend.storage.objects.clients import find_fault
+
+if TYPE_CHECKING:
+    from megablend.mirror.peers.cluster import Cluster
 
 _PERIOD_SECONDS = 30.0
 """The longest time between two plans, and the longest round of fetching: a source may be tried again
@@ -65,7 +67,7 @@ class Holding:
     """
 
     def __init__(
-        self, engine: Engine, needs: Needs, catalog: Catalog, nodes: Nodes | None = None
+        self, engine: Engine, needs: Needs, catalog: Catalog, nodes: Cluster | None = None
     ) -> None:
         self._engine = engine
         self._needs = needs
@@ -172,7 +174,7 @@ class Holding:
 
     async def _plan(self) -> None:
         """Find out which pages must be held, and have the store keep them. Raises: the errors of
-        `Nodes.meet`; DataError."""
+        `Cluster.meet`; DataError."""
         call = self._engine.call
         for want in self._catalog.wants.values():
             if want.is_past:
@@ -214,7 +216,7 @@ class Holding:
         return find_short(goals, [state.share.find_sizes() for state in states], capacity, needed)
 
     async def _inspect(self, want: Want, revision: Revision) -> State:
-        """Return the state of a revision that may have to be held. Raises: see `Nodes.meet`."""
+        """Return the state of a revision that may have to be held. Raises: see `Cluster.meet`."""
         goal = Goal(want, revision, want.is_pinned)
         try:
             share = await self.find_share(want, revision)
@@ -235,7 +237,7 @@ class Holding:
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
         """Return the pages of a revision that this node must hold. Raises: the errors of
-        `Nodes.meet`; DataError."""
+        `Cluster.meet`; DataError."""
         key = self._share_key(want, revision)
         if key in self._shares:
             return self._shares[key]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
 from megablend.mirror.catalog.catalog import Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
-from megablend.mirror.catalog.mates import Nodes
 from megablend.mirror.node.engine import AwayError, Engine
+
+if TYPE_CHECKING:
+    from megablend.mirror.peers.cluster import Cluster
 
 _SHARE_SECONDS = 10.0
 """The longest wait for this node's share, which is unknown until the nodes have met."""
 
 
-def choose_copies(want: Want, nodes: Nodes | None) -> Want:
+def choose_copies(want: Want, nodes: Cluster | None) -> Want:
     """Return the want with its number of copies. Raises: ConfigError if the cluster does not have
     its nodes; ResourceError if they are not known yet.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import megablend
@@ -23,7 +23,7 @@ from megablend.errors import CacheError, ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError, Value
 from megablend.mirror.members.followed import Followed
-from megablend.mirror.members.views import View, Views, propose
+from megablend.mirror.members.views import View, propose
 from megablend.mirror.node.frames import PROTOCOL, pack_json
 from megablend.storage.mirror_options import EtcdOptions
 from megablend.system.atomic_write import keep_computed
@@ -43,7 +43,7 @@ _NUM_RENEWALS = 3
 _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
 
 
-class EtcdMembers(Views):
+class EtcdMembers:
     """The views of a cluster, followed and proposed by one of its nodes, which has a lease.
 
     Args:
@@ -56,12 +56,15 @@ class EtcdMembers(Views):
     def __init__(self, etcd: Etcd, options: EtcdOptions, own: str, folder: MirrorFolder) -> None:
         self.etcd = etcd
         self.size = options.nodes_expected
+        """The number of nodes that are expected."""
         self.prefix = f"{options.prefix}/v1/"
         """The prefix of all keys."""
         self.shared = Followed(etcd, f"{self.prefix}shared/")
         """The keys that all nodes follow."""
         self.lease = 0
         """The id of this node's lease; 0 while it has none."""
+        self.find_away: Callable[[], Collection[str]] = lambda: ()
+        """Returns the names of the nodes that this one does not reach."""
         self._own = own
         self._seconds = options.lease
         self._folder = folder
@@ -123,7 +126,8 @@ class EtcdMembers(Views):
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
-        """See Views."""
+        """Yield the views that include this node, each later than the previous one. Raises:
+        ConfigError."""
         tasks = [
             asyncio.ensure_future(_persist(work))
             for work in (self.shared.run, self._keep_lease, self._propose_views)
@@ -167,7 +171,13 @@ class EtcdMembers(Views):
             self._store(view)
 
     def find_doubt(self, number: int) -> float | None:
-        """See Views."""
+        """Return the monotonic time since which the other nodes may have agreed on a later view
+        without this node's knowledge; infinity if they must be assumed to have done so, None if
+        they cannot have.
+
+        Args:
+            number: the number of the view that is in force here.
+        """
         lease_end = self._renewed_at + self._seconds
         if time.monotonic() > lease_end:
             # If etcd responds, this node is about to take another lease and to read the view
@@ -175,7 +185,7 @@ class EtcdMembers(Views):
         return math.inf if number < self._least_number else None
 
     def as_json(self) -> dict[str, Any]:
-        """See Views."""
+        """Return the state for people and metrics."""
         return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble or self._trouble}
 
     async def _register(self) -> bool:

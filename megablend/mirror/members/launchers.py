@@ -13,13 +13,15 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megablend.errors import ConfigError
 from megablend.mirror.members.homes import MAX_NODES
-from megablend.mirror.members.views import Views
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.url_checks import split_address
+
+if TYPE_CHECKING:
+    from megablend.mirror.members.etcd_members import EtcdMembers
 
 _COMMA = re.compile(r",(?![^\[\]]*\])")
 """A comma between entries of Slurm's list, not one in brackets."""
@@ -61,7 +63,7 @@ class Members(NamedTuple):
     """The name of this node."""
     torchrun: Torchrun | None = None
     """The job whose nodes send their names to its first machine; None otherwise."""
-    views: Views | None = None
+    views: EtcdMembers | None = None
     """The views of a cluster whose nodes come and go; None otherwise."""
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 MOST_EARLIER = 4
 """The number of earlier views that a view remembers."""
@@ -19,40 +19,6 @@ class View(NamedTuple):
     earlier: tuple[tuple[str, ...], ...] = ()
     """The nodes of earlier views, the latest first: they may still be reading pieces of which other
     nodes are the homes now."""
-
-
-class Views:
-    """Follows the nodes of a cluster, which come and go."""
-
-    size: int
-    """The number of nodes that are expected."""
-    find_away: Callable[[], Collection[str]] = staticmethod(lambda: ())
-    """Returns the names of the nodes that this one does not reach."""
-
-    async def start(self) -> None:
-        """Become one of the nodes. Raises: ConfigError if the settings forbid it; ResourceError."""
-
-    async def stop(self) -> None:
-        """Stop following."""
-
-    def follow(self) -> AsyncIterator[View]:
-        """Yield the views that include this node, each later than the previous one. Raises:
-        ConfigError."""
-        raise NotImplementedError
-
-    def find_doubt(self, number: int) -> float | None:
-        """Return the monotonic time since which the other nodes may have agreed on a later view
-        without this node's knowledge; infinity if they must be assumed to have done so, None if
-        they cannot have.
-
-        Args:
-            number: the number of the view that is in force here.
-        """
-        return None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the state for people and metrics."""
-        return {}
 
 
 def propose(

@@ -22,9 +22,9 @@ from typing import Any
 
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import Pages, piece_of, subtract
+from megablend.mirror.members.etcd_members import EtcdMembers
 from megablend.mirror.members.homes import Homes
 from megablend.mirror.members.launchers import Pace
-from megablend.mirror.members.views import Views
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
 from megablend.mirror.peers.announcements import Announcements
 from megablend.mirror.peers.holders import Holders
@@ -67,7 +67,7 @@ class Routes:
     """The other nodes, by name."""
     view: int
     """The number of the view."""
-    views: Views | None
+    views: EtcdMembers | None
     """The views of a cluster whose nodes come and go; None otherwise."""
     earlier: Sequence[Homes]
     """The homes of earlier views, whose nodes may still be reading from the source."""

@@ -17,7 +17,6 @@ import pytest
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError
 from megablend.mirror.catalog.datasets import Datasets
-from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError
@@ -77,6 +76,7 @@ class LocalMates:
 
     def __init__(self, cluster: Cluster, own: str) -> None:
         self.own = own
+        self.views = self
         self.prefix = PREFIX
         self.lease = 0
         self._cluster = cluster
@@ -113,9 +113,7 @@ class LocalMates:
         self.store = PageStore(MirrorFolder.create(self.folder), size=64 * MB, reserve=0)
         self.engine = Engine(self.store, self.source)
         needs = Needs(self.engine)
-        self.datasets = await Datasets.open(
-            self.engine, self.source, needs, self, Mates(self, self)
-        )
+        self.datasets = await Datasets.open(self.engine, self.source, needs, self)
         with contextlib.suppress(EtcdAwayError):
             self.lease = await self.etcd.grant(60)
         self._cluster.running[self.own] = self

@@ -16,7 +16,7 @@ import numpy as np
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
 from megablend.mirror.members.launchers import Members, Pace, Torchrun
-from megablend.mirror.members.views import View, Views
+from megablend.mirror.members.views import View
 from megablend.mirror.node.engine import Want
 from megablend.mirror.node_parts import Node
 from megablend.mirror.peers.assembly import Assembly
@@ -36,12 +36,24 @@ MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
 
 
-class HandedView(Views):
-    """The views that a test hands to one node."""
+class HandedView:
+    """The views that a test hands to one node, in the place of EtcdMembers."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._queue = asyncio.Queue[View]()
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def find_doubt(self, number: int) -> None:
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        return {}
 
     def hand(self, view: View) -> None:
         """From now on the node has this one, too."""
