@@ -16,7 +16,6 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.blend.plan import TokenRange
-from megablend.inspect.stored_tokens import StoredRange
 from megablend.operations.results import Record
 from megablend.order.base import Placed
 from megablend.run.locator import Reading
@@ -55,9 +54,7 @@ class EpochSample(NamedTuple):
     pieces: tuple[FoundPiece, ...]
 
 
-def iterate_samples(
-    run: Run, source: int, ranges: Sequence[StoredRange | None]
-) -> Iterator[EpochSample]:
+def iterate_samples(run: Run, source: int, ranges: Sequence[range | None]) -> Iterator[EpochSample]:
     """Yields the samples that have stored tokens of a source, epoch by epoch, within an epoch by
     number. An epoch is examined when its first sample is needed.
 
@@ -68,8 +65,8 @@ def iterate_samples(
     for reading, stored in zip(run.locator.readings(source), ranges, strict=True):
         if stored is None:
             continue
-        remaining = StoredRange(*reading.count_remaining(*stored))
-        if remaining.start >= remaining.stop:
+        remaining = range(*reading.count_remaining(stored.start, stored.stop))
+        if not remaining:
             continue
         for epoch in reading.list_epochs(end):
             found = _find_pieces(run, source, reading, epoch, remaining)
@@ -92,7 +89,7 @@ def _find_end(run: Run, source: int) -> int:
 
 
 def _find_pieces(
-    run: Run, source: int, reading: Reading, epoch: int, stored: StoredRange
+    run: Run, source: int, reading: Reading, epoch: int, stored: range
 ) -> SamplePieces:
     """Return the pieces of samples that have a range of stored tokens in one epoch of a reading, as
     far as the run goes; sorted by sample and by position in the sample."""

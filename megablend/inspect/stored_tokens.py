@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,16 +19,9 @@ from megablend.inspect.match_files import locate_file
 from megablend.run.run import Run
 
 
-class StoredRange(NamedTuple):
-    """Stored tokens [start, stop) of a source."""
-
-    start: int
-    stop: int
-
-
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
-) -> list[StoredRange | None]:
+) -> list[range | None]:
     """Return the stored tokens of a file, or of one of its rows, in each of the source's readings;
     None if the reading's snapshot does not have the file.
 
@@ -40,7 +32,7 @@ def list_stored_ranges(
     """
     located = [locate_file(run, file) for file in files]
     by_snapshot = {store.snapshot.digest: (store, number) for store, number in located}
-    ranges = list[StoredRange | None]()
+    ranges = list[range | None]()
     for reading in run.locator.readings(source):
         digest = reading.blocks.snapshot.digest
         if digest not in by_snapshot:
@@ -59,7 +51,7 @@ def find_stored_range(
     entry: FileEntry,
     row: int | None,
     read: Callable[[int], DecodedBlock],
-) -> StoredRange:
+) -> range:
     """Return the stored tokens of a file or of one of its rows; empty if none is in the split.
 
     Args:
@@ -71,7 +63,7 @@ def find_stored_range(
     """
     if row is None:
         edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
-        return StoredRange(*blocks.before(blocks.local_blocks(edges)).tolist())
+        return range(*blocks.before(blocks.local_blocks(edges)).tolist())
     document = _find_document_number(store, entry, row)
     # The row ends where the document after it begins
     edges = np.array(
@@ -80,7 +72,7 @@ def find_stored_range(
             for number in (document, document + 1)
         ]
     )
-    return StoredRange(*np.clip(edges, 0, blocks.num_tokens).tolist())
+    return range(*np.clip(edges, 0, blocks.num_tokens).tolist())
 
 
 def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
