@@ -6,8 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from megablend.caches.base import SNAPSHOTS
-from megablend.caches.find import CacheLike
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.config import SPLITS, Config
 from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
@@ -242,7 +241,7 @@ def list_indices(
     return (*earlier, newest)
 
 
-def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
+def newest_snapshot(cache: CacheStore, digest: str | None = None) -> Snapshot:
     """Open the index snapshot with this digest, by default the newest one. Raises CacheError if
     there is none."""
     digests = list_snapshots(cache)

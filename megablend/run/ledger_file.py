@@ -135,14 +135,14 @@ def save_ledger(
     )
 
 
-def run_names(cache: CacheLike) -> list[str]:
+def run_names(store: CacheStore) -> list[str]:
     """The names of all runs, sorted."""
-    return find_store(cache).list_records(RUNS)
+    return store.list_records(RUNS)
 
 
-def list_runs(cache: CacheLike) -> list[Ledger]:
+def list_runs(store: CacheStore) -> list[Ledger]:
     """The ledgers of all runs, sorted by name. Raises: see `load_ledger`."""
-    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
+    return [ledger for name in run_names(store) if (ledger := load_ledger(store, name)) is not None]
 
 
 def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:

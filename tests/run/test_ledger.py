@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from megablend.caches.find import find_store
 from megablend.errors import CacheError, PlanError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import list_runs, load_ledger, parse_blend, save_ledger
@@ -163,7 +164,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     ):
         save_ledger(str(tmp_path), ledger(100, 200, blend=blend))
         assert load_ledger(str(tmp_path), "demo") == ledger(100, 200, blend=blend)
-        assert list_runs(str(tmp_path)) == [ledger(100, 200, blend=blend)]
+        assert list_runs(find_store(tmp_path)) == [ledger(100, 200, blend=blend)]
 
 
 def test_the_version_of_the_plan_is_part_of_the_blend(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile
@@ -69,21 +69,19 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
                     yield LongIdx(snapshot.path(number), source.format, file.opened)
 
 
-def damaged_digests(cache: CacheLike) -> Iterator[str]:
+def damaged_digests(store: CacheStore) -> Iterator[str]:
     """Yield a line for each damaged file of digests."""
-    store = find_store(cache)
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
         if _find_digests(store.folder, name) is None:
             yield f"{path}: damaged digests of an .idx file; {REMOVE_REMEDY}"
 
 
-def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
+def make_digests(store: CacheStore, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the
     file that was indexed; DataError; CacheError."""
     kind = get_format(idx.format)
     digests = kind.make_group_digests(idx.path, idx.opened, storage=storage)
-    store = find_store(cache)
     structure = idx.opened.structure
     replace_file(idx_digests(store.folder) / structure, pack_numbers(digests, _MAGIC))
     store.publish_file("idx", structure)

@@ -20,9 +20,8 @@ def list_snapshots(cache: CacheLike) -> list[str]:
     )
 
 
-def build_sequence(cache: CacheLike, digest: str) -> int:
+def build_sequence(store: CacheStore, digest: str) -> int:
     """Return the number of the last build that resulted in a snapshot; -1 if unknown."""
-    store = find_store(cache)
     try:
         data = store.read_member(SNAPSHOTS, digest, ROOTS)
         return int(parse_roots(store.folder / SNAPSHOTS / digest, data)["arrival"])

@@ -7,8 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 
-from megablend.caches.base import SNAPSHOTS
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.index.build.source_spec import SourceSpec
@@ -19,10 +18,9 @@ from megablend.storage.location import join
 from megablend.system.atomic_write import checksum
 
 
-def find_damage(cache: CacheLike, digest: str) -> str | None:
+def find_damage(store: CacheStore, digest: str) -> str | None:
     """Read all files of an index in the cache, and return the first problem; None if there is
     none."""
-    store = find_store(cache)
     if not store.has_folder(SNAPSHOTS, digest):
         return f"{store.location}/generations/{digest}: this index does not exist"
     try:
@@ -35,7 +33,7 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
 
 
 def list_indexed_files(
-    cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
+    store: CacheStore, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceSpec, ...]:
     """Return the sources of an index, with the paths of the files that it was built from, as
     `build_index` takes them.
@@ -47,7 +45,7 @@ def list_indexed_files(
 
     Raises: CacheError if its manifest or its table of files is also damaged.
     """
-    folder = find_store(cache).fetch_folder(SNAPSHOTS, digest)
+    folder = store.fetch_folder(SNAPSHOTS, digest)
     manifest = read_snapshot_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
