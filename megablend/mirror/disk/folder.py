@@ -221,7 +221,7 @@ class MirrorFolder:
         another process owns it; ConfigError if the lock cannot be written."""
         path = self.path / _LOCK
         with _as_config_error(path):
-            fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = _open_regular(path, os.O_RDWR | os.O_CREAT)
         with os.fdopen(fd, "r+b") as file:
             with _as_config_error(path):
                 os.fchmod(fd, 0o600 if self.group is None else 0o640)
@@ -258,7 +258,7 @@ class MirrorFolder:
                 if flags & os.O_RDWR and stat.S_ISREG(path.lstat().st_mode):
                     # The mode of copies and maps forbids writing; it is restored below
                     path.chmod(self.file_mode | 0o200)
-            fd = _open_regular(path, flags, 0o600)
+            fd = _open_regular(path, flags)
             if flags & os.O_RDWR:
                 os.fchmod(fd, self.file_mode)
         except OSError as error:
@@ -266,9 +266,9 @@ class MirrorFolder:
         return fd
 
 
-def _open_regular(path: Path, flags: int, mode: int) -> int:
+def _open_regular(path: Path, flags: int) -> int:
     """Open a regular file that belongs to the user of its folder. Raises: OSError."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     state = os.fstat(fd)
     if stat.S_ISREG(state.st_mode) and state.st_uid == path.parent.stat().st_uid:
         return fd

@@ -152,7 +152,7 @@ class Etcd:
         if etcd has forgotten these changes, has lost its data, or asks for the password again."""
         while True:
             request = _range_of(prefix) | {"start_revision": str(from_revision)}
-            async with aclosing(self._stream("watch", {"create_request": request})) as results:
+            async with aclosing(self._stream({"create_request": request})) as results:
                 async for result in results:
                     is_refused = result.get("canceled") and "compact_revision" not in result
                     if is_refused and not self._token:
@@ -167,12 +167,12 @@ class Etcd:
                         from_revision = max(revision for _, _, revision in changes) + 1
                         yield changes
 
-    async def _stream(self, path: str, request: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the results of one request to the first endpoint, until it is silent. Raises: the
+    async def _stream(self, request: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the results of one watch of the first endpoint, until it is silent. Raises: the
         errors of all requests; StartOverError if the token is no longer valid."""
         endpoint = self._endpoints[0]
         try:
-            async with self._post(endpoint, path, request, total=None) as answer:
+            async with self._post(endpoint, "watch", request, total=None) as answer:
                 if answer.status != 200:
                     self._read(endpoint, answer.status, await answer.read())
                 async for line in _read_lines(answer.content):
