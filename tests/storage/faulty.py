@@ -98,6 +98,8 @@ class FaultySource:
         self.faults = faults or Faults()
         self.is_down = self.ignores_conditions = False
         self.weak_etags = self.no_etags = False
+        self.denied = ""
+        """A part of the path of files that must not be read; they are listed."""
         self.has_tails = True
         self.is_expired: Callable[[str], bool] | None = None
         self.listed_bytes: int | None = None
@@ -206,6 +208,8 @@ class FaultySource:
         self.pages.subtract(paged)
         if paged or self._draw("page", faults.page):
             return await self._send(writer, method, 200, {"Content-Type": "text/html"}, PAGE)
+        if self.denied and self.denied in target:
+            return await self._send(writer, method, 403, {}, self.body)
         for status, share in faults.status.items():
             if self._draw(str(status), share):
                 after = faults.retry_after

@@ -148,13 +148,14 @@ class Datasets:
         await self._change([revision], is_due=is_due)
 
     async def _is_held(self, revision: Revision) -> bool:
-        """Whether a dataset's latest revision is held where it is wanted, as far as that is possible.
-        False if that is unknown, because etcd or too many nodes are unreachable."""
+        """Whether a dataset's latest revision is held where it is wanted, as far as that is possible
+        without a person. False if that is unknown, because etcd or too many nodes are unreachable."""
         with contextlib.suppress(asyncio.TimeoutError, ResourceError):
             await asyncio.wait_for(self.holding.wait_for(lambda: True), _PLAN_SECONDS)
             for state in self.holding.states:
                 is_about = state.goal.revision == revision and state.goal.want.revision == LATEST
-                if is_about and state.missing and not state.short and state.error is None:
+                has_ended = state.short or state.error is not None or state.is_stuck
+                if is_about and state.missing and not has_ended:
                     return False
             return self.shared is None or await self.shared.reports.is_settled(revision.dataset)
         return False

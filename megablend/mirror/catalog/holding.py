@@ -49,7 +49,8 @@ _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _NUM_FETCHERS = 16
 _MAX_REVISIONS = 4
-"""The number of a dataset's last revisions that are considered if its latest one is wanted."""
+"""The number of a dataset's last revisions that are considered, if its latest one is wanted, besides
+those that are held already."""
 FILES_AT_A_TIME = 256
 """The number of files that are handled in one call of the store's thread: other calls wait for it."""
 _COUNTED_AT_A_TIME = 4096
@@ -99,12 +100,13 @@ class Holding:
         """Keep all pages of wanted revisions, until this node's share of them is known. Called in
         the store's thread."""
         read = self._catalog.read_known_files
-        self._engine.store.set_kept(
-            Kept(
-                (make_share(read(goal.revision.digest)), PINNED if goal.is_pinned else WANTED)
-                for goal in self._list_goals(self._list_candidates(), ())
-            )
-        )
+        kept = []
+        for want, revisions in self._list_candidates():
+            # Which of them are complete is not known yet
+            for revision in revisions:
+                is_pinned = want.is_pinned or self._has_folder(revision)
+                kept.append((make_share(read(revision.digest)), PINNED if is_pinned else WANTED))
+        self._engine.store.set_kept(Kept(kept))
 
     def change(self) -> None:
         """Plan anew, since revisions, wants or held pages have changed."""
@@ -151,15 +153,26 @@ class Holding:
         async with self._news:
             self._news.notify_all()
 
-    def _list_candidates(self) -> list[tuple[Want, list[Revision]]]:
-        """List this node's wants, each with the revisions that may have to be held for it."""
+    def _list_candidates(self, *, all_earlier: bool = False) -> list[tuple[Want, list[Revision]]]:
+        """List this node's wants, each with the revisions that may have to be held for it, the latest
+        last. Of earlier revisions than the last _MAX_REVISIONS these are, unless `all_earlier`, those
+        that are held at present."""
+        held = {state.name for state in self.states}
         candidates = []
         for want in self._catalog.own_wants:
             revisions = self._catalog.list_revisions(want.dataset)
             if want.revision != LATEST:
                 revisions = [each for each in revisions if each.digest == want.revision]
-            candidates.append((want, revisions[-_MAX_REVISIONS:]))
+            earlier = [
+                each
+                for each in revisions[:-_MAX_REVISIONS]
+                if all_earlier or (want.name, each.digest) in held or self._has_folder(each)
+            ]
+            candidates.append((want, [*earlier, *revisions[-_MAX_REVISIONS:]]))
         return candidates
+
+    def _has_folder(self, revision: Revision) -> bool:
+        return self.folders.find(revision).is_dir()
 
     def _list_goals(
         self,
@@ -169,7 +182,7 @@ class Holding:
         return list_goals(
             candidates,
             lambda want, revision: (want.name, revision.digest) in complete,
-            lambda revision: self.folders.find(revision).is_dir(),
+            self._has_folder,
         )
 
     async def _plan(self) -> None:
@@ -180,10 +193,14 @@ class Holding:
             if want.is_past:
                 await call(self._catalog.remove_want, want)
         # If wants or revisions change from here on, `change` is called, and a new plan is made
-        candidates = self._list_candidates()
+        candidates = self._list_candidates(all_earlier=self._num_planned < 0)
         inspected: list[State] = []
         for want, revisions in candidates:
-            inspected += [await self._inspect(want, revision) for revision in revisions]
+            for revision in reversed(revisions):
+                inspected.append(await self._inspect(want, revision))
+                # Earlier ones are not needed
+                if not inspected[-1].missing:
+                    break
         state_of = {state.name: state for state in inspected}
         used = {self._share_key(state.goal.want, state.goal.revision) for state in inspected}
         self._shares = {key: share for key, share in self._shares.items() if key in used}
@@ -279,7 +296,7 @@ class Holding:
         """Remove the folders of revisions that are not to be held. Called in the store's thread."""
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self._catalog.revisions.items():
-            if name not in held and self.folders.find(revision).is_dir():
+            if name not in held and self._has_folder(revision):
                 files = self._catalog.read_known_files(revision.digest)
                 wanted = Kept((state.share, WANTED) for state in self.states)
                 self.folders.remove(revision, files, wanted)

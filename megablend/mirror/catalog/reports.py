@@ -211,7 +211,7 @@ class NodeReports:
 
     async def is_settled(self, dataset: str) -> bool:
         """Whether all reachable nodes hold their parts of the latest revision of a dataset, as far
-        as that is possible. Raises: EtcdAwayError."""
+        as that is possible without a person. Raises: EtcdAwayError."""
         unreachable = self._nodes.find_away()
         for progress in await self.read_progress():
             if progress.want.name != f"{dataset}@{LATEST}":
@@ -219,7 +219,8 @@ class NodeReports:
             if any(node not in unreachable for node in progress.silent):
                 return False
             for node, shortfall in progress.shortfalls.items():
-                if node not in unreachable and not (shortfall.short or shortfall.gone):
+                has_ended = shortfall.short or shortfall.gone or shortfall.stuck
+                if node not in unreachable and not has_ended:
                     return False
         return True
 

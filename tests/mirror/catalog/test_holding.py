@@ -16,6 +16,7 @@ from megablend.mirror.catalog import holding
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Revision, Want
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.manifest import DataFile
+from megablend.mirror.catalog.share import Kept
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, count_bytes, pages_of_file
@@ -500,6 +501,65 @@ def test_what_jobs_need_is_being_fetched_until_it_has_come(tmp_path: Path) -> No
             await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def add_revisions(catalog: Catalog, number: int) -> None:
+    """Add revisions of the dataset `d`, of a file each."""
+    for i in range(number):
+        add_dataset(catalog, "d", FileKey(f"s3://b/new{i}", "e", 70_000))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_last_complete_revision_is_held_however_many_are_added_before_one_is_complete(
+    tmp_path: Path, restarts: bool
+) -> None:
+    async def work() -> None:
+        reader = HeldUpReader()
+        reader.gate.set()
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, reader)
+        catalog = make_catalog(store, "d")
+        (first,) = catalog.list_revisions("d")
+        held = Holding(pages, Needs(pages), catalog)
+        await held._plan()
+        await held._fetch()
+        await held._plan()
+        held._num_planned = 0
+        add_revisions(catalog, 2 * holding._MAX_REVISIONS)
+        if restarts:
+            held = Holding(pages, Needs(pages), catalog)
+        for _ in range(2):
+            await held._plan()
+            held._num_planned = 0
+            goals = [state.goal.revision for state in held.states]
+            assert goals == [first, catalog.list_revisions("d")[-1]]
+        await pages.close()
+
+    asyncio.run(work())
+
+
+def test_earlier_revisions_are_kept_until_it_is_known_which_one_is_complete(tmp_path: Path) -> None:
+    """As when a node starts while others, or etcd, are away."""
+
+    async def work() -> None:
+        store = PageStore(MirrorFolder.create(tmp_path / "m"), size=None, reserve=0)
+        pages = Engine(store, FailingReader())
+        catalog = make_catalog(store, "d")
+        kept = list[Kept]()
+        set_kept = store.set_kept
+
+        def spy(pages: Kept) -> None:
+            kept.append(pages)
+            set_kept(pages)
+
+        store.set_kept = spy  # type: ignore[method-assign,assignment]
+        add_revisions(catalog, 1)
+        Holding(pages, Needs(pages), catalog).keep_all()
+        assert KEY.digest in kept[0]
+        assert FileKey("s3://b/new0", "e", 70_000).digest in kept[0]
         await pages.close()
 
     asyncio.run(work())

@@ -176,6 +176,19 @@ def test_a_source_that_changes_all_the_time_is_held(tmp_path: Path) -> None:
         assert first not in node.goals()
 
 
+def test_a_revision_that_only_a_person_can_help_holds_up_no_listing(tmp_path: Path) -> None:
+    """Such as an object that must not be read: what is new at the source is found meanwhile."""
+    with machine(tmp_path, make_files("d", MIXED)) as node:
+        node.ask("add", "corpus", "s3://b/d/", "--every", "1s")
+        node.source.denied = "sub/mid.bin"
+        node.ask("want", "corpus")
+        node.source.files["b/d/new"] = b"new"
+        until(lambda: len(revisions(node)) == 2)
+        node.source.denied = ""
+        node.ask("want", "corpus", "--wait")
+        assert (Path(node.ask("path", "corpus")["path"]) / "new").read_bytes() == b"new"
+
+
 def test_how_often(tmp_path: Path) -> None:
     with machine(tmp_path, make_files("d", MIXED)) as node:
         assert node.ask("add", "corpus", "s3://b/d/")["every"] == EVERY
