@@ -132,7 +132,13 @@ def _warn_of_masks(config: Config) -> list[str]:
     """Return a line for each mask without effect, at the first stage that has it."""
     appended = config.appended_eods
     places = dict[str, str]()
-    for number, settings in enumerate(config.stage_configs_ignoring_sources):
+    stages = config.stage_configs_ignoring_sources
+    if config.eod_token is not None and not any(each.masks.needs_eod for each in stages):
+        places[
+            f"eod_token: has no effect without one of {', '.join(EOD_MASKS)}; to put a token after each document, set "
+            "`append_eod` for the sources"
+        ] = ""
+    for number, settings in enumerate(stages):
         masks = settings.masks
         found = []
         if masks.reset_attention_mask and not masks.create_attention_mask:
