@@ -16,7 +16,7 @@ from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, join, lower_scheme
 from megablend.storage.object_options import ObjectOptions, make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
-from megablend.storage.registry import explain_scheme, find_storage
+from megablend.storage.registry import OBJECT_SCHEMES, explain_scheme, find_storage
 from megablend.storage.url_checks import check_signature
 
 
@@ -142,6 +142,11 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
 
     Raises: ConfigError.
     """
+    scheme, colon, key = location.partition(":/")
+    if colon and scheme.lower() in OBJECT_SCHEMES and not key.startswith("/"):
+        raise ConfigError(
+            f"{place}: found {location!r}, expected {scheme}://{key}, as text: pathlib removes a slash"
+        )
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
         return _absolute_path(location, base, place)

@@ -47,10 +47,12 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """Return advice on how to write a number such as 50B or 1,000; empty for other values. For `4k`
-    the user must choose, since it may mean 4,000 or 4,096."""
+    """Return advice on how to write a number such as 50B or 1,000, or the range that 1e300 is not
+    in; empty for other values. For `4k` the user must choose, since it may mean 4,000 or 4,096."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
+    if re.search(r"[0-9]e[+-]?[0-9]", str(value), re.IGNORECASE):
+        return f" of 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
     if written is None:
         return ""

@@ -643,3 +643,26 @@ def put(settings: dict[str, Any], at: tuple[str | int, ...], value: object) -> d
         inner = inner[key]
     inner[at[-1]] = value
     return dict(config)
+
+
+def test_a_cache_in_an_object_store_whose_slash_pathlib_took_is_no_folder() -> None:
+    config = {
+        "cache": Path("s3://bucket/cache"),
+        "sequence_length": 8,
+        "samples": 8,
+        "sources": [{"name": "a", "path": "a.parquet", "weight": 1}],
+    }
+    with pytest.raises(ConfigError, match=r"cache: found 's3:/bucket/cache', expected s3://bucket"):
+        load_config(config)
+
+
+@pytest.mark.parametrize("weight", [1e-300, "1e-300", 1e300])
+def test_the_message_on_a_number_out_of_range_has_the_range(weight: float | str) -> None:
+    config = {
+        "cache": "cache",
+        "sequence_length": 8,
+        "samples": 8,
+        "sources": [{"name": "a", "path": "a.parquet", "weight": weight}],
+    }
+    with pytest.raises(ConfigError, match="expected a finite number of 1e-100 to 1e100, or 0"):
+        load_config(config)
