@@ -198,20 +198,20 @@ class Ledger:
                 )
 
     def check_indices(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request with `new_data` before `stop` where no committed stage has it, or without
-        it where one has. Raises: PlanError."""
+        """Refuse a request with more `new_data` before `stop` than the committed stages have, or
+        whose stages from there on would read an earlier index. Raises: PlanError."""
         committed = [sample for sample in self.index_changes if sample < stop]
         wanted = [sample for sample in requested.index_changes if sample <= stop]
         past = [sample for sample in wanted if sample < stop]
-        added = next((sample for sample in past if sample not in committed), None)
-        if added is not None:
+        if len(past) > len(committed):
+            added = next(sample for sample in past if sample not in committed)
             raise PlanError(
                 f"run {self.run!r} has already started, and reads no new data from sample {added:,} on, where the config has "
                 "`new_data`: leave it out there, and list it in a further stage at the end, or in one that `megablend amend "
                 "CONFIG --at SAMPLE` begins"
             )
-        lost = next((sample for sample in committed if sample not in wanted), None)
-        if lost is not None and requested.num_samples > stop:
+        if len(wanted) < len(committed) and requested.num_samples > stop:
+            lost = next(sample for sample in committed if sample not in wanted)
             raise PlanError(
                 f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, has "
                 "`new_data`, which the config no longer has there: put `new_data: true` back in that stage"
