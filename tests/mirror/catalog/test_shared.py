@@ -113,7 +113,8 @@ class LocalMates:
         self.store = PageStore(MirrorFolder.create(self.folder), size=64 * MB, reserve=0)
         self.engine = Engine(self.store, self.source)
         needs = Needs(self.engine)
-        self.datasets = await Datasets.open(self.engine, self.source, needs, self)
+        cluster: Any = self  # it has what datasets use of a Cluster
+        self.datasets = await Datasets.open(self.engine, self.source, needs, cluster)
         with contextlib.suppress(EtcdAwayError):
             self.lease = await self.etcd.grant(60)
         self._cluster.running[self.own] = self

@@ -166,7 +166,8 @@ class NodesOf:
             if options.etcd is not None:
                 found = Members((), name, views=make_views(options, options.etcd, name, folder))
             if views is not None:
-                found = Members((), name, views=views.start(i))
+                handed: Any = views.start(i)  # it has what a Cluster uses of EtcdMembers
+                found = Members((), name, views=handed)
             lock = contextlib.ExitStack()
             lock.enter_context(folder.lock())
             self._locks_of[i] = lock
