@@ -78,6 +78,14 @@ def test_long_rows_whose_levels_are_counted_wrong(tmp_path: Path, kind: str, cas
     assert (golden.note is not None) == is_told
 
 
+def test_a_flat_column_whose_levels_are_counted_wrong() -> None:
+    """Its nulls suffice, so it is read without a scan, and nothing is told; by pyarrow 25.0.0, in a batch of 60,000 values."""
+    rows = [None if i in (3, 5, 17_000, 40_000, 59_999) else i % 7 for i in range(60_000)]
+    found = check(GOLDEN / "pyarrow25_flat_large_batches.parquet", rows, "ids")
+    assert found.note is None
+    assert found.scanned_bytes == 0
+
+
 def test_first_rows_that_count_elements() -> None:
     """ClickHouse up to 25.6 writes them (ClickHouse#83876); the file, of pages of 2,000 bytes, is by chdb 3.6.0."""
     path = GOLDEN / "clickhouse25_lists.parquet"

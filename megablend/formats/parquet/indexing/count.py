@@ -136,7 +136,8 @@ def find_miscounted(
     first_page = places.first_page
     levels = counts.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
-    if column.max_def == 1:
+    # The tokens of a flat column follow from its nulls alone
+    if column.max_def == 1 and column.max_rep:
         is_known = np.repeat(counts.has_nulls, np.diff(first_page))
         is_right = is_known & (counts.levels[0] == counts.nulls)
         wrong |= sum_by_chunk((levels > _COUNTED_AT_ONCE) & ~is_right, first_page) > 0
