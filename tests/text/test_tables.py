@@ -203,15 +203,16 @@ def test_a_table_with_damaged_metadata_is_an_error(tmp_path: Path, name: str) ->
 
 def damaged_column(kind: str) -> Any:
     """A column that points outside of its data, on which `repr` may crash."""
-    if kind == "dictionary":
-        indices = pa.array([0, 1 << 20], pa.int32())
+    if kind.endswith("index"):
+        # pyarrow itself checks a large index, but reads before the data for a negative one
+        indices = pa.array([0, {"large index": 1 << 20, "negative index": -5}[kind]], pa.int32())
         return pa.DictionaryArray.from_arrays(indices, pa.array(["a"]), safe=False)
     middle = {"far beyond": 1 << 30, "descending": 3}[kind]
     offsets = pa.py_buffer(np.array([0, middle, 1], np.int32))
     return pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abc"))
 
 
-@pytest.mark.parametrize("kind", ["far beyond", "descending", "dictionary"])
+@pytest.mark.parametrize("kind", ["far beyond", "descending", "large index", "negative index"])
 @pytest.mark.parametrize("is_key", [False, True])
 def test_offsets_beyond_the_data_are_damage(tmp_path: Path, kind: str, *, is_key: bool) -> None:
     damaged = damaged_column(kind)
@@ -228,6 +229,24 @@ def test_offsets_beyond_the_data_are_damage(tmp_path: Path, kind: str, *, is_key
     )
     assert done.returncode == 1
     assert "a.arrows: cannot be read" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["text", "doc.text"])
+def test_columns_of_unequal_lengths_are_damage(tmp_path: Path, text: str) -> None:
+    """Also where another column is the shorter one: which of them is right is not known."""
+    path = tmp_path / "a.arrows"
+    texts = pa.array(["x"] * 30)
+    doc = pa.StructArray.from_arrays([texts, texts], names=["text", "other"])
+    batch = pa.record_batch({"id": list("abc") * 10, "text": texts, "doc": doc})
+    with pa.ipc.new_stream(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+    data = path.read_bytes()
+    node = np.array([30, 0], np.int64).tobytes()  # FieldNode: length, null_count
+    before, after = data.rsplit(node, 1)
+    path.write_bytes(before + np.array([20, 0], np.int64).tobytes() + after)
+    fields = TextFields(text=text, key=None, max_bytes=1000)
+    with pytest.raises(CorruptFileError, match=r"a\.arrows: cannot be read"):
+        read(path, 1 << 20, fields)
 
 
 @pytest.mark.parametrize("name", KINDS)
