@@ -63,7 +63,9 @@ class Announcements:
             if self._held_at_start is None:
                 names = list(self._pages)
             elif name in self._held_at_start:
-                return self._held_at_start.pop(name)
+                # With what this node got after the search, since the other node reads what it does not
+                # hear of from the source
+                return self._held_at_start.pop(name) + self.take(name)
             else:
                 names = [name]
             for each in names:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -68,6 +69,24 @@ def test_a_majority_goes_on_and_says_who_is_missing(
             await nodes.read_all()
             await nodes.settle()
             assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_who_comes_later_hears_at_first_of_all_pages_that_were_read_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        # With two copies each piece is announced to all three nodes
+        async with NodesOf(tmp_path, source, 3, HASTY, copies=2) as nodes:
+            await nodes.start(0, 1)
+            await nodes.read_all()
+            held = await nodes.assembly(0).announcements.find_all(nodes.names[2])
+            pages = {need.key.location: need.pages for need in held}
+            for name, data in source.files.items():
+                found = pages[f"{source.url}/{name}"]
+                assert np.array_equal(found.masks, pages_of_file(len(data)).masks)
 
     with FaultySource(make_files(2, 3 << 20)) as source:
         asyncio.run(run())
