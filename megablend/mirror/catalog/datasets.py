@@ -415,9 +415,6 @@ class Datasets:
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}
         kept |= {self.catalog.list_revisions(each.dataset)[-1].name for each in revisions.values()}
-        # A folder that is left holds links to files which another revision also has
-        find_folder = self.holding.folders.find
-        kept |= {name for name, each in revisions.items() if find_folder(each).exists()}
         if self.shared is not None:
             kept |= await self.shared.reports.find_incomplete()
         old = [each for name, each in revisions.items() if name not in kept]
@@ -457,7 +454,7 @@ class Datasets:
             num_files += sum(size > 0 for size in sizes)
             # Empty files count as held if other files of their revision are held
             num_files += sum(not key.size for key in unused) if any(sizes) else 0
-            self.holding.folders.remove(revision, files, ())
+            self.holding.folders.remove(revision)
             self.catalog.remove_revision(revision)
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 

@@ -3,7 +3,8 @@
     folders/<dataset>/<revision>/<path>
 
 Files of 64 KiB and more are hard links to the mirror's copies. The mirror makes no holes in such
-copies: it gives them up as a whole, so that programs that have mapped them keep their bytes.
+copies, also when the folder is gone: it gives them up as a whole, so that programs that have mapped
+them keep their bytes.
 Smaller files are written anew, since the mirror's copies of them end with a footer of its own.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from megablend.errors import ResourceError
@@ -22,7 +23,7 @@ from megablend.mirror.disk.disk_calls import disk_error
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import pages_of_file
-from megablend.mirror.disk.stored_file import SMALL_BYTES
+from megablend.mirror.disk.stored_file import SMALL_BYTES, keep_whole
 
 
 class Folders:
@@ -87,32 +88,17 @@ class Folders:
             return False
         return True
 
-    def remove(self, revision: Revision, files: Sequence[DataFile], kept: Container[str]) -> None:
-        """Remove a revision's folder, and give up the copies that it linked to.
-
-        Args:
-            files: the revision's files. If there are none, since its manifest is damaged, the
-                copies stay until they are evicted.
-            kept: digests of files whose links and copies stay, since programs may have mapped them.
-        """
+    def remove(self, revision: Revision) -> None:
+        """Remove a revision's folder. The mirror keeps the copies that it linked to."""
         folder = self.find(revision)
         try:
-            if not files and folder.exists():
+            for parent, _, names in os.walk(folder):
+                for name in names:
+                    keep_whole(Path(parent, name))
+            if folder.exists():
                 shutil.rmtree(folder)
-            for file in files:
-                path = folder / file.path
-                is_linked = file.key.size >= SMALL_BYTES
-                if not path.exists():
-                    continue
-                if not is_linked or file.key.digest not in kept or path.stat().st_nlink == 1:
-                    path.unlink()
-                    copy = self._store.folder.data_path(file.key.digest)
-                    if is_linked and copy.exists() and copy.stat().st_nlink == 1:
-                        self._store.remove_file(file.key)
-            places = [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
-            for place in [*places, folder.parent]:
-                with contextlib.suppress(OSError):  # not empty
-                    place.rmdir()
+            with contextlib.suppress(OSError):  # not empty
+                folder.parent.rmdir()
         except OSError as error:
             raise disk_error(folder, error) from error
 

@@ -297,9 +297,7 @@ class Holding:
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self._catalog.revisions.items():
             if name not in held and self._has_folder(revision):
-                files = self._catalog.read_known_files(revision.digest)
-                wanted = Kept((state.share, WANTED) for state in self.states)
-                self.folders.remove(revision, files, wanted)
+                self.folders.remove(revision)
 
     async def _fetch(self) -> bool:
         """Fetch the missing pages for which there is room, in a round that ends after

@@ -254,13 +254,16 @@ class MirrorFolder:
             if flags & os.O_CREAT and not path.parent.exists():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 self.open_to_group(path.parent)
+            mode = self.file_mode
             with contextlib.suppress(FileNotFoundError):
-                if flags & os.O_RDWR and stat.S_ISREG(path.lstat().st_mode):
+                earlier = path.lstat().st_mode
+                if flags & os.O_RDWR and stat.S_ISREG(earlier):
+                    mode |= earlier & stat.S_ISVTX
                     # The mode of copies and maps forbids writing; it is restored below
-                    path.chmod(self.file_mode | 0o200)
+                    path.chmod(mode | 0o200)
             fd = _open_regular(path, flags)
             if flags & os.O_RDWR:
-                os.fchmod(fd, self.file_mode)
+                os.fchmod(fd, mode)
         except OSError as error:
             raise disk_error(path, error) from error
         return fd

@@ -38,7 +38,7 @@ from megablend.mirror.disk.stored_file import (
     SMALL_BYTES,
     StoredFile,
     discard,
-    is_linked,
+    is_whole,
     pages_of_rows,
     read_small,
     write_small,
@@ -441,8 +441,7 @@ class PageStore:
     def _remove(self, digest: str, pages: Pages) -> None:
         """Give up pages. Raises: DataError if the disk fails; then they are not held, either."""
         entry = self._entries[digest]
-        # No holes are made in a copy that a dataset's folder links to: programs may have mapped it
-        if entry.key.size < SMALL_BYTES or is_linked(self.folder.data_path(digest)):
+        if entry.key.size < SMALL_BYTES or is_whole(self.folder.data_path(digest)):
             self._add_to_count(entry, -entry.num_held)
         else:
             stored = self._open(digest)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -316,9 +317,18 @@ def discard(folder: MirrorFolder, digest: str) -> None:
         raise disk_error(path, error) from error
 
 
-def is_linked(copy: Path) -> bool:
-    """Whether another folder has a hard link to a file's copy."""
+def is_whole(copy: Path) -> bool:
+    """Whether a file's copy is given up only as a whole: another folder has a hard link to it, or had
+    one, so programs may have mapped it."""
     try:
-        return copy.stat().st_nlink > 1
+        state = copy.stat()
     except OSError:
         return False
+    return state.st_nlink > 1 or bool(state.st_mode & stat.S_ISVTX)
+
+
+def keep_whole(link: Path) -> None:
+    """Mark a copy, by a hard link to it, so that `is_whole` also returns True without the link."""
+    state = link.lstat()
+    if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
+        link.chmod(stat.S_IMODE(state.st_mode) | stat.S_ISVTX)

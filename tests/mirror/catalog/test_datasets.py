@@ -163,6 +163,31 @@ def test_a_dataset_is_held_and_is_a_folder(tmp_path: Path) -> None:
         assert node.goals() == {}
 
 
+def test_what_a_folder_linked_to_is_kept_and_never_has_holes(tmp_path: Path) -> None:
+    files = make_files("d", {"a": 900_000, "b": 900_000}) | make_files("e", {"c": 2_000_000})
+    with machine(tmp_path, files, size="3200kB") as node:
+        node.add("corpus", "d")
+        node.add("other", "e")
+        for _ in range(2):
+            node.ask("want", "corpus", "--wait")
+            path = Path(node.ask("path", "corpus")["path"])
+            check_folder(path, files, "d")
+            sent = count_sent(node.source)
+            node.ask("unwant", "corpus")
+            until(lambda path=path: not path.exists())  # type: ignore[misc]
+            kill_node(node.folder)
+            node.ask("want", "corpus", "--wait")
+            assert count_sent(node.source) == sent
+            path = Path(node.ask("path", "corpus")["path"])
+            with (path / "a").open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            node.ask("unwant", "corpus")
+            kill_node(node.folder)
+            node.ask("want", "other", "--wait")
+            assert mapped[:] == files["d/a"]
+            node.ask("unwant", "other")
+
+
 def test_a_killed_process_costs_what_it_had_not_stored(tmp_path: Path) -> None:
     files = make_files("d", {f"{i}.bin": MB + i for i in range(24)})
     with machine(tmp_path, files) as node:
