@@ -7,6 +7,7 @@ a plan is made anew at each change, and every 30 seconds.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from collections import deque
@@ -378,7 +379,7 @@ class Holding:
             held, data = await self._engine.read_held(PageWant(part.twin, pages))
             if count_pages(held) == count_pages(pages):
                 store = self._engine.store
-                await self._engine.call(store.write, key, pages, memoryview(data), None)
+                await self._engine.call(store.write, key, pages, memoryview(data), math.inf)
         # Returns at once for pages that are held already
         await self._engine.obtain(PageWant(key, pages))
 
