@@ -9,6 +9,7 @@ and then loaded by PyYAML.
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,10 @@ MAX_REPEATED = 1 << 18
 """Maximum number of values that aliases expand to."""
 _UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"))
 """Tags of the scalars that have a special meaning: `<<` and `=`."""
+
+_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
+"""Matches numbers that YAML 1.1 takes to be octal (0400 is 256) or of base 60 (1:30 is 90), which
+hardly anyone means."""
 
 Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
 """Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value;
@@ -208,7 +213,8 @@ class _Reader:
         """Add a scalar to the innermost collection, as a key or as a value."""
         line = event.start_mark.line
         nested = self._nested
-        if not self._is_usual:  # only the limits are checked from here on
+        if not self._is_usual:  # only limits and numbers are checked from here on
+            _check_base(event)
             self._add(None, None, line, 1)
             return
         written = event.value, event.implicit[0]
@@ -228,6 +234,7 @@ class _Reader:
 
     def _construct(self, event: Any) -> tuple[Any, str]:
         """Return the value and the tag of a scalar."""
+        _check_base(event)
         tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         if tag in _UNUSUAL_TAGS:
             return event.value, tag
@@ -250,6 +257,16 @@ class _Reader:
         else:
             top.data.append(value)
             top.lines.append((line, lines))
+
+
+def _check_base(event: Any) -> None:
+    """Refuse a number that is not decimal without saying so."""
+    if event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
+        number = yaml.safe_load(event.value)
+        raise _refused(
+            f"{event.value} is the number {number} in YAML: write {number}, or the decimal number, or quotes around text",
+            event,
+        )
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:

@@ -27,7 +27,7 @@ from megablend.operations.check import check_store
 from megablend.operations.session import Session
 from megablend.operations.skip import describe_skips
 from megablend.operations.source_specs import has_text
-from megablend.operations.token_documents import warn_of_token_documents
+from megablend.operations.token_documents import warn_of_documents
 from megablend.operations.warn import (
     find_warnings,
     warn_of_amplification,
@@ -96,7 +96,7 @@ def describe_planned(
     run = compiled.run
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
     warnings = [warning for _, of_split in splits.values() for warning in of_split]
-    warnings += warn_of_token_documents(config, run.store.snapshot)
+    warnings += warn_of_documents(config, run.store.snapshot)
     warnings += warn_of_run(compiled)
     described = RunDescription(
         cache=config.cache,

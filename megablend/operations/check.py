@@ -26,7 +26,7 @@ from megablend.operations.results import Record
 from megablend.operations.runs import open_run
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import has_text
-from megablend.operations.token_documents import warn_of_token_documents
+from megablend.operations.token_documents import warn_of_documents
 from megablend.operations.unindexed import open_newest
 from megablend.operations.warn import warn_of_epochs
 from megablend.run.fitting_steps import unfit_step
@@ -199,7 +199,7 @@ def check_store(
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in errors),
         warnings=(
-            *warn_of_token_documents(config, store.snapshot),
+            *warn_of_documents(config, store.snapshot),
             *_warn_of_tokenizer(config, store.snapshot),
             *checker.warnings,
         ),

@@ -17,7 +17,7 @@ from megablend.operations.build_results import BuildResult
 from megablend.operations.check import check_store
 from megablend.operations.runs import list_indices
 from megablend.operations.session import Session
-from megablend.operations.token_documents import warn_of_token_documents
+from megablend.operations.token_documents import warn_of_documents
 from megablend.operations.warn import find_warnings, warn_of_run
 from megablend.run.check_totals import check_limits
 from megablend.run.commit import compile_others, keep_companion, precompute_orders
@@ -73,7 +73,7 @@ def _commit_once(
         stages_before=stages_before,
         problems=problems,
         warnings=(
-            *warn_of_token_documents(config, store.snapshot),
+            *warn_of_documents(config, store.snapshot),
             *find_warnings(compiled),
             *warn_of_run(compiled),
             # A run can be trained without these splits, but the user should know before evaluating

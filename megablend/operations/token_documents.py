@@ -1,8 +1,9 @@
-"""Find sources in which each token counts as a document: those with flat columns for which the
-config does not say what a document is."""
+"""Find sources whose documents are hardly meant: each token of a flat column, or each large raw file,
+since the config does not say what a document is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
@@ -12,6 +13,9 @@ from megablend.formats.flat import DOCUMENTS, is_flat
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.source_entry import SourceEntry
 from megablend.run.ledger import Ledger
+
+_WHOLE_SAMPLES = 100
+"""Raw files of more samples than this, on average, are hardly documents."""
 
 
 def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | None) -> None:
@@ -35,28 +39,60 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
             )
 
 
-def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """Return a warning about the sources of a run in which each token counts as a document; an
-    empty list if there are none."""
-    names = [repr(entry.name) for entry in _list_entries(config, snapshot)]
-    if not names:
+def warn_of_documents(config: Config, snapshot: Snapshot) -> list[str]:
+    """Return warnings about the sources of a run in which each token, or each large raw file, counts
+    as a document; an empty list if there are none."""
+    warnings = []
+    tokens = _join_names(_list_entries(config, snapshot))
+    if tokens:
+        warnings.append(
+            f"each token of {tokens} counts as a document, since the column is flat; this run keeps "
+            "doing so; in a new run, set `documents` of the source"
+        )
+    files = _join_names(_list_whole_files(config, snapshot))
+    if files:
+        warnings.append(
+            f"each file of {files} counts as a document, so `split` and `order: document` move whole files; name the "
+            "token that ends documents: `format_options: {eod_token: ID}` of the source"
+        )
+    return warnings
+
+
+def _join_names(entries: Sequence[SourceEntry]) -> str:
+    """Return the names of the first sources, and the number of the others."""
+    more = f" and {len(entries) - 3:,} more" if len(entries) > 3 else ""
+    return ", ".join(repr(entry.name) for entry in entries[:3]) + more
+
+
+def _list_whole_files(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
+    """Return the sources of large raw files without a token that separates documents, if a split or
+    the order goes by documents."""
+    if not (_splits(config) or config.needs_lengths):
         return []
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return [
-        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is flat; this run keeps "
-        "doing so; in a new run, set `documents` of the source"
-    ]
+    entries = []
+    for name in config.all_sources:
+        entry = snapshot.sources.find(name)
+        if entry is None or not len(entry.files):
+            continue
+        is_large = entry.tokens > _WHOLE_SAMPLES * config.sequence_length * len(entry.files)
+        if is_large and snapshot.file(entry.files[0]).opened.meta.get("separator", 0) is None:
+            entries.append(entry)
+    return entries
+
+
+def _splits(config: Config) -> bool:
+    """Whether a split divides the documents of sources."""
+    return config.split is not None and max(config.split) != 1
 
 
 def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
     """Return the sources in which each token counts as a document although some setting depends on
     where documents end."""
-    splits = config.split is not None and max(config.split) != 1
     is_masked = any(
         settings.inter_document_masking
         for settings in (config, *config.stage_configs_ignoring_sources)
     )
-    by_document = splits or config.needs_lengths or is_masked
+    by_document = _splits(config) or config.needs_lengths or is_masked
     entries = []
     for name, source in config.all_sources.items():
         has_no_effect = not by_document and source.append_eod is None
@@ -99,7 +135,8 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
 
 def _count(config: Config, documents: int) -> str:
     """Return the number of documents, and how many each split would have, as text."""
-    if config.split is None or max(config.split) == 1:
+    if not _splits(config):
         return f"{documents:,}"
+    assert config.split is not None
     bounds = [round(share * documents) for share in accumulate(config.split, initial=Fraction(0))]
     return f"{documents:,}: {', '.join(f'{stop - start:,}' for start, stop in pairwise(bounds))} in the splits"

@@ -60,7 +60,7 @@ class MemoryNeed:
     """The bytes that `memory` allows these processes together."""
     most_lanes: int | None
     """The most lanes that suit the loaders and the run's length and for which `memory` is enough;
-    None if memory does not depend on lanes."""
+    None if memory does not depend on lanes, or if the run is too short for lanes that suit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,8 @@ def find_memory_need(
         useful = min(MAX_LANES, max(num_windows, *(blend.lanes for blend in run.blends)))
         block_bytes = min(need.budget.blocks for need in needs)
         most_strides = useful // stride
-        most_lanes = stride * _count_strides(run, block_bytes, micro_batch_size, most_strides)
+        num_strides = _count_strides(run, block_bytes, micro_batch_size, most_strides)
+        most_lanes = stride * num_strides or None
     return MemoryNeed(
         bytes_per_rank=processes * max(need.memory for need in needs),
         limit_per_rank=processes * run.runtime.memory,

@@ -126,6 +126,20 @@ def test_lines_and_duplicates(unusual: str) -> None:
     assert lines["b"][1] == [(2, {"c": (2, None), "d": (3, None)}), (5, [(5, None), (6, None)])]
 
 
+@pytest.mark.parametrize("unusual", ["", "z: &x 1\ny: *x\n"], ids=["one pass", "by PyYAML"])
+def test_numbers_that_are_not_decimal_are_refused(unusual: str) -> None:
+    for text, number in {"0400": 256, "-017": -15, "1:30": 90, "0": 0, "400": 400}.items():
+        document = f"{unusual}a: [{text}]\n"
+        if text == str(number):
+            assert parse_document(document).data["a"] == [number]
+            continue
+        with pytest.raises(yaml.YAMLError, match=f"{text} is the number {number} in YAML"):
+            parse_document(document)
+    for text in ("'0400'", "0x1f", "0o17", "0.5", "08", "01.5", "1:x", "2026-01-02", "a:0400"):
+        document = f"{unusual}a: [{text}]\n"
+        assert parse_document(document).data["a"] == yaml.safe_load(f"[{text}]")
+
+
 def test_several_documents_are_refused() -> None:
     with pytest.raises(yaml.YAMLError, match="expected a single document"):
         parse_document("a: 1\n---\nb: 2\n")
