@@ -53,7 +53,7 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
     except (OSError, ValueError) as error:
         raise CacheError(
             f"{path}: the lengths of the .idx files are missing or damaged ({error}); open the datasets through "
-            "MegablendDatasetBuilder, which writes them"
+            "MegablendDatasetBuilder without fast_cache_load, which writes them"
         ) from error
 
 

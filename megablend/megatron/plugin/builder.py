@@ -56,7 +56,7 @@ from megablend.megatron.plugin.dataset import (
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
 from megablend.megatron.request.address import PAIR, parse_address
-from megablend.megatron.request.config import request_of
+from megablend.megatron.request.config import request_of, whole_sizes
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.objects.helper import closing_helper
@@ -91,7 +91,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         **options: Any,
     ) -> None:
         # Older versions insist on datasets on global rank 0
-        super().__init__(cls, list(sizes), lambda: True, config, *others, **options)
+        super().__init__(cls, list(whole_sizes(sizes)), lambda: True, config, *others, **options)
         self.is_built_on_rank = is_built_on_rank
         self._others = (others, options)
         self._marker: Marker | None = None

@@ -59,7 +59,7 @@ def list_settings(
 def _without_folders(blend: Any) -> Any:
     """Return the weights of a blend and the last parts of its prefixes; None if it is None."""
     return blend and {
-        "prefixes": [word.rpartition("/")[2] for word in blend[0]],
+        "prefixes": [str(word).rpartition("/")[2] for word in blend[0]],
         "weights": blend[1],
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megablend.errors import ConfigError, did_you_mean
 from megablend.storage.location import find_scheme, make_absolute
-from megablend.storage.registry import OBJECT_SCHEMES
+from megablend.storage.registry import OBJECT_SCHEMES, explain_scheme, find_storage
 from megablend.storage.url_checks import check_signature
 
 PAIR = "megatron"
@@ -51,8 +51,9 @@ def parse_address(text: str) -> Address:
     """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute,
     prefixes stay as written.
 
-    Raises: ConfigError for an option that does not exist or cannot be read.
+    Raises: ConfigError for an option that does not exist or cannot be read; see check_prefix.
     """
+    check_prefix(text)
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Address(format=PAIR, pattern=text)
@@ -70,6 +71,22 @@ def parse_address(text: str) -> Address:
         documents=_parse_documents(text, options.get("documents")),
         index=options.get("index"),
     )
+
+
+def check_prefix(prefix: str) -> None:
+    """Check what is certain without the files. Raises: ConfigError if an entry of a blend is not a
+    string, has a scheme that no storage reads, or ends with the suffix of a file of a pair."""
+    if not isinstance(prefix, str):
+        raise ConfigError(f"a blend has the entry {prefix!r}; expected a string, such as str(path)")
+    if _SCHEME.match(prefix):
+        return
+    scheme = find_scheme(prefix)
+    if scheme == "msc" or (scheme and find_storage(scheme) is None):
+        raise ConfigError(f"{prefix}: {explain_scheme(scheme)}")
+    if prefix.endswith((".bin", ".idx")):
+        raise ConfigError(
+            f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix"
+        )
 
 
 def check_pair(word: str) -> None:

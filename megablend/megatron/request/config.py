@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ def request_of(
         random_seed=config.random_seed,
         sequence_length=config.sequence_length,
         tokenizer=identifiers_of(config.tokenizer),
-        sizes=tuple(None if size is None else int(size) for size in sizes),
+        sizes=whole_sizes(sizes),
         blend=_make_blend(config.blend),
         blend_per_split=tuple(map(_make_blend, per_split)) if any(per_split) else None,
         split=config.split,
@@ -61,10 +62,23 @@ def request_of(
     )
 
 
+def whole_sizes(sizes: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return sizes with whole numbers of other types, such as 1e6, as integers: Megatron names files
+    by how a size is written. The request refuses others."""
+    return tuple(
+        int(size) if isinstance(size, numbers.Real) and size == size // 1 else size
+        for size in sizes
+    )
+
+
 def _make_blend(blend: tuple[Sequence[str], Sequence[float] | None] | None) -> Blend | None:
     if blend is None:
         return None
     prefixes, weights = blend
-    return Blend(
-        prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights))
-    )
+    try:
+        values = None if weights is None else tuple(map(float, weights))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a blend has the weights {weights}; expected numbers ({error})"
+        ) from None
+    return Blend(prefixes=tuple(prefixes), weights=values)

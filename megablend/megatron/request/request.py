@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.storage.location import find_scheme
-from megablend.storage.registry import explain_scheme, find_storage
+from megablend.megatron.request.address import check_prefix
 
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
@@ -39,7 +38,7 @@ class Blend:
                 f"holds at most {MAX_DATASETS:,}; merge some of them"
             )
         for prefix in self.prefixes:
-            _check_prefix(prefix)
+            check_prefix(prefix)
         if self.weights is not None and len(self.weights) != len(self.prefixes):
             raise ConfigError(
                 f"a blend has {len(self.weights)} weights for {len(self.prefixes)} prefixes; give one for each"
@@ -83,16 +82,20 @@ class CacheRequest:
             raise ConfigError(
                 "no cache folder is set (--data-cache-path, path_to_cache); set the one that training will use"
             )
+        for name in ("sequence_length", "random_seed"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; expected a whole number, such as 1234"
+                )
         if self.sequence_length < 1:
             raise ConfigError(f"the sequence length is {self.sequence_length}; expected 1 or more")
         if not 0 <= self.random_seed < 1 << 32:
             raise ConfigError(
                 f"the seed is {self.random_seed}; numpy's RandomState takes 0 to {(1 << 32) - 1}"
             )
-        if not 0 <= self.mid_level_dataset_surplus < math.inf:
-            raise ConfigError(
-                f"the mid-level surplus is {self.mid_level_dataset_surplus}; expected 0 or more"
-            )
+        surplus = self.mid_level_dataset_surplus
+        if not (isinstance(surplus, int | float) and 0 <= surplus < math.inf):
+            raise ConfigError(f"the mid-level surplus is {surplus!r}; expected 0 or more")
         if self.interleaving not in (GREEDY, LARGEST_REMAINDER):
             raise ConfigError(
                 f"blend {self.interleaving!r} is unknown; choose {GREEDY} or {LARGEST_REMAINDER}"
@@ -129,8 +132,10 @@ class CacheRequest:
         for name, size, blend in zip(
             SPLITS, self.sizes, map(self.blend_of, range(len(SPLITS))), strict=True
         ):
-            if size is not None and size < 0:
-                raise ConfigError(f"{name}: {size} samples requested; expected 0 or more")
+            if size is not None and not (isinstance(size, int) and size >= 0):
+                raise ConfigError(
+                    f"{name}: {size!r} samples requested; expected a whole number, 0 or more"
+                )
             if size is None and blend is not None and blend.weights is not None:
                 raise ConfigError(
                     f"{name}: the number of samples is missing (as with full validation), which "
@@ -145,13 +150,3 @@ class CacheRequest:
                 f"valid: with full validation, each validation set takes whole epochs, but {self.sizes[1]} samples are "
                 "requested; leave the number out"
             )
-
-
-def _check_prefix(prefix: str) -> None:
-    scheme = find_scheme(prefix)
-    if scheme == "msc" or (scheme and find_storage(scheme) is None):
-        raise ConfigError(f"{prefix}: {explain_scheme(scheme)}")
-    if prefix.endswith((".bin", ".idx")):
-        raise ConfigError(
-            f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix"
-        )

@@ -333,6 +333,56 @@ def test_what_cannot_be_built_is_told(tmp_path: Path, options: dict[str, Any]) -
         )
 
 
+CLASSES = [(GPTDataset, config_of), (MegablendGPTDataset, plugin_config)]
+
+
+@pytest.mark.parametrize(("cls", "make"), CLASSES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"blend": ([Path("/a")], None)},
+            r"a blend has the entry .*Path\('/a'\); expected a string",
+        ),
+        ({"blend": (["/a.bin"], None)}, r"/a\.bin: Megatron adds \.bin and \.idx itself"),
+        ({"weights": ["x", 1]}, r"a blend has the weights \['x', 1\]; expected numbers"),
+        ({"weights": [1, None]}, r"a blend has the weights \[1, None\]; expected numbers"),
+        ({"sequence_length": 16.0}, r"sequence_length is 16\.0; expected a whole number"),
+        ({"random_seed": None}, r"random_seed is None; expected a whole number"),
+        ({"mid_level_dataset_surplus": "0.1"}, r"surplus is '0\.1'; expected 0 or more"),
+    ],
+)
+def test_settings_of_wrong_types_are_named(
+    tmp_path: Path,
+    options: dict[str, Any],
+    cls: type[Any],
+    make: Callable[..., Any],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    blend = (options["blend"][0], changes.get("weights"))
+    others = {name: value for name, value in changes.items() if name != "weights"}
+    config = make(tmp_path / "cache", **{**options, "blend": blend, **others})
+    with pytest.raises(ConfigError, match=message):
+        build(cls, config)
+
+
+@pytest.mark.parametrize(("cls", "make"), CLASSES)
+def test_sizes_are_whole_numbers_of_any_type(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any], make: Callable[..., Any]
+) -> None:
+    """Megatron writes the size of a prefix by itself into its description, by which files are named."""
+    single = {**options, "blend": (options["blend"][0][:1], None)}
+    expected = megatron_build(config_of(tmp_path / "theirs", **single), SIZES)
+    config = make(tmp_path / "cache", **single)
+    for sizes in (list(map(float, SIZES)), list(np.array(SIZES))):
+        for ours, theirs in zip(build(cls, config, sizes), expected, strict=True):
+            assert_same_samples(ours, theirs)
+    for size in (200.5, "200", float("nan")):
+        with pytest.raises(ConfigError, match=r"train: .* samples requested; expected a whole"):
+            build(cls, config, [size, 20, 10])
+
+
 @pytest.mark.parametrize("num_prefixes", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_many_prefixes_take_few_descriptors(tmp_path: Path, num_prefixes: int) -> None:
     rng = np.random.default_rng(0)

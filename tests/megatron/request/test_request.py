@@ -80,7 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         {"sizes": (1, -1, 1)},
-        r"valid: -1 samples requested; expected 0 or more",
+        r"valid: -1 samples requested; expected a whole number, 0 or more",
         [{"sizes": (1, 0, 1)}],
     ),
     (
