@@ -106,23 +106,27 @@ class MirrorOptions:
         return any(has_prefix(location, prefix) for prefix in self.prefixes)
 
     def find_refusal(self, location: str) -> str:
-        """Return the reason why a node process may not fetch a location that a client requests; ""
-        if it may. It may fetch locations below a prefix, but none with `..`, `?` or a NUL in its
+        """Return the reason why a node process may not fetch a location that a client requests, and
+        what to do, in two lines; "" if it may. It may fetch locations below a prefix, but none with `..`, `?` or a NUL in its
         path, no symbolic link that leads outside the prefixes, and no URL with a loopback,
         link-local or local host, unless a prefix names that host."""
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
+        remedy = f"add a prefix of it to `mirror.prefixes` on this node, which lists {', '.join(self.prefixes)}"
         if not prefixes:
-            return "is outside the prefixes that this node's mirror may fetch"
+            return f"is outside the prefixes that this node's mirror may fetch\n{remedy}"
         if "\0" in location or ".." in path.split("/") or "?" in location:
-            return "has `..`, `?` or a NUL in its path, which this node's mirror does not fetch"
+            return (
+                "has `..`, `?` or a NUL in its path, which a mirror does not fetch\n"
+                "give the file another name at its source, or leave it out by a pattern"
+            )
         if not find_scheme(location):
             real = os.path.realpath(location)
             if not any(has_prefix(real, os.path.realpath(prefix)) for prefix in prefixes):
-                return "is a symbolic link that leads outside the prefixes that this node's mirror may fetch"
+                return f"is a symbolic link that leads outside the prefixes that this node's mirror may fetch\n{remedy}"
         is_near = find_scheme(location) in ("http", "https") and _is_near(location)
         if is_near and all(prefix in REMOTE_PREFIXES for prefix in prefixes):
-            return "has a loopback, link-local or local host, which no prefix names"
+            return f"has a loopback, link-local or local host, which no prefix names\n{remedy}"
         return ""
 
     def alone(self) -> MirrorOptions:

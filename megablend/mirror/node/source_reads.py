@@ -70,12 +70,8 @@ class SourceReader:
 
     def check_allowed(self, location: str) -> None:
         """Check that a location is below the node's prefixes. Raises: ConfigError if it is not."""
-        if reason := self._options.find_refusal(location):
-            raise ConfigError(
-                f"{location}: {reason}\n"
-                "add a prefix of it to `mirror.prefixes` on this node, which lists "
-                f"{', '.join(self._options.prefixes)}"
-            )
+        if refusal := self._options.find_refusal(location):
+            raise ConfigError(f"{location}: {refusal}")
 
     async def ask(self, question: Callable[[Storage], T]) -> T:
         """Call a function of the source's storage in a thread, and return its result."""

@@ -259,7 +259,6 @@ def test_a_source_that_moved_is_not_fetched_again(tmp_path: Path) -> None:
         # The listing, and the file that is another one
         assert MB <= count_sent(node.source) - before <= MB + 20_000
         check_folder(node.ask("path", "corpus")["path"], moved, "e")
-        assert "bug" not in (node.folder / "node.log").read_text()
 
 
 def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: Path) -> None:
@@ -361,7 +360,8 @@ def test_bad_input(tmp_path: Path) -> None:
             code, message = node.fail("add", "e", refused)
             assert code == 2
             assert message.startswith(f"{refused}: {reason}")
-            assert "\nadd a prefix of it to `mirror.prefixes`" in message
+            remedy = "give the file another name" if ".." in refused else "add a prefix of it to"
+            assert message.splitlines()[1].startswith(remedy)
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert node.fail("want", "corpus", "--nodes", ",")[1].startswith("--nodes: found ','")
         assert run("datasets", "list").stderr.startswith("megablend: no mirror given\n")
