@@ -7,7 +7,6 @@ a plan is made anew at each change, and every 30 seconds.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from bisect import bisect_left
 from collections import deque
@@ -379,7 +378,7 @@ class Holding:
             held, data = await self._engine.read_held(PageWant(part.twin, pages))
             if count_pages(held) == count_pages(pages):
                 store = self._engine.store
-                await self._engine.call(store.write, key, pages, memoryview(data), math.inf)
+                await self._engine.call(store.write, key, pages, memoryview(data), None)
         # Returns at once for pages that are held already
         await self._engine.obtain(PageWant(key, pages))
 
@@ -467,4 +466,4 @@ def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Sh
     """Return the part of a share of which the node `own` is a home, among the nodes `names`."""
     if own not in names:
         return share.select(np.zeros(len(share.file_index), np.bool_))
-    return share.select(Homes(names).find_own(own, share.row_ids, share.rows.blocks, copies))
+    return share.select(Homes(names).find_own(own, share.row_ids, share.pieces, copies))

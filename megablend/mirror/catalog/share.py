@@ -1,7 +1,7 @@
 """Shares: the pages of a revision's files that a node must hold.
 
-A dataset may have a million files. So a share is columns, of some 50 bytes a file, and only pages
-that are fetched become objects.
+A dataset may have a million files, or many terabytes. So a share is columns, of some 50 bytes a file
+and 12 a piece, and only pages that are fetched become objects.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from megablend.mirror.catalog.manifest import NO_FILES, Manifest
 from megablend.mirror.catalog.reconcile import FileSizes
 from megablend.mirror.disk.pages import (
     BLOCK_BYTES,
-    NO_PAGES,
     PAGE_BYTES,
+    PIECE_BLOCKS,
     Pages,
-    count_each,
-    count_pages,
-    rows_of_ranges,
+    pages_of_file,
 )
 from megablend.mirror.disk.room import NEVER
 
-_FILES_AT_A_TIME = 1 << 16
+_PIECE_PAGES = PIECE_BLOCKS * BLOCK_BYTES // PAGE_BYTES
 _NUM_RECENT = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The pages of a revision's files that a node must hold. A row is a block of a file."""
+    """The pages of a revision's files that a node must hold. A row is a piece of a file."""
 
     digests: Uint8s
     """The digest of each file's key: uint8 [files, 16]."""
@@ -40,8 +38,8 @@ class Share:
     """The size of each file: int64 [files], bytes."""
     file_index: Int64s
     """The file of each row, ascending: int64 [rows]."""
-    rows: Pages
-    """The block and the pages of each row. The blocks of a file are ascending."""
+    pieces: Uint32s
+    """The piece of each row, ascending within a file: uint32 [rows]."""
 
     def __len__(self) -> int:
         """Return the number of files of the revision, also of those without pages in the share."""
@@ -60,13 +58,15 @@ class Share:
     @cached_property
     def num_pages(self) -> Int64s:
         """The number of pages of each file in the share: int64 [files]."""
-        counts = np.bincount(self.file_index, count_each(self.rows.masks), len(self))
+        all_pages = -(-self.sizes // PAGE_BYTES)
+        left = all_pages[self.file_index] - self.pieces.astype(np.int64) * _PIECE_PAGES
+        counts = np.bincount(self.file_index, np.minimum(left, _PIECE_PAGES), len(self))
         return counts.astype(np.int64)
 
     @cached_property
     def num_bytes(self) -> int:
         """The number of bytes of the pages."""
-        return PAGE_BYTES * count_pages(self.rows)
+        return PAGE_BYTES * int(self.num_pages.sum())
 
     def list_digests(self, begin: int, stop: int) -> list[str]:
         """Return the digests of some files, as hex digits."""
@@ -76,11 +76,16 @@ class Share:
     def pages_of(self, index: int) -> Pages:
         """Return the pages of a file."""
         begin, stop = np.searchsorted(self.file_index, [index, index + 1])
-        return self.rows.at(slice(begin, stop))
+        pieces = self.pieces[begin:stop].astype(np.int64)
+        every = pages_of_file(int(self.sizes[index]))
+        if len(pieces) * PIECE_BLOCKS >= len(every.blocks):
+            return every
+        blocks = (pieces[:, None] * PIECE_BLOCKS + np.arange(PIECE_BLOCKS)).ravel()
+        return every.at(blocks[blocks < len(every.blocks)])
 
     def select(self, is_own: Bools) -> Share:
         """Return a share with only those rows for which `is_own`, bool [rows], is true."""
-        return replace(self, file_index=self.file_index[is_own], rows=self.rows.at(is_own))
+        return replace(self, file_index=self.file_index[is_own], pieces=self.pieces[is_own])
 
     def find_sizes(self) -> FileSizes:
         """Return the number of bytes of each file in the share."""
@@ -90,16 +95,10 @@ class Share:
 def make_share(manifest: Manifest) -> Share:
     """Return the share of a node that must hold all pages of all files."""
     sizes = manifest.sizes
-    file_index = [np.empty(0, np.int64)]
-    rows = [NO_PAGES]
-    # A portion at a time, since the computation of rows needs twice as much memory as they do
-    for begin in range(0, len(sizes), _FILES_AT_A_TIME):
-        stops = sizes[begin : begin + _FILES_AT_A_TIME]
-        index, pages = rows_of_ranges(np.zeros_like(stops), stops)
-        file_index.append(begin + index)
-        rows.append(pages)
-    blocks, masks = (np.concatenate(columns) for columns in zip(*rows, strict=True))
-    return Share(manifest.digests, sizes, np.concatenate(file_index), Pages(blocks, masks))
+    counts = -(-sizes // (_PIECE_PAGES * PAGE_BYTES))
+    file_index = np.repeat(np.arange(len(sizes)), counts)
+    pieces = np.arange(len(file_index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Share(manifest.digests, sizes, file_index, pieces.astype(np.uint32))
 
 
 NO_SHARE = make_share(NO_FILES)

@@ -31,7 +31,7 @@ _MIX_FACTOR_2_HIGH = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
 _MAX_PAIRS = 1 << 15
 """Pairs of a piece and a node that are computed at a time: their 512 KiB stay in a core's cache,
 which makes it twice as fast as 8 MiB at a time."""
-_ROWS_AT_A_TIME = 1 << 20
+_PIECES_AT_A_TIME = 1 << 20
 _MAX_MINIMUMS = 32
 """The most nodes that are found by one search for the smallest number each; more, by sorting all."""
 
@@ -70,46 +70,41 @@ class Homes:
         places = self.order(digest, np.array([piece]), count)[0]
         return [self._names[place] for place in places.tolist()]
 
-    def order(self, digest: str, pieces: Int64s, count: int) -> Int64s:
+    def order(self, digest: str, pieces: Int64s | Uint32s, count: int) -> Int64s:
         """Return the first nodes in the orders of some pieces of a file.
 
         Args:
             digest: the file's digest, hexadecimal.
-            pieces: int64 [n], numbers of pieces.
+            pieces: integers [n], numbers of pieces.
             count: the number of nodes for each piece; fewer are returned if there are fewer.
 
         Returns: indices into the list of nodes, int64 [n, count], the first home first.
         """
-        return self._order(_repeat_id(digest, len(pieces)), np.asarray(pieces), count)
+        ids = np.full(len(pieces), int(digest[:16], 16), np.uint64)
+        return self._order(ids, pieces, count)
 
     def order_blocks(self, digest: str, blocks: Uint32s, count: int) -> Int64s:
         """Return the first nodes in the orders of the pieces that blocks of a file are in: see
-        `order`; int64 [blocks, count]."""
-        return self.order_rows(_repeat_id(digest, len(blocks)), blocks, count)
-
-    def order_rows(self, ids: Uint64s, blocks: Uint32s, count: int) -> Int64s:
-        """Return the same as `order_blocks`, for blocks of several files: int64 [rows, count].
-
-        Args:
-            ids: the first eight bytes of the digest of each row's file, as a number: uint64 [rows].
-            blocks: the block of each row: uint32 [rows]. This is fastest if the rows of a piece
-                follow one another.
-        """
+        `order`; int64 [blocks, count]. This is fastest if the blocks of a piece follow one another."""
         pieces = blocks // PIECE_BLOCKS
         is_first = np.ones(len(blocks), np.bool_)
-        is_first[1:] = (ids[1:] != ids[:-1]) | (pieces[1:] != pieces[:-1])
-        order = self._order(ids[is_first], pieces[is_first], count)
+        is_first[1:] = pieces[1:] != pieces[:-1]
+        order = self.order(digest, pieces[is_first], count)
         repeated: Int64s = order[np.cumsum(is_first) - 1]
         return repeated
 
-    def find_own(self, node: str, ids: Uint64s, blocks: Uint32s, count: int) -> Bools:
-        """Return whether a node is among the first `count` in the order of each row's piece: bool
-        [rows]; see `order_rows`."""
+    def find_own(self, node: str, ids: Uint64s, pieces: Uint32s, count: int) -> Bools:
+        """Return whether a node is among the first `count` in the order of each piece: bool [n].
+
+        Args:
+            ids: the first eight bytes of the digest of each piece's file, as a number: uint64 [n].
+            pieces: uint32 [n], numbers of pieces.
+        """
         place = self._names.index(node)
-        is_own = np.empty(len(blocks), np.bool_)
-        for begin in range(0, len(blocks), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            is_own[rows] = (self.order_rows(ids[rows], blocks[rows], count) == place).any(axis=1)
+        is_own = np.empty(len(pieces), np.bool_)
+        for begin in range(0, len(pieces), _PIECES_AT_A_TIME):
+            some = slice(begin, begin + _PIECES_AT_A_TIME)
+            is_own[some] = (self._order(ids[some], pieces[some], count) == place).any(axis=1)
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
@@ -130,11 +125,6 @@ class Homes:
             np.bitwise_or(numbers, self._places, out=numbers)
             _find_smallest(numbers, part)
         return order
-
-
-def _repeat_id(digest: str, count: int) -> Uint64s:
-    """Return a file's id, once for each of its pieces or blocks: uint64 [count]."""
-    return np.full(count, int(digest[:16], 16), np.uint64)
 
 
 def _find_smallest(numbers: Uint64s, out: Int64s) -> None:
