@@ -60,9 +60,7 @@ def _check_cluster(options: MirrorOptions) -> None:
         value = getattr(options, name)
         is_for_data_port = options.data_port is not None and name in ("tls", "insecure")
         if nodes is None and not is_for_data_port and value != default:
-            raise ValueError(
-                f"{name}: found {value!r}, but no `nodes`, which it needs; set `nodes`, or leave it out"
-            )
+            raise ValueError(f"{name}: is set, but needs `nodes`; set `nodes`, or leave it out")
     if (nodes == "etcd") != (options.etcd is not None):
         raise ValueError(
             "etcd: found without `nodes: etcd`; set both or neither"

@@ -36,7 +36,7 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
     if not names and (want.nodes or want.copies):
         raise ResourceError(
             f"{want.target}: the nodes have not connected to one another yet\ntry again when they have: "
-            "`megablend node status` names the missing ones"
+            "`megablend node status` names those that have joined"
         )
     for node in want.nodes:
         if node not in names:

@@ -38,6 +38,7 @@ _DIFFERING_SECONDS = 2.0
 made: nodes often come and go together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
+_SHOWN_NAMES = 20
 _NUM_RENEWALS = 3
 """The number of renewals of a lease in the time that it lasts."""
 _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
@@ -65,6 +66,8 @@ class EtcdMembers:
         """The id of this node's lease; 0 while it has none."""
         self.find_away: Callable[[], Collection[str]] = lambda: ()
         """Returns the names of the nodes that this one does not reach."""
+        self._joined: Collection[str] = ()
+        """The names of the nodes that had joined when this node last looked."""
         self._own = own
         self._seconds = options.lease
         self._folder = folder
@@ -186,7 +189,13 @@ class EtcdMembers:
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for people and metrics."""
-        return {"away_since": self.etcd.away_since, "trouble": self.etcd.trouble or self._trouble}
+        names = ", ".join(sorted(self._joined)[:_SHOWN_NAMES])
+        joined = f"{len(self._joined)} of {self.size} have joined: {names}"
+        return {
+            "away_since": self.etcd.away_since,
+            "trouble": self.etcd.trouble or self._trouble,
+            "waiting": joined if self._latest is None else "",
+        }
 
     async def _register(self) -> bool:
         """Take this node's name with a new lease. Returns: False if another node has it."""
@@ -276,6 +285,7 @@ class EtcdMembers:
         live = [key.removeprefix(self._nodes_prefix) for key in nodes.values]
         # Just after etcd was away, nodes may have had no time to renew their leases
         keeps = time.monotonic() < max(self._started_at, self.etcd.away_at) + self._seconds
+        self._joined = live
         return propose(current, self._latest, live, expected=self.size, keeps=keeps)
 
     async def _put(self, view: View) -> None:

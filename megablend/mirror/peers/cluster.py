@@ -222,6 +222,8 @@ class Cluster:
     def as_json(self) -> dict[str, Any]:
         """Return the state of the cluster, for people and metrics."""
         away = sorted(self.find_away())
+        views = {} if self.views is None else {"etcd": self.views.as_json()}
+        waiting = views["etcd"].get("waiting", "") if views else ""
         status = {
             "own": self.own,
             "nodes": self.num_nodes,
@@ -231,8 +233,8 @@ class Cluster:
             "formed": self._agreement.is_reached,
             "sent_bytes": self._sent_bytes,
             "bad": {each.name: each.num_bad for each in self._peers.values() if each.num_bad},
-            **({} if self.views is None else {"etcd": self.views.as_json()}),
-            "trouble": str(self._agreement.failure or self._agreement.too_few),
+            **views,
+            "trouble": str(self._agreement.failure or self._agreement.too_few or waiting),
         }
         return status | self._assemblies[0].count_debts() if self._assemblies else status
 

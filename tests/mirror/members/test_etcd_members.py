@@ -70,8 +70,11 @@ def test_nodes_wait_for_those_that_are_expected_and_one_that_is_late_joins(
             reading = asyncio.ensure_future(nodes.read_all(0, 1))
             await asyncio.sleep(1.5)
             assert source.bytes < 50  # versions were asked for
+            joined = f"2 of 3 have joined: {nodes.names[0]}, {nodes.names[1]}"
+            await until(lambda: nodes.cluster(0).as_json()["trouble"] == joined, 60)
             await nodes.start(2)
             await wait_for_view(nodes, 0, 1, 2)
+            assert nodes.cluster(0).as_json()["trouble"] == ""
             await reading
             await nodes.start(3)
             assert await wait_for_view(nodes, 0, 1, 2, 3) == 2
