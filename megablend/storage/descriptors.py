@@ -40,15 +40,28 @@ def default_capacity() -> int:
     return min(_MAX_DESCRIPTORS, limit // 4)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Descriptor:
-    """An open file of a pool."""
+    """An open file of a pool, and the context of each of its loans. It is a class, since a
+    generator's context takes several times as long, which shows when reads are small."""
 
+    pool: DescriptorPool
     fd: int
     holders: int = 0
     """The number of loans that have not ended."""
     is_pooled: bool = True
     """Whether the pool has it; otherwise the end of the last loan closes it."""
+
+    def __enter__(self) -> int:
+        return self.fd
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.pool.give_back(self)
 
 
 class DescriptorPool:
@@ -80,7 +93,8 @@ class DescriptorPool:
         with self._lock:
             self._capacity = capacity
             closable = self._evict_excess()
-        self._close(closable)
+        for each in closable:
+            os.close(each.fd)
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
@@ -103,7 +117,30 @@ class DescriptorPool:
 
         Raises: OSError if the file cannot be opened, with ESTALE if it is not the one in `opened`.
         """
-        return _Loan(self, self._take(path, opened))
+        identity = opened.get(path)
+        if identity is not None:
+            with self._lock:
+                pooled = self._pool.get((path, identity))
+                if pooled is not None:
+                    self._pool.move_to_end((path, identity))
+                    pooled.holders += 1
+                    return pooled
+        fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
+        identity = identity_of(os.fstat(fd))
+        if opened.setdefault(path, identity) != identity:
+            os.close(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        key = (path, identity)
+        new = _Descriptor(self, fd)
+        with self._lock:
+            # Another thread may have been faster, or another storage may have opened it
+            pooled = self._pool.setdefault(key, new)
+            self._pool.move_to_end(key)
+            pooled.holders += 1
+            closable = self._evict_excess()
+        for each in closable if pooled is new else [*closable, new]:
+            os.close(each.fd)
+        return pooled
 
     def give_back(self, descriptor: _Descriptor) -> None:
         """End a loan."""
@@ -112,39 +149,6 @@ class DescriptorPool:
             is_unused = not descriptor.is_pooled and not descriptor.holders
         if is_unused:
             os.close(descriptor.fd)
-
-    def _take(self, path: str, opened: OpenedFiles) -> _Descriptor:
-        """Return a descriptor of the file at `path`, held for the caller. Raises: the same errors
-        as `borrow`."""
-        identity = opened.get(path)
-        pooled = None if identity is None else self._find(path, identity)
-        if pooled is not None:
-            return pooled
-        fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
-        identity = identity_of(os.fstat(fd))
-        if opened.setdefault(path, identity) != identity:
-            os.close(fd)
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        key = (path, identity)
-        new = _Descriptor(fd)
-        with self._lock:
-            # Another thread may have been faster, or another storage may have opened it
-            pooled = self._pool.setdefault(key, new)
-            self._pool.move_to_end(key)
-            pooled.holders += 1
-            closable = self._evict_excess()
-        self._close(closable if pooled is new else [*closable, new])
-        return pooled
-
-    def _find(self, path: str, identity: FileIdentity) -> _Descriptor | None:
-        """Return the pool's descriptor of a file, held for the caller; None if the pool has
-        none."""
-        with self._lock:
-            pooled = self._pool.get((path, identity))
-            if pooled is not None:
-                self._pool.move_to_end((path, identity))
-                pooled.holders += 1
-            return pooled
 
     def _evict_excess(self) -> list[_Descriptor]:
         """Evict descriptors above the capacity, least recently used first (the lock is held).
@@ -156,33 +160,6 @@ class DescriptorPool:
             if not evicted.holders:  # otherwise its last user closes it
                 closable.append(evicted)
         return closable
-
-    @staticmethod
-    def _close(closable: list[_Descriptor]) -> None:
-        for descriptor in closable:
-            os.close(descriptor.fd)
-
-
-class _Loan:
-    """The context of a borrowed descriptor. It is a class, since a generator's context takes several
-    times as long, which shows when reads are small."""
-
-    __slots__ = ("_descriptor", "_pool")
-
-    def __init__(self, pool: DescriptorPool, descriptor: _Descriptor) -> None:
-        self._pool = pool
-        self._descriptor = descriptor
-
-    def __enter__(self) -> int:
-        return self._descriptor.fd
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.give_back(self._descriptor)
 
 
 def identity_of(state: os.stat_result) -> FileIdentity:

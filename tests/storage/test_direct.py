@@ -75,7 +75,7 @@ def test_a_file_system_without_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(DescriptorPool):
-        def _take(self, path: str, opened: OpenedFiles) -> Any:
+        def borrow(self, path: str, opened: OpenedFiles) -> Any:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     with pytest.raises(DataError, match=r"does not support O_DIRECT; set direct_io: false"):
