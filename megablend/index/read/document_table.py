@@ -28,7 +28,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.manifest import MANIFEST, check_sizes, read_manifest
 from megablend.index.tables.mapped_table import MappedTable
 from megablend.index.tables.ranged_blocks import RangedBlocks, store_totals
-from megablend.index.tables.row_checks import RowChecks, warn_unchecked, write_checks
+from megablend.index.tables.row_checks import find_wrong, open_checks, warn_unchecked, write_checks
 from megablend.index.tables.sealed_numbers import ComputedNumbers
 from megablend.index.tables.table_folder import add_tables
 from megablend.kernels.document_table import add_lengths
@@ -70,9 +70,9 @@ class DocumentTable:
         self.folder = folder
         self._lengths = MappedTable(folder / LENGTHS, LENGTH_COLUMNS)
         self._starts = MappedTable(folder / STARTS, START_COLUMNS)
-        self.num_documents = len(self._lengths["tokens"])
+        self.num_documents = self._lengths.num_rows
         self.num_tokens = int(self._starts["tokens"][-1])
-        self._checks = RowChecks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
+        self._checks = open_checks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
             raise self.damaged(
                 f"it has {self.num_documents:,} lengths, but {len(self._starts['tokens']):,} running counts"
@@ -135,7 +135,7 @@ class DocumentTable:
         groups = np.unique(np.minimum(documents // EVERY, last))
         for start in range(0, len(groups), _PASS_GROUPS):
             part = groups[start : start + _PASS_GROUPS]
-            wrong = self._checks.find_wrong(_GROUP, part, self._group_values(part))
+            wrong = find_wrong(self._checks, _GROUP, part, self._group_values(part))
             if wrong is not None:
                 first = wrong * EVERY
                 raise self.damaged(

@@ -61,6 +61,7 @@ class MappedTable:
                     weakref.finalize(self, _close, self._fd)
         data = pa.py_buffer(self._mapping)
         batch = parse_batch(path, data, schema_of(columns))
+        self.num_rows: int = batch.num_rows
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._begins: dict[str, int] = {}
         """Offset of each column in the file."""

@@ -42,23 +42,22 @@ _warned: set[Path] = set()
 """The folders that `warn_unchecked` has warned about."""
 
 
-class RowChecks:
-    """The checksums of a table. Raises: CacheError if they are damaged."""
+def open_checks(path: Path, names: Sequence[str]) -> MappedTable:
+    """Open the checksums of a table, by their names. Raises: CacheError if they are damaged."""
+    return MappedTable(path, _columns_of(names))
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._stored = MappedTable(path, _columns_of(names))
-        self.num_rows = len(self._stored[names[0]])
 
-    def find_wrong(self, name: str, rows: Int64s, values: Int64s) -> int | None:
-        """Return the first row that differs from the committed one; None if no row does.
+def find_wrong(checks: MappedTable, name: str, rows: Int64s, values: Int64s) -> int | None:
+    """Return the first row that differs from the committed one; None if no row does.
 
-        Args:
-            name: name of the checksum.
-            rows: int64 [n], numbers of the rows.
-            values: int64 [num_columns, n], values of the columns that the checksum covers.
-        """
-        wrong = _compute(rows, values) != self._stored.take(name, rows)
-        return int(rows[wrong.argmax()]) if wrong.any() else None
+    Args:
+        checks: the checksums of the table.
+        name: name of the checksum.
+        rows: int64 [n], numbers of the rows.
+        values: int64 [num_columns, n], values of the columns that the checksum covers.
+    """
+    wrong = _compute(rows, values) != checks.take(name, rows)
+    return int(rows[wrong.argmax()]) if wrong.any() else None
 
 
 def write_checks(
@@ -99,8 +98,10 @@ class CheckedTable:
         self._groups = _GROUPS[table]
         self._checks_name = _CHECKS[table]
         self.mapped = MappedTable(self._path, _COLUMNS[table])
-        self.num_rows = len(self.mapped[(_COLUMNS[table].names or ("",))[0]])
-        self._checks = RowChecks(folder / self._checks_name, list(self._groups)) if checks else None
+        self.num_rows = self.mapped.num_rows
+        self._checks = (
+            open_checks(folder / self._checks_name, list(self._groups)) if checks else None
+        )
         if self._checks is not None and self._checks.num_rows != self.num_rows:
             raise DamagedCacheError.of(
                 f"{folder / self._checks_name}: damaged table: its number of rows differs from that of {table}"
@@ -117,7 +118,7 @@ class CheckedTable:
         for number, name in enumerate(names):
             values[number] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
-            wrong = self._checks.find_wrong(group, rows, values)
+            wrong = find_wrong(self._checks, group, rows, values)
             if wrong is not None:
                 raise DamagedCacheError.of(
                     f"{self._path}: damaged table: row {wrong} does not match its checksum in {self._checks_name}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -76,21 +75,6 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
     return order[is_new], places
 
 
-class _StoredPages(NamedTuple):
-    """Pages of one file, in the order of the file, and their bytes."""
-
-    reader: ParquetReader
-    """The reader of the file."""
-    blocks: Array
-    """The pages: PLACED_BLOCK_DTYPE [n]."""
-    chunks: Array
-    """Chunk table of the file: CHUNK_DTYPE [m]."""
-    fetched: FetchedRanges
-    """Bytes of the pages."""
-    dictionaries: Sequence[FetchedRanges]
-    """Bytes of dictionary pages that were not cached."""
-
-
 class ParquetReader:
     """Reads pages of one column of one file."""
 
@@ -139,10 +123,8 @@ class ParquetReader:
         if not len(blocks):
             return DecodedBlocks.of([])
         pages, places = select_blocks(blocks)
-        # As `byte_ranges` requested them
-        stored_pages, *dictionaries = fetched
-        stored = _StoredPages(self, pages, chunks, stored_pages, dictionaries)
-        decoded = self._decode_pages([stored], pieces=pieces)
+        read = FileRead(self, pages, chunks, fetched=list(fetched))
+        decoded = self._decode_pages([read], pieces=pieces)
         return decoded if pages is blocks else decoded.taken(places)
 
     @property
@@ -154,14 +136,9 @@ class ParquetReader:
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
         """See `JointReader.decode_jointly`. Only pages in the order of their files are decoded
         jointly."""
-        stored = list[_StoredPages]()
-        for read in reads:
-            if select_blocks(read.blocks)[0] is not read.blocks:
-                return None
-            assert isinstance(read.reader, ParquetReader)
-            pages, *dictionaries = read.fetched
-            stored.append(_StoredPages(read.reader, read.blocks, read.chunks, pages, dictionaries))
-        return self._decode_pages(stored, pieces=pieces)
+        if any(select_blocks(read.blocks)[0] is not read.blocks for read in reads):
+            return None
+        return self._decode_pages(reads, pieces=pieces)
 
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
@@ -170,19 +147,25 @@ class ParquetReader:
         stored_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
         return [block.offsets for block in self.decode(blocks, chunks, fetched)], stored_bytes
 
-    def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
+    def _decode_pages(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks:
         """Decode pages of files whose readers are alike; errors name the file of this reader.
-        Raises: CorruptFileError, UnsupportedFileError."""
+
+        Args:
+            reads: reads whose blocks are in the order of the file, and their bytes as `byte_ranges`
+                requested them: those of the pages, then those of dictionaries.
+
+        Raises: CorruptFileError, UnsupportedFileError.
+        """
         source = self._source
         column = self._column
-        blocks = stored[0].blocks
-        if len(stored) > 1:
-            blocks = join_tables([pages.blocks for pages in stored], blocks.dtype)
+        blocks = reads[0].blocks
+        if len(reads) > 1:
+            blocks = join_tables([read.blocks for read in reads], blocks.dtype)
         offsets, sizes = places_of(blocks)
         addresses = np.concatenate(
-            [address_of(pages.fetched.buffers[0]) + pages.fetched.begins for pages in stored]
+            [address_of(read.fetched[0].buffers[0]) + read.fetched[0].begins for read in reads]
         )
-        codecs = np.concatenate([pages.chunks["codec"][pages.blocks["chunk"]] for pages in stored])
+        codecs = np.concatenate([read.chunks["codec"][read.blocks["chunk"]] for read in reads])
         headers = headers_in(source, offsets, sizes, addresses)
         self._check_headers(headers, blocks)
         bodies = bodies_of(source, headers, codecs, addresses + headers["header_bytes"])
@@ -203,7 +186,7 @@ class ParquetReader:
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            [dictionary for pages in stored for dictionary in pages.reader._dictionaries(pages)],
+            [dictionary for read in reads for dictionary in _find_dictionaries(read)],
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
@@ -262,35 +245,12 @@ class ParquetReader:
                     continues=bool(levels["continues"][i]),
                 )
 
-    def _dictionaries(self, pages: _StoredPages) -> list[Array | None]:
-        """Return the dictionary of each page, int32 or int64 [num_entries]; None if its values are
-        not encoded by one, or its chunk has none."""
-        dictionaries = list[Array | None]([None] * len(pages.blocks))
-        needing = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
-        if len(needing):
-            stored = {int(page.ranges.offsets[0]): page[0] for page in pages.dictionaries}
-            chunks = pages.blocks["chunk"][needing].tolist()
-            by_chunk = {
-                chunk: self._dictionary(pages.chunks[chunk], stored)
-                for chunk in sorted(set(chunks))
-            }
-            for i, chunk in zip(needing.tolist(), chunks, strict=True):
-                dictionaries[i] = by_chunk[chunk]
-        return dictionaries
-
-    def _dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array | None:
-        """Return the dictionary of a chunk, int32 or int64 [num_entries]; None if it has none.
+    def _decode_dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array:
+        """Decode the dictionary of a chunk: int32 or int64 [num_entries].
 
         Args:
             stored: the dictionary pages that were fetched, by their offsets.
         """
-        offset = int(chunk["dictionary_offset"])
-        if offset < 0:
-            return None
-        return CACHE.get((self._number, offset), partial(self._decode_dictionary, chunk, stored))
-
-    def _decode_dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array:
-        """Decode the dictionary of a chunk; arguments and result as of `_dictionary`."""
         what = "the dictionary page"
         offset = int(chunk["dictionary_offset"])
         page = stored.get(offset)
@@ -323,6 +283,29 @@ class ParquetReader:
                 dictionary = dictionary.copy()
             dictionary.setflags(write=False)
             return dictionary
+
+
+def _find_dictionaries(read: FileRead) -> list[Array | None]:
+    """Return the dictionary of each page, int32 or int64 [num_entries]; None if its values are not
+    encoded by one, or its chunk has none."""
+    reader = read.reader
+    assert isinstance(reader, ParquetReader)
+    dictionaries = list[Array | None]([None] * len(read.blocks))
+    needing = is_by_dictionary(read.blocks["encoding"]).nonzero()[0]
+    if not len(needing):
+        return dictionaries
+    stored = {int(page.ranges.offsets[0]): page[0] for page in read.fetched[1:]}
+    numbers = read.blocks["chunk"][needing].tolist()
+    by_chunk = dict[int, Array]()
+    for number in sorted(set(numbers)):
+        chunk = read.chunks[number]
+        offset = int(chunk["dictionary_offset"])
+        if offset >= 0:
+            decode = partial(reader._decode_dictionary, chunk, stored)
+            by_chunk[number] = CACHE.get((reader._number, offset), decode)
+    for i, number in zip(needing.tolist(), numbers, strict=True):
+        dictionaries[i] = by_chunk.get(number)
+    return dictionaries
 
 
 def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
