@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.config.read_spec import OptionValue, ReadSpec
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
@@ -365,6 +365,20 @@ def check_size(path: str, indexed: int, storage: Storage) -> int:
             path, f"has {size} bytes, but had {indexed} when it was indexed; {CHANGED_REMEDY}"
         )
     return size
+
+
+def changed_error(path: str, error: ConfigError | DataError) -> ChangedFileError:
+    """Return the error for an indexed file whose structure, given the error of reading it, is no
+    longer valid."""
+    if isinstance(error, DataError):
+        problem = error.problem
+        offset = error.offset
+    else:
+        problem = str(error).removeprefix(f"{path}: ")
+        offset = None
+    return ChangedFileError(
+        path, f"changed since it was indexed: {problem}; {CHANGED_REMEDY}", offset=offset
+    )
 
 
 def check_structure(path: str, digest: str, file: OpenedFile, what: str) -> None:

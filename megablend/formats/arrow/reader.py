@@ -11,12 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import (
-    CHANGED_REMEDY,
-    ChangedFileError,
-    CorruptFileError,
-    UnsupportedFileError,
-)
+from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.batch_format import BatchFormat
 from megablend.formats.arrow.footer import (
     MAGIC,
@@ -28,6 +23,7 @@ from megablend.formats.base import (
     BlockReader,
     FileIndex,
     OpenedFile,
+    changed_error,
     check_size,
     check_structure,
 )
@@ -66,9 +62,7 @@ class ArrowFormat(BatchFormat):
             check_structure(path, hex_digest(footer), file, "footer")
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(
-                path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}"
-            ) from error
+            raise changed_error(path, error) from error
         return self.make_reader(path, file, np.sort(places, order="offset"))
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import (
-    CHANGED_REMEDY,
-    ChangedFileError,
-    CorruptFileError,
-    UnsupportedFileError,
-)
+from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.base import (
     BlockReader,
     FileIndex,
     OpenedFile,
+    changed_error,
     check_size,
     check_structure,
 )
@@ -63,11 +59,7 @@ class ParquetFormat(ColumnFormat):
         try:
             digest = hex_digest(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(
-                path,
-                f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}",
-                offset=error.offset,
-            ) from error
+            raise changed_error(path, error) from error
         check_structure(path, digest, file, "footer")
         meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))

@@ -15,8 +15,6 @@ import numpy as np
 
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.errors import (
-    CHANGED_REMEDY,
-    ChangedFileError,
     ConfigError,
     CorruptFileError,
     UnsupportedFileError,
@@ -29,6 +27,7 @@ from megablend.formats.base import (
     BlockReader,
     FileIndex,
     OpenedFile,
+    changed_error,
     check_size,
     check_structure,
     refuse_column,
@@ -139,9 +138,7 @@ class RawFormat(BaseFormat):
         try:
             layout, header = read_layout(path, size, options, storage)
         except (ConfigError, CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(
-                path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}"
-            ) from error
+            raise changed_error(path, error) from error
         check_structure(path, _digest(header, layout), file, "header")
         separator = None
         if file.meta["separator"] is not None:

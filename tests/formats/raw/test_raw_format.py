@@ -271,8 +271,9 @@ def test_a_header_that_changes_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(llmc_header("uint16", 10) + np.array(TOKENS, np.uint16).tobytes())
     found = index(path)
     path.write_bytes(llmc_header("uint16", 9) + np.array(TOKENS, np.uint16).tobytes())
-    with pytest.raises(ChangedFileError, match="changed since it was indexed"):
+    with pytest.raises(ChangedFileError, match="changed since it was indexed") as raised:
         read(path, found)
+    assert str(raised.value).count(str(path)) == 1
 
 
 @pytest.mark.long
