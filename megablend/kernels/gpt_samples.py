@@ -3,12 +3,14 @@ between two reads."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.intrinsics import pointer_at, pread
-from megablend.jit import kernel
+from megablend.jit import device, kernel
 
 _ENTRIES = 16
 """Number of entries of the document index that are read at once."""
@@ -39,26 +41,20 @@ def read_samples(
     num_samples, row_width, shuffle_width, token_bytes, start, pointers, extra = layout
     # What was read last: a number of the shuffle index, two rows of the sample index, or a pointer
     words = np.empty(4, np.int64)
-    words_address = words.ctypes.data
     documents = np.empty(_ENTRIES, np.int32)
     for k in range(len(numbers)):
         number = numbers[k] + num_samples if numbers[k] < 0 else numbers[k]
         if number < 0 or number >= num_samples:
             return False
         words[0] = 0
-        size = shuffle_width
-        data = pointer_at(words_address, size)
-        if pread(shuffle_index, data, size, start + number * size) != size:
+        if not _read(shuffle_index, words, shuffle_width, start + number * shuffle_width):
             return False
         row = words[0]
         if row < 0:  # positions beyond the end of a file are found by reads of fewer bytes
             return False
-
         # A row is a position in the document index, and an offset in the document there. A sample
         # begins at its own row, and ends at the next one
-        size = 4 * row_width
-        data = pointer_at(words_address, size)
-        if pread(sample_index, data, size, start + row * 2 * row_width) != size:
+        if not _read(sample_index, words, 4 * row_width, start + row * 2 * row_width):
             return False
         if row_width == 4:
             first = words[0] & 0x7FFFFFFF
@@ -69,14 +65,12 @@ def read_samples(
             first, offset, last, end = words
         if first < 0:
             return False
-
         done = 0  # bytes of the sample so far
         for position in range(first, last + 1):
             entry = (position - first) % _ENTRIES
             if entry == 0:
                 size = 4 * min(_ENTRIES, last + 1 - position)
-                data = pointer_at(documents.ctypes.data, size)
-                if pread(document_index, data, size, start + 4 * position) != size:
+                if not _read(document_index, documents, size, start + 4 * position):
                     return False
             document = np.int64(documents[entry])
             if document < 0 or document >= len(lengths):
@@ -88,12 +82,17 @@ def read_samples(
                 return False
             if size == 0:
                 continue
-            if pread(idx_file, pointer_at(words_address, 8), 8, pointers + 8 * document) != 8:
+            if not _read(idx_file, words, 8, pointers + 8 * document):
                 return False
-            data = pointer_at(out.ctypes.data + k * out.shape[1] + done, size)
-            if pread(bin_file, data, size, words[0] + begin * token_bytes) != size:
+            if not _read(bin_file, out[k, done:], size, words[0] + begin * token_bytes):
                 return False
             done += size
         if done != out.shape[1]:
             return False
     return True
+
+
+@device
+def _read(fd: int, array: npt.NDArray[Any], size: int, offset: int) -> bool:
+    """Read `size` bytes of a file to the beginning of an array. Returns whether it has them."""
+    return pread(fd, pointer_at(array.ctypes.data, size), size, offset) == size

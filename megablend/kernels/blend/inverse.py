@@ -87,47 +87,51 @@ def find_samples(
             stop_cycle = least_multiple(
                 left_leaves, left_samples, total, leaf.total, rank, count, stage.step
             )
-            if stop_cycle * stage.step > stage.dealt:
-                _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
-                if seen < count:  # in the tail, which follows the tree's own order
-                    stop = least_multiple(
-                        left_leaves, left_samples, total, leaf.total, rank, count, 1
-                    )
-                    ks[i] = stop - 1
-                    continue
+            if _is_in_tail(stage, rank, count, stop_cycle):  # which follows the tree's own order
+                stop = least_multiple(left_leaves, left_samples, total, leaf.total, rank, count, 1)
+                ks[i] = stop - 1
+                continue
             fill_period_of(stage, leaf, stop_cycle - 1, ordinal, periods, parts)
             cycles = int(periods[0, rank, END] - periods[0, rank, BEGIN])
             filled_rank = rank
             filled_stop = int(periods[0, rank, FIRST_ORDINAL]) + dealt_below(
                 periods[0, rank], parts[0, rank], lanes, lanes, 0, cycles
             )
-
         period = periods[0, rank]
         part = parts[0, rank]
-        cycles = int(period[END] - period[BEGIN])
         place = ordinal - int(period[FIRST_ORDINAL])
         residue = residue_of(period, part, lanes, place, 0, cycles)
         place -= dealt_below(period, part, lanes, residue, 0, cycles)
         for local_cycle in range(cycles):
             low, high, turn = _lane_dealt(period, part, lanes, local_cycle, residue)
             if place < high - low:
-                cycle = int(period[BEGIN]) + local_cycle
-                key = cycle_key(seed, start, cycle)
-                cycle_low, cycle_high = cycle_edges(stage, cycle)
-                turns = (cycle_high - cycle_low) // lanes
-                schedule = 0 if turns == slots else len(inverse_strides) - 1
-                lane = int(owners[schedule, residue])
-                lane_key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
-                if _is_mixed(period, part, lanes, local_cycle):
-                    lane_key = hash_combine(lane_key, period[EPOCH])
-                turn += unpermuted(place, high - low, lane_key)
-                first = int(firsts[schedule, lane])
-                slot = _find_slot(
-                    turn * lanes + residue, first, lanes, turns, key, inverse_strides[schedule]
-                )
-                ks[i] = cycle_low + slot * lanes + lane
                 break
             place -= high - low
+        cycle = int(period[BEGIN]) + local_cycle
+        key = cycle_key(seed, start, cycle)
+        cycle_low, cycle_high = cycle_edges(stage, cycle)
+        turns = (cycle_high - cycle_low) // lanes
+        schedule = 0 if turns == slots else len(inverse_strides) - 1
+        lane = int(owners[schedule, residue])
+        lane_key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+        if _is_mixed(period, part, lanes, local_cycle):
+            lane_key = hash_combine(lane_key, period[EPOCH])
+        turn += unpermuted(place, high - low, lane_key)
+        first = int(firsts[schedule, lane])
+        slot = _find_slot(
+            turn * lanes + residue, first, lanes, turns, key, inverse_strides[schedule]
+        )
+        ks[i] = cycle_low + slot * lanes + lane
+
+
+@device
+def _is_in_tail(stage: Stage, rank: int, count: int, stop_cycle: int) -> bool:
+    """Whether sample number `count` of a leaf, counted from 1, comes after all cycles, given the
+    first multiple of cycles' samples by which the leaf has so many."""
+    if stop_cycle * stage.step <= stage.dealt:
+        return False
+    _, seen = leaf_counts(stage.left_leaves, stage.left_samples, stage.total, stage.dealt, rank)
+    return bool(seen < count)
 
 
 @device

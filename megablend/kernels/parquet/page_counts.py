@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.jit import kernel
+from megablend.jit import device, kernel
 
 NONE = 0
 """Nothing is wrong."""
@@ -55,29 +55,15 @@ def count_indexed_pages(
     Returns: the number of the first wrong chunk, its problem, and 0; without one n, NONE, and the
         number of pages with `scan`.
     """
-    max_def = len(levels) - 1
     num_uncertain = 0
     for i in range(len(encodings)):
-        is_certain = True
+        num_with_nulls = 0
         for j in range(first_page[i], first_page[i + 1]):
-            page = pages[j]
-            # Rows with tokens, and their largest possible number
-            tokens = ends = max_ends = rows[j]
-            null_elements = np.int64(0)
-            if max_rep:
-                tokens = max_ends = levels[max_def, j]
-                for level in range(slot_def):
-                    ends -= levels[level, j]
-                for level in range(slot_def, max_def):
-                    null_elements += levels[level, j]
-                if null_elements:
-                    max_ends += rows[j]
-                    is_certain = False
-                    num_uncertain += 1
-            elif max_def:
-                tokens = ends = rows[j] - nulls[j]
-            if tokens < 0 or ends < 0 or ends > max_ends:
+            tokens, ends, null_elements = _count_page(j, rows, nulls, levels, max_rep, slot_def)
+            if tokens < 0:
                 return i, TOO_FEW_TOKENS, 0
+            num_with_nulls += null_elements > 0
+            page = pages[j]
             page["offset"] = offsets[j]
             page["stored_bytes"] = sizes[j]
             page["encoding"] = encodings[i]
@@ -89,7 +75,32 @@ def count_indexed_pages(
             page["head"] = 0
             page["tail"] = 0
             page["scan"] = null_elements > 0
-        if not is_certain and not documents:
+        num_uncertain += num_with_nulls
+        if num_with_nulls and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1
     return len(encodings), NONE, num_uncertain
+
+
+@device
+def _count_page(
+    j: int, rows: Int64s, nulls: Int64s, levels: Int64s, max_rep: int, slot_def: int
+) -> tuple[int, int, int]:
+    """Return the tokens of page j, its rows with tokens, and its null elements, given the arrays of
+    `count_indexed_pages`. The tokens are below 0 if the counts contradict each other."""
+    max_def = len(levels) - 1
+    tokens = rows[j]
+    if not max_rep:
+        if max_def:
+            tokens -= nulls[j]
+        return tokens if tokens <= rows[j] else np.int64(-1), tokens, np.int64(0)
+    tokens = levels[max_def, j]
+    ends = rows[j]
+    for level in range(slot_def):
+        ends -= levels[level, j]
+    null_elements = np.int64(0)
+    for level in range(slot_def, max_def):
+        null_elements += levels[level, j]
+    # Rows whose elements are all null have no tokens
+    max_ends = tokens + rows[j] if null_elements else tokens
+    return tokens if 0 <= ends <= max_ends else np.int64(-1), ends, null_elements
