@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,15 +55,6 @@ class Read:
     """Ranges that this read fetches for other reads as well."""
 
 
-class _Portion(NamedTuple):
-    """Blocks of one file that are used after each other."""
-
-    indices: Int64s
-    """int64 [n], indices of the blocks into `ids` of their window's schedule, by first use."""
-    size: int
-    """Bytes that the blocks take in memory."""
-
-
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
@@ -72,28 +62,31 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     since a read costs more than another file in it; elsewhere each read has one portion, since a
     read waits for its slowest request.
     """
-    window_bytes = int(window.schedule.sizes[window.reads].sum())
+    sizes = window.schedule.sizes
+    window_bytes = int(sizes[window.reads].sum())
     read_bytes = min(READ_BYTES, budget.reads // _MEMORY_PART, window_bytes // READS_AHEAD)
     read_bytes = max(1, read_bytes)
     reads = list[Read]()
-    together = list[_Portion]()
+    together = list[Int64s]()
     num_bytes = 0
     for portion in _split_files(run, window, read_bytes):
-        is_full = num_bytes + portion.size > read_bytes
+        portion_bytes = int(sizes[portion].sum())
+        is_full = num_bytes + portion_bytes > read_bytes
         if together and (is_full or not run.store.is_synchronous):
             reads.append(_make_read(run, window, together))
             together = []
             num_bytes = 0
         together.append(portion)
-        num_bytes += portion.size
+        num_bytes += portion_bytes
     if together:
         reads.append(_make_read(run, window, together))
     return reads
 
 
-def _split_files(run: Run, window: Window, max_bytes: int) -> list[_Portion]:
+def _split_files(run: Run, window: Window, max_bytes: int) -> list[Int64s]:
     """Split the blocks that a window reads into portions of about `max_bytes` at most, by first
-    use."""
+    use. A portion is of one file: int64 [n], indices of its blocks into `ids` of the window's
+    schedule, by first use."""
     now = window.schedule
     files = run.store.snapshot.file_of(now.ids[window.reads])
     by_file = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
@@ -107,24 +100,20 @@ def _split_files(run: Run, window: Window, max_bytes: int) -> list[_Portion]:
     portion_numbers = (totals - bytes_of_files_before - 1) // max_bytes
     begins_portion = begins_file | (np.diff(portion_numbers, prepend=-1) != 0)
     bounds = [*np.flatnonzero(begins_portion).tolist(), len(indices)]
-    portions = [
-        _Portion(indices[start:stop], int(sizes[start:stop].sum()))
-        for start, stop in pairwise(bounds)
-    ]
-    portions.sort(key=lambda portion: int(now.first_use[portion.indices[0]]))
-    return portions
+    portions = [indices[start:stop] for start, stop in pairwise(bounds)]
+    return sorted(portions, key=lambda portion: int(now.first_use[portion[0]]))
 
 
-def _make_read(run: Run, window: Window, portions: list[_Portion]) -> Read:
+def _make_read(run: Run, window: Window, portions: list[Int64s]) -> Read:
     """Make the read of the blocks of portions, the first of which is used first."""
     now = window.schedule
-    indices = np.sort(np.concatenate([portion.indices for portion in portions]))
+    indices = np.sort(np.concatenate(portions))
     return Read(
         indices=indices,
         ids=now.ids[indices],
         rows=now.rows[indices],
         size=int(now.sizes[indices].sum()),
         reading=int(now.reading[indices].sum()),
-        first_use=int(now.first_use[portions[0].indices[0]]),
+        first_use=int(now.first_use[portions[0][0]]),
         file=int(run.store.snapshot.file_of(now.ids[indices[:1]])[0]),
     )
