@@ -123,12 +123,9 @@ class FileRead:
     def next_ranges(self) -> Sequence[FileRanges]:
         """Return the ranges to fetch next; empty when nothing more is needed. Raises: see
         BlockReader.byte_ranges."""
-
-        def find(read: FileRead) -> Sequence[FileRanges]:
-            return read.reader.byte_ranges(
-                read.blocks, read.chunks, read.fetched, tokens=read.tokens
-            )
-
+        find = partial(
+            self.reader.byte_ranges, self.blocks, self.chunks, self.fetched, tokens=self.tokens
+        )
         return self._use(find)
 
     def add(self, fetched: FetchedRanges) -> None:
@@ -140,31 +137,24 @@ class FileRead:
 
     def decode(self, *, pieces: bool = True) -> DecodedBlocks:
         """See BlockReader.decode."""
-
-        def decode(read: FileRead) -> DecodedBlocks:
-            return DecodedBlocks.of(
-                read.reader.decode(read.blocks, read.chunks, read.fetched, pieces=pieces)
-            )
-
-        return self._use(decode)
+        decode = partial(self.reader.decode, self.blocks, self.chunks, self.fetched, pieces=pieces)
+        return DecodedBlocks.of(self._use(decode))
 
     def find_pieces(self) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces."""
-        return self._use(
-            lambda read: read.reader.find_pieces(read.blocks, read.chunks, read.fetched)
-        )
+        return self._use(partial(self.reader.find_pieces, self.blocks, self.chunks, self.fetched))
 
-    def _use(self, work: Callable[[FileRead], T]) -> T:
-        """Call `work` with this read; if it finds that the bytes are damaged, fetch them once more,
-        and call it again.
+    def _use(self, work: Callable[[], T]) -> T:
+        """Call `work`, which uses `fetched`; if it finds that the bytes are damaged, fetch them
+        once more, and call it again.
 
         Bytes that a network or a proxy has damaged are usually intact the next time. Headers, and
         pages with a CRC, show the damage.
         """
         if self.retry_storage is None:
-            return work(self)
+            return work()
         try:
-            return work(self)
+            return work()
         except (ChangedFileError, CorruptFileError, UnsupportedFileError) as error:
             LOG.warning(
                 "%s: reading the bytes again, since they may have been damaged in transit",
@@ -173,7 +163,7 @@ class FileRead:
         fresh_read = replace(self, retry_storage=None, fetched=[])
         fetch_all([fresh_read], self.retry_storage)
         self.fetched[:] = fresh_read.fetched
-        return work(fresh_read)
+        return work()
 
 
 class JointReader(BlockReader, Protocol):
@@ -228,17 +218,16 @@ def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlo
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
     """Fetch all bytes that reads need, and wait for them. Raises: see Storage.read."""
-
-    def begin(ranges: FileRanges) -> FetchedRanges | Future[FetchedRanges]:
-        if storage.limits(ranges.path).is_synchronous:
-            return fetch_now(ranges, storage, _allocate_for_caller)
-        return start_fetch(ranges, storage)
-
     while True:
         needed = [(read, ranges) for read in reads for ranges in read.next_ranges()]
         if not needed:
             return
-        fetched = [begin(ranges) for _, ranges in needed]
+        fetched = [
+            fetch_now(ranges, storage, _allocate_for_caller)
+            if storage.limits(ranges.path).is_synchronous
+            else start_fetch(ranges, storage)
+            for _, ranges in needed
+        ]
         for (read, _), result in zip(needed, fetched, strict=True):
             read.add(result.result() if isinstance(result, Future) else result)
 

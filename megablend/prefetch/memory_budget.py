@@ -46,11 +46,6 @@ class Budget:
     blocks: int
     """Decoded blocks, including those being read."""
 
-    @property
-    def without_read_ahead(self) -> int:
-        """Bytes for the blocks that `dataset[k]` caches while no loader reads ahead."""
-        return self.blocks + self.cache + self.planning
-
 
 class BlockNeed(NamedTuple):
     """Memory that blocks need in a process."""
@@ -123,9 +118,11 @@ def sample_bytes(length: int, masks: Masks) -> int:
     return size
 
 
-def longest_sample_bytes(run: Run) -> int:
-    """Count the bytes in a batch of one of the run's longest samples."""
-    return max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
+def cache_bytes_of(run: Run) -> int:
+    """Count the bytes of the blocks that `dataset[k]` caches while no loader reads ahead."""
+    longest = max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
+    budget = split_budget(run, longest)
+    return budget.blocks + budget.cache + budget.planning
 
 
 def check_sample(config: Config) -> None:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +43,6 @@ OPEN_BYTES = 32 << 20
 """Memory for readers; MIN_OPEN_FILES of them may take more."""
 _READER_BYTES = 2 << 10
 """Memory of a reader without its tables."""
-T = TypeVar("T")
 
 
 class Checksums:
@@ -62,16 +60,6 @@ class Checksums:
                 return None if checksums is None else checksums.of_file(number)
             number -= num_files
         return None
-
-
-def open_again(path: str, open_file: Callable[[], T]) -> T:
-    """Open a file until its description is the one that was indexed: once on a local disk,
-    otherwise up to MAX_OPENS times. Raises: the error of the last call to `open_file`."""
-    num_retries = MAX_OPENS - 1 if find_scheme(path) else 0
-    for _ in range(num_retries):
-        with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
-            return open_file()
-    return open_file()
 
 
 class FetchedCheck:
@@ -185,6 +173,8 @@ class OpenFiles:
                 self._opening.pop(key, None)
 
     def _open(self, file: int) -> OpenedReader:
+        """Open a file until its description is the one that was indexed: once on a local disk,
+        otherwise up to MAX_OPENS times. Raises: the error of the last time."""
         entry = self._snapshot.file(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)
@@ -192,30 +182,32 @@ class OpenFiles:
         chunks = self._snapshot.chunks(entry)
         digests = read_digests(self._snapshot.store.folder, kind, entry)
         opened = dataclasses.replace(entry.opened, group_digests=digests)
-
-        def open_reader() -> BlockReader:
-            reader = kind.open(path, column.column, opened, storage=self._storage)
-            self._check_version(file, entry, path)
-            return reader
-
-        reader = open_again(path, open_reader)
+        retry_storage = self._storage if find_scheme(path) else None
+        num_opens = 1 if retry_storage is None else MAX_OPENS
+        for left in reversed(range(num_opens)):
+            try:
+                reader = kind.open(path, column.column, opened, storage=self._storage)
+                self._check_version(file, entry, path)
+                break
+            except (ChangedFileError, CorruptFileError, UnsupportedFileError):
+                if not left:
+                    raise
         size = _READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks
         if digests is not None:
             size += digests.nbytes + len(digests)
         check = None
-        sums = self._find_sums(file, path)
+        # Blocks of a file on a local disk need no check, unless it was moved, copied or touched
+        # since the build
+        needs_check = retry_storage is not None or file in self._same_content
+        sums = self._checksums.find(file) if needs_check else None
         if sums is not None:
             size += sums.nbytes
             check = FetchedCheck(kind.files(path), sums, self._storage)
-        self._make_room(size)
-        retry_storage = self._storage if find_scheme(path) else None
+        # Limit the number of readers to what fits if all are as large as the largest so far
+        if size > self._max_reader_bytes:
+            self._max_reader_bytes = size
+            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
         return OpenedReader(reader, chunks, check, retry_storage)
-
-    def _find_sums(self, file: int, path: str) -> Sums | None:
-        """Return the checksums with which blocks of an opened file are compared: None on a local
-        disk, unless the file was moved, copied or touched since the build."""
-        needs_check = find_scheme(path) or file in self._same_content
-        return self._checksums.find(file) if needs_check else None
 
     @cached_property
     def _checksums(self) -> Checksums:
@@ -235,9 +227,3 @@ class OpenFiles:
                 self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None
             )
         self._same_content[number] = version
-
-    def _make_room(self, size: int) -> None:
-        """Limit the number of readers to what fits if all are as large as the largest so far."""
-        if size > self._max_reader_bytes:
-            self._max_reader_bytes = size
-            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
