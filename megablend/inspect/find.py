@@ -108,29 +108,29 @@ def find(
         storage = opened.store.storage
         file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)
     row = None if row is None else whole_number("row", row)
-    files = []
+    found = list[FoundFile]()
     for (path, source), numbers in _group_by_source(opened, match_files(opened, file)).items():
         ranges = list_stored_ranges(opened, source, numbers, row)
-        counts = [stored.stop - stored.start for stored in ranges if stored is not None]
         samples = iterate_samples(opened, source, ranges)
-        listed = [_describe_sample(sample, skips, batch_size) for sample in islice(samples, limit)]
-        files.append(
+        found.append(
             FoundFile(
                 file=path,
                 source=opened.sources[source].name,
                 row=row,
                 # The split may have less of the file in one snapshot than in another
-                tokens=max(counts, default=0),
-                samples=tuple(listed),
+                tokens=max((len(stored) for stored in ranges if stored is not None), default=0),
+                samples=tuple(
+                    _describe_sample(sample, skips, batch_size) for sample in islice(samples, limit)
+                ),
                 complete=next(samples, None) is None,
             )
         )
-    if not files:
+    if not found:
         raise ConfigError(
             f"{file}: no source of {split} reads it; give the --split whose sources do"
         )
     return FindResult(
-        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(files)
+        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)
     )
 
 
