@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.arrays import Int64s, running_totals
+from megablend.arrays import Bools, Int64s, running_totals
 from megablend.caches.base import CacheStore
 from megablend.formats.buffers import as_numpy
 from megablend.index.read.snapshot import Snapshot, open_snapshot
@@ -92,6 +92,10 @@ class JoinedSnapshot(Snapshot):
     def _chunks(self) -> CheckedTable:
         shifts = {"row": _shifts(CHUNK_COLUMNS.names or (), "file", self._first_files)}
         return _JoinedTable([each._chunks for each in self.snapshots], self._first_chunks, shifts)  # type: ignore[return-value]
+
+    @cached_property
+    def _counted(self) -> Bools:
+        return np.concatenate([each._counted for each in self.snapshots])
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:

@@ -104,9 +104,9 @@ class Snapshot:
         )
         self.num_files = len(self.files)
         self.roots: Mapping[str, str] = last_build["roots"]
-        records = manifest["sources"]
-        measure = partial(_measure, records, self.files.first_block, self._blocks)
-        self.sources, self.columns = make_columns(folder, records, last_build, measure)
+        self._records: Sequence[Mapping[str, Any]] = manifest["sources"]
+        measure = partial(_measure, self._records, self.files.first_block, self._blocks)
+        self.sources, self.columns = make_columns(folder, self._records, last_build, measure)
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
         return _open_again, (self.store, self.digest)
@@ -264,10 +264,8 @@ class Snapshot:
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:
         """Whether the file's documents were counted: bool [num_files]."""
-        counted = np.zeros(self.num_files, bool)
-        for column in self.columns:
-            counted[column.files.start : column.files.stop] = column.documents
-        return counted
+        # By the manifest: `columns` would make an entry for each of thousands of sources
+        return np.array([record["documents"] for record in self._records])[self.files.columns]
 
 
 def _measure(
