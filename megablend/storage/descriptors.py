@@ -61,7 +61,11 @@ class _Descriptor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.pool.give_back(self)
+        with self.pool._lock:
+            self.holders -= 1
+            is_unused = not self.is_pooled and not self.holders
+        if is_unused:
+            os.close(self.fd)
 
 
 class DescriptorPool:
@@ -141,14 +145,6 @@ class DescriptorPool:
         for each in closable if pooled is new else [*closable, new]:
             os.close(each.fd)
         return pooled
-
-    def give_back(self, descriptor: _Descriptor) -> None:
-        """End a loan."""
-        with self._lock:
-            descriptor.holders -= 1
-            is_unused = not descriptor.is_pooled and not descriptor.holders
-        if is_unused:
-            os.close(descriptor.fd)
 
     def _evict_excess(self) -> list[_Descriptor]:
         """Evict descriptors above the capacity, least recently used first (the lock is held).

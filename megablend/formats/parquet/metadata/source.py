@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -82,7 +83,7 @@ class FileBytes:
         """
         self.check_ranges(offsets, sizes, what)
         out, begins = self.storage.read_ranges(
-            self.path, offsets, sizes, lambda size: empty_from_arrow_pool(size, np.uint8)
+            self.path, offsets, sizes, partial(empty_from_arrow_pool, dtype=np.uint8)
         )
         return pa.py_buffer(out), begins
 
