@@ -1,7 +1,6 @@
 """Imports point downwards only, without circles, and each heavy dependency has one home."""
 
 import ast
-import dataclasses
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -21,7 +20,7 @@ HOMES = {
     "mpi4py": {"distributed"},
     "torch": {"distributed", "reader", "megatron"},
     "megatron": {"megatron"},
-    "pydantic": {"config"},
+    "pydantic": {"config", "storage"},
     "yaml": {"config"},
     "click": {"cli"},
     "rich": {"cli"},
@@ -184,7 +183,7 @@ def _is_setting(name: str) -> bool:
     from megablend.storage.mirror_options import EtcdOptions, MirrorOptions
 
     owner = EtcdOptions if name.startswith("mirror.etcd.") else MirrorOptions
-    return name.rpartition(".")[2] in {field.name for field in dataclasses.fields(owner)}
+    return name.rpartition(".")[2] in owner.model_fields
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))

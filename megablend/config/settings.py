@@ -20,13 +20,13 @@ from megablend.config.values import (
     OrderName,
     PathText,
     Positive,
-    Size,
     Split,
     Temperature,
     Token,
     VocabSize,
 )
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.setting_values import Size
 
 LENGTHS = ("samples", "tokens", "epochs")
 """Units of the length of the run, at the top level of the config."""

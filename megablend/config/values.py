@@ -14,9 +14,7 @@ from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue
 from megablend.order.registry import ORDERS, current_name, find_order
-from megablend.storage.object_options import ObjectOptions
-from megablend.storage.options_parser import parse_options
-from megablend.storage.setting_values import parse_size
+from megablend.storage.object_options import ObjectOptions, parse_options
 
 SIZE: Literal["size"] = "size"
 """Instead of a weight: the source's number of tokens in the split."""
@@ -192,7 +190,6 @@ Count = Annotated[int, BeforeValidator(_parse_count)]
 Token = Annotated[int, BeforeValidator(_parse_token)]
 Option = Annotated[OptionValue, BeforeValidator(_parse_option)]
 Documents = Annotated[str | int, BeforeValidator(_parse_documents)]
-Size = Annotated[int, BeforeValidator(parse_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_parse_vocab_size)]
 PathText = Annotated[str, BeforeValidator(parse_path)]
 OrderName = Annotated[str, BeforeValidator(_parse_order)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.node.frames import PROTOCOL
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.storage.mirror_options import MirrorOptions
-from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
 _CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
@@ -53,13 +51,9 @@ class Greeter:
                 f"{hello.get('protocol')}\n"
                 "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
             )
-        own = self.options if hello["members"] else self.options.alone()
-        clients = parse_mirror(hello["options"])
-        differing = [
-            option.name
-            for option in dataclasses.fields(MirrorOptions)
-            if getattr(own, option.name) != getattr(clients, option.name)
-        ]
+        own = (self.options if hello["members"] else self.options.alone()).as_json()
+        clients = hello["options"]
+        differing = [name for name in {**own, **clients} if own.get(name) != clients.get(name)]
         if self.is_service:
             return differing
         credentials = find_credentials(self.objects, self.folder.id)

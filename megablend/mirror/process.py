@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
+import pickle
 import resource
 import sys
 from collections.abc import Callable
@@ -19,7 +19,6 @@ from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.members.launchers import find_members
 from megablend.mirror.node_parts import Node, requires_nodes
 from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions
-from megablend.storage.mirror_parser import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import divide_limits
 from megablend.system.log import LOG
@@ -102,13 +101,10 @@ def make_views(
 
 
 def main() -> None:
-    """`python -m megablend.mirror.process`, started by a rank, with settings as JSON on stdin. It
+    """`python -m megablend.mirror.process`, started by a rank, with pickled settings on stdin. It
     forks. The parent ends as soon as the child answers clients, or with a message why it does
     not."""
-    settings = json.load(sys.stdin)
-    options = parse_mirror(settings["mirror"])
-    by_prefix = settings["by_prefix"]
-    objects = ObjectOptions(tuple((prefix, tuple(map(tuple, each))) for prefix, each in by_prefix))
+    options, objects = pickle.load(sys.stdin.buffer)
     reading, writing = os.pipe()
     child = os.fork()
     if child:

@@ -24,7 +24,8 @@ from megablend.prefetch.windows import plan_windows
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.storage.hints import DueRanges
-from megablend.storage.mirror_options import ALL, MirrorOptions
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.mirror_values import ALL
 from megablend.system.digest import hex_digest
 
 MAX_PAGES = 1 << 20
@@ -90,7 +91,7 @@ def estimate_mirror(
 
     Raises: ConfigError if memory is too small.
     """
-    options = run.runtime.objects.mirror or MirrorOptions(folder="")
+    options = run.runtime.objects.mirror or MirrorOptions.model_construct()
     size = options.size if size is None else size
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)
     token_bytes = run.num_samples * run.sequence_length * 4

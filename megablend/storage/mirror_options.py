@@ -1,105 +1,156 @@
 """The settings of a mirror, a folder on each node that keeps the bytes that were read of remote
-files; `mirror_parser` parses them."""
+files."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
 import os
 import socket
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import BeforeValidator, model_validator
+
 from megablend.storage.location import find_scheme, has_prefix
+from megablend.storage.mirror_values import (
+    ALL,
+    LAUNCHERS,
+    REMOTE_PREFIXES,
+    Address,
+    Copies,
+    Endpoints,
+    KeyPrefix,
+    Nodes,
+    Port,
+    Prefixes,
+)
+from megablend.storage.setting_values import (
+    LocalPath,
+    Rate,
+    Seconds,
+    Settings,
+    Size,
+    Text,
+    parse_size,
+    parse_whole,
+    read_settings,
+)
 
 VARIABLE = "MEGABLEND_MIRROR"
 """The environment variable that names the mirror's folder if no config does."""
-REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
-"""The prefixes that a mirror covers by default: all object stores and web servers."""
-LAUNCHERS = ("slurm", "torch", "etcd")
-"""The values of `nodes` that leave the list of nodes to Slurm, torchrun or etcd."""
-ALL = "all"
-"""The value of `copies` for a copy on each node."""
+S = TypeVar("S", bound=Settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class TlsFiles(Settings):
     """The PEM files by which nodes authenticate one another."""
 
-    certificate: str
+    expected: ClassVar = "paths under the keys certificate, key, ca"
+    certificate: LocalPath
     """This node's certificate."""
-    key: str
+    key: LocalPath
     """The private key of `certificate`."""
-    ca: str
+    ca: LocalPath
     """The certificate of the authority that signed the certificates of all nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EtcdOptions:
+Tls = Annotated[TlsFiles, BeforeValidator(partial(read_settings, TlsFiles))]
+
+
+class EtcdOptions(Settings):
     """The settings by which nodes find one another through etcd."""
 
-    endpoints: tuple[str, ...]
+    expected: ClassVar = "settings with `endpoints`, `nodes_expected`"
+    endpoints: Endpoints
     """URLs of the members of etcd."""
-    nodes_expected: int
+    nodes_expected: Annotated[int, BeforeValidator(partial(parse_whole, unit="nodes"))]
     """The number of nodes that the first start of the cluster waits for."""
-    prefix: str = "megablend"
+    prefix: KeyPrefix = "megablend"
     """The prefix of all keys, different for each cluster."""
-    lease: float = 15.0
+    lease: Seconds = 15.0
     """Seconds without a sign of life after which a node no longer belongs to the cluster."""
-    user: str | None = None
+    user: Text | None = None
     """The name of etcd's user; None for the environment's, or for no user."""
-    password_file: str | None = None
+    password_file: LocalPath | None = None
     """A file with the user's password; None for the environment's password."""
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     """The files by which etcd and this node authenticate one another; None for no TLS."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorOptions:
+class MirrorOptions(Settings):
     """The settings of a mirror. Picklable and hashable."""
 
-    folder: str
+    expected: ClassVar = "a folder, or settings with `folder`"
+    folder: LocalPath
     """A folder on a local disk for this mirror alone; an absolute path."""
-    size: int | None = None
+    size: Size | None = None
     """Bytes that the folder may take; None for all that `reserve` leaves."""
-    reserve: int | None = None
+    reserve: Annotated[int, BeforeValidator(partial(parse_size, minimum=0))] | None = None
     """Bytes of the file system that are left to others; None for a twentieth of it."""
-    prefixes: tuple[str, ...] = REMOTE_PREFIXES
+    prefixes: Prefixes = REMOTE_PREFIXES
     """URL prefixes, and mounted folders, whose files are kept. Nothing else is ever fetched."""
-    patience: float = 20.0
+    patience: Seconds = 20.0
     """Seconds after which a rank reads without the node process."""
-    group: str | None = None
+    group: Text | None = None
     """A group whose members may read all files in the folder, in addition to its user."""
-    data_port: int | None = None
+    data_port: Port | None = None
     """The port at which HTTP programs that have the token read datasets: on loopback, unless `tls`
     or `insecure` is set. None for no such port."""
-    token_file: str | None = None
+    token_file: LocalPath | None = None
     """A file with the token that HTTP programs send."""
-    nodes: tuple[str, ...] | str | None = None
+    nodes: Nodes | None = None
     """The nodes that share the bytes they hold, with this one among them: each as host:port; the
     path of a file with a node on each line; or one of LAUNCHERS. None for this node alone."""
-    etcd: EtcdOptions | None = None
+    etcd: Annotated[EtcdOptions, BeforeValidator(partial(read_settings, EtcdOptions))] | None = None
     """The settings of etcd, if `nodes` is etcd."""
-    copies: int | str = 1
+    copies: Copies = 1
     """The number of nodes that should hold each page, 1 or more; or ALL."""
-    port: int = 7171
+    port: Port = 7171
     """The port at which this node listens for other nodes."""
-    advertise: str | None = None
+    advertise: Address | None = None
     """The `host` or `host:port` by which other nodes reach this node; None for its name."""
     strict: bool = False
     """Whether nodes that are missing at the start are an error, not a warning."""
-    secret_file: str | None = None
+    secret_file: LocalPath | None = None
     """A file with the secret that all nodes share, by which they sign their messages."""
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     """The certificates of nodes that talk by TLS; None for no TLS."""
     insecure: bool = False
     """Whether nodes may talk without `secret_file` and `tls` even over addresses that are not this
     machine's own."""
-    max_peer_rate: int | None = None
+    max_peer_rate: Rate | None = None
     """Limit of the bytes per second that this node sends to others."""
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> MirrorOptions:
+        """Check that the settings of several nodes go together. Raises: ValueError."""
+        nodes = self.nodes
+        for name, default in CLUSTER_DEFAULTS.items():
+            value = getattr(self, name)
+            is_for_data_port = self.data_port is not None and name in ("tls", "insecure")
+            if nodes is None and not is_for_data_port and value != default:
+                raise ValueError(f"{name}: is set, but needs `nodes`; set `nodes`, or leave it out")
+        if (nodes == "etcd") != (self.etcd is not None):
+            raise ValueError(
+                "etcd: found without `nodes: etcd`; set both or neither"
+                if self.etcd is not None
+                else "nodes: found etcd, but no `etcd` with `endpoints` and `nodes_expected`; set them"
+            )
+        if isinstance(nodes, tuple) and self.copies != ALL and int(self.copies) > len(nodes):
+            raise ValueError(
+                f"copies: found {self.copies}, expected at most {len(nodes)}, the number of `nodes`, or `{ALL}`"
+            )
+        if self.secret_file is not None and self.tls is not None:
+            raise ValueError("secret_file: found together with `tls`; keep one of them")
+        if (self.data_port is None) != (self.token_file is None):
+            raise ValueError(
+                "data_port and token_file: only one of them is set; set both or neither"
+            )
+        if self.data_port == self.port and nodes is not None:
+            raise ValueError(f"data_port: found {self.port}, which is `port`; choose another")
+        return self
 
     def covers(self, location: str) -> bool:
         """Return whether reads of a location go through the mirror."""
@@ -132,16 +183,19 @@ class MirrorOptions:
     def alone(self) -> MirrorOptions:
         """Return the settings of the same folder without the other nodes: for commands, which do
         not wait for these."""
-        settings: dict[str, Any] = CLUSTER_DEFAULTS
-        return dataclasses.replace(self, **settings)
+        return self.model_copy(update=CLUSTER_DEFAULTS)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings as a dict, from which `parse_mirror` restores them."""
-        return dataclasses.asdict(self, dict_factory=_without_none)
+        """Return the settings as JSON, from which `parse_mirror` restores them."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
-def _without_none(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in fields if value is not None}
+def parse_mirror(given: object) -> MirrorOptions:
+    """Parse the `mirror` setting of a config. Raises: ValueError, which names the key."""
+    try:
+        return read_settings(MirrorOptions, {"folder": given} if isinstance(given, str) else given)
+    except ValueError as error:
+        raise ValueError(f"mirror: {error}") from None
 
 
 def _is_near(location: str) -> bool:
@@ -158,7 +212,7 @@ def _is_near(location: str) -> bool:
     return bool(mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified)
 
 
-_FIELDS = {option.name: option.default for option in dataclasses.fields(MirrorOptions)}
+_FIELDS = {name: field.default for name, field in MirrorOptions.model_fields.items()}
 CLUSTER_DEFAULTS = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
 """Defaults of `nodes`, and of the fields that follow `nodes`, which have no meaning without it."""
 _PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate", "key", "ca"}
@@ -167,30 +221,27 @@ _PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate",
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
     """Return the same options with all paths in them made absolute, from `base` on."""
-    names_file = isinstance(options.nodes, str) and options.nodes not in LAUNCHERS
+    absolute = _make_paths_absolute(options, base)
     prefixes = (
         prefix if find_scheme(prefix) else _make_absolute(prefix, base)
         for prefix in options.prefixes
     )
-    absolute: MirrorOptions = _make_paths_absolute(options, base)
-    return dataclasses.replace(
-        absolute,
-        prefixes=tuple(prefixes),
-        nodes=_make_absolute(options.nodes, base) if names_file else options.nodes,
-    )
+    update: dict[str, Any] = {"prefixes": tuple(prefixes)}
+    if isinstance(options.nodes, str) and options.nodes not in LAUNCHERS:
+        update["nodes"] = _make_absolute(options.nodes, base)
+    return absolute.model_copy(update=update)
 
 
-def _make_paths_absolute(options: Any, base: Path) -> Any:
+def _make_paths_absolute(options: S, base: Path) -> S:
     """Return the same options with those of _PATHS made absolute, also within inner options."""
-    absolute = dict[str, Any]()
-    for option in dataclasses.fields(options):
-        value = getattr(options, option.name)
-        if dataclasses.is_dataclass(value):
-            absolute[option.name] = _make_paths_absolute(value, base)
-        elif option.name in _PATHS and value is not None:
-            absolute[option.name] = _make_absolute(value, base)
-    return dataclasses.replace(options, **absolute)
+    update = dict[str, Any]()
+    for name, value in options:
+        if isinstance(value, Settings):
+            update[name] = _make_paths_absolute(value, base)
+        elif name in _PATHS and value is not None:
+            update[name] = _make_absolute(value, base)
+    return options.model_copy(update=update)
 
 
-def _make_absolute(path: Any, base: Path) -> str:
+def _make_absolute(path: str, base: Path) -> str:
     return os.path.normpath(base / Path(path).expanduser())

@@ -1,16 +1,18 @@
-"""Parsers of the values of a config's `storage` settings. They raise ValueError with the value that
-was found and what was expected; callers add the name of the setting."""
+"""Settings that a user writes under `storage`, and their values. Parsers raise ValueError with the
+value that was found and what was expected; `read_settings` adds the name of the setting."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from megablend.errors import did_you_mean
 from megablend.storage.location import find_scheme
@@ -19,42 +21,38 @@ _SIZE = re.compile(r"\s*([0-9.e+_]+)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 _MAX_DIGITS = 100
 """The most digits of a size: a typing error such as 1e999999999 would be computed digit by digit."""
 
-Parsers = Mapping[str, Callable[[object], object]]
-"""Functions that parse the values of settings, by the names of the settings."""
+
+class Settings(BaseModel):
+    """Settings by name: frozen, hashable, without unknown names. Those that are None by default may
+    be written as None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    expected: ClassVar[str]
+    """What may stand in the place of these settings, for messages."""
 
 
-def parse_settings(
-    settings: Mapping[Any, object], parsers: Parsers, options_class: type
-) -> dict[str, Any]:
-    """Parse the values of settings. Returns: the parsed values, by name.
+S = TypeVar("S", bound=Settings)
 
-    Args:
-        options_class: the dataclass whose fields the settings are. A value of None is left out if
-            None is the field's default.
 
-    Raises: ValueError, which names the setting.
-    """
-    defaults = {option.name: option.default for option in dataclasses.fields(options_class)}
-    parsed = dict[str, Any]()
-    for name, value in settings.items():
-        parse = parsers.get(str(name))
-        if parse is None:
-            hint = did_you_mean(str(name), parsers, before="; ")
+def read_settings(kind: type[S], given: object) -> S:
+    """Check settings that a user wrote. Raises: ValueError, which names the setting."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+    name = "".join(map(str, problem["loc"]))
+    match problem["type"]:
+        case "model_type":
+            raise ValueError(f"found {given!r}, expected {kind.expected}")
+        case "missing":
+            raise ValueError(f"has no `{name}`; set it")
+        case "extra_forbidden":
+            hint = did_you_mean(name, kind.model_fields, before="; ")
             raise ValueError(f"{name}: unknown setting{hint}")
-        if value is None and defaults[str(name)] is None:
-            continue
-        try:
-            parsed[str(name)] = parse(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return parsed
-
-
-def parse_flag(value: object) -> bool:
-    """Parse true or false."""
-    if not isinstance(value, bool):
-        raise ValueError(f"found {value!r}, expected true or false")
-    return value
+        case "bool_type":
+            raise ValueError(f"{name}: found {problem['input']!r}, expected true or false")
+    message = problem["msg"].removeprefix("Value error, ")
+    raise ValueError(f"{name}: {message}" if name else message)
 
 
 def parse_text(value: object) -> str:
@@ -77,6 +75,31 @@ def parse_local_path(value: object) -> str:
     return path
 
 
+def text_that(is_valid: Callable[[str], object], expected: str) -> Callable[[object], str]:
+    """Return the parser of a text that `is_valid` accepts."""
+
+    def parse(value: object) -> str:
+        text = parse_text(value)
+        if not is_valid(text):
+            raise ValueError(f"found {value!r}, expected {expected}")
+        return text
+
+    return parse
+
+
+def list_of(
+    parse_item: Callable[[object], str], expected: str
+) -> Callable[[object], tuple[str, ...]]:
+    """Return the parser of a list of at least one item."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not value:
+            raise ValueError(f"found {value!r}, expected a list of {expected}")
+        return tuple(map(parse_item, value))
+
+    return parse
+
+
 def parse_number(value: object, unit: str) -> int | float:
     """Parse a number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
@@ -90,16 +113,6 @@ def parse_whole(value: object, unit: str) -> int:
     if number != int(number):
         raise ValueError(f"found {value!r}, expected a whole number")
     return int(number)
-
-
-def parse_seconds(value: object) -> float:
-    """Parse a number of seconds, above 0."""
-    return float(parse_number(value, "seconds"))
-
-
-def parse_rate(value: object) -> int:
-    """Parse a number of bytes per second, above 0."""
-    return parse_whole(value, "bytes per second")
 
 
 def parse_size(value: object, *, minimum: int = 1) -> int:
@@ -127,3 +140,10 @@ def _read_size(text: str) -> int | None:
     base = 1024 if binary_mark else 1000
     exponent = " KMGT".index((unit or " ").upper())
     return int(Fraction(number) * base**exponent)
+
+
+Text = Annotated[str, BeforeValidator(parse_text)]
+LocalPath = Annotated[str, BeforeValidator(parse_local_path)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Seconds = Annotated[float, BeforeValidator(partial(parse_number, unit="seconds"))]
+Rate = Annotated[int, BeforeValidator(partial(parse_whole, unit="bytes per second"))]

@@ -18,8 +18,7 @@ from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank.connection import Connection, find_connection
 from megablend.mirror.rank.opening import NodeLostError
-from megablend.storage.mirror_options import MirrorOptions
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
 PATIENCE = 100.0

@@ -18,7 +18,7 @@ import pytest
 import megablend
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.process import run_node
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.nodes import get_status, mirror
 from tests.mirror.test_clusters import count_bytes, read_all, with_mirror

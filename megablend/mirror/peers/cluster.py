@@ -50,7 +50,8 @@ from megablend.mirror.peers.signing import (
     make_contexts,
     read_secret,
 )
-from megablend.storage.mirror_options import ALL, MirrorOptions
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.mirror_values import ALL
 from megablend.storage.objects.rate_limiter import MAX_REQUESTS, RateLimiter
 from megablend.system.log import LOG
 

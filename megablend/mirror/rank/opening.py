@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -136,13 +136,13 @@ class Opener:
 
     def _run_starter(self) -> socket.socket | None:
         """Run the program that starts a node process, and connect to it."""
-        settings = {"mirror": self.options.as_json(), "by_prefix": self.objects.by_prefix}
+        settings = (self.options, ObjectOptions(self.objects.by_prefix))
         # Limits are divided among the job's processes; the node process is not one of them
         environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
         try:
             starter = subprocess.run(
                 [sys.executable, "-m", "megablend.mirror.process"],
-                input=json.dumps(settings).encode(),
+                input=pickle.dumps(settings),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=environment,

@@ -25,7 +25,7 @@ from megablend.mirror.node import engine
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader, make_key
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.manifests import make_manifest
 from tests.mirror.peers.clusters import until

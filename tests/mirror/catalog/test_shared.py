@@ -24,7 +24,7 @@ from megablend.mirror.members.followed import Followed
 from megablend.mirror.node.engine import AwayError, Engine
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.system.limited_json import parse_json
 from tests.mirror.etcd import EtcdServer

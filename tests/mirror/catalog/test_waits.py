@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from megablend.mirror.members.etcd import EtcdAwayError
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.system.limited_json import parse_json
 from tests.mirror.catalog.test_datasets import keys as keys
@@ -111,7 +110,7 @@ def test_the_command_ends_after_a_minute_with_one_json_object(tmp_path: Path) ->
 
 def refuse(node: LocalMates) -> None:
     """Let a node's settings allow no source."""
-    node.source._options = replace(node.source._options, prefixes=("s3://other/",))
+    node.source._options = node.source._options.model_copy(update={"prefixes": ("s3://other/",)})
 
 
 def test_a_wait_ends_for_what_keeps_another_node(

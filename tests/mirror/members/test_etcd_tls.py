@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import ssl
@@ -61,7 +60,7 @@ def test_who_is_refused(
 ) -> None:
     other = Authority(tmp_path / "others").issue("IP:127.0.0.1", subject="/")
     # It trusts etcd, which does not trust it
-    foreign = make_client(dataclasses.replace(other, ca=files.ca))
+    foreign = make_client(other.model_copy(update={"ca": files.ca}))
     nobody = ssl.create_default_context(cafile=files.ca)
     about: dict[str, Any] = {"user": "node", "password": "canary-8141"}
     for context, reason in [
@@ -107,7 +106,7 @@ def test_nodes_share_datasets(locked: EtcdServer, files: TlsFiles, tmp_path: Pat
     password.write_text("canary-8141\n")
     password.chmod(0o600)
     access = {
-        "tls": dataclasses.asdict(files),
+        "tls": files.model_dump(),
         "user": "node",
         "password_file": str(password),
     }

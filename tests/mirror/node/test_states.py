@@ -21,7 +21,7 @@ from megablend.mirror.node.engine import Engine, Keep, Want
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.manifests import make_manifest
 

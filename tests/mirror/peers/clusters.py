@@ -22,7 +22,7 @@ from megablend.mirror.node_parts import Node
 from megablend.mirror.peers.assembly import Assembly
 from megablend.mirror.peers.cluster import Cluster
 from megablend.mirror.process import make_views
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.mirror.peers.links import Link
 from tests.storage.faulty import FaultySource

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("obstore", "keys")
 PAUSE = 100
 READ = """
 import json, sys
-from megablend.storage.options_parser import parse_options
+from megablend.storage.object_options import parse_options
 from megablend.storage.by_scheme import make_storage
 make_storage(objects=parse_options(json.loads(sys.argv[1]))).read("s3://b/x", 0, 6 << 20)
 """

@@ -1,7 +1,6 @@
 """Requests and answers that somebody on the path has altered, or sends again, are refused."""
 
 import asyncio
-import dataclasses
 import os
 import re
 import shutil
@@ -272,7 +271,7 @@ def test_signatures_pass_through_a_real_connection(client: Signer) -> None:
 
 
 def options(**settings: Any) -> MirrorOptions:
-    return MirrorOptions(folder="/mirror", **settings)
+    return MirrorOptions(folder="/mirror", nodes=("localhost:4",), **settings)
 
 
 def test_the_secret_is_the_files_content(tmp_path: Path) -> None:
@@ -404,13 +403,13 @@ def test_files_that_are_no_certificates(authorities: tuple[Authority, Authority]
     foreign = others.issue("IP:127.0.0.1")
     for field, value in [("certificate", "/nowhere"), ("ca", "/nowhere"), ("ca", tls.key)]:
         with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*\ngive PEM files"):
-            make_contexts(dataclasses.replace(tls, **{field: value}))
+            make_contexts(tls.model_copy(update={field: value}))
     with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*(?i:mismatch)"):
-        make_contexts(dataclasses.replace(tls, key=foreign.key))
+        make_contexts(tls.model_copy(update={"key": foreign.key}))
     encrypt = f"openssl ec -in {tls.key} -out {tls.key}.locked -aes128 -passout pass:abcd"
     subprocess.run(encrypt.split(), check=True, capture_output=True)
     with pytest.raises(ConfigError, match=r"tls: .* cannot be used: .*\n.*unencrypted key"):
-        make_contexts(dataclasses.replace(tls, key=f"{tls.key}.locked"))
+        make_contexts(tls.model_copy(update={"key": f"{tls.key}.locked"}))
     Path(foreign.key).chmod(0o644)
     with pytest.raises(
         ConfigError, match=rf"tls: key: {foreign.key}: found mode 0644.*\nrun `chmod"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import http.client
 import json
@@ -23,7 +22,7 @@ import safetensors.numpy
 
 import megablend
 from megablend.mirror.web import files as web_files
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from tests.mirror.catalog.test_datasets import (
     MB,
     MIXED,
@@ -440,7 +439,7 @@ def test_by_tls_from_other_machines(
 ) -> None:
     ours, others = authorities
     address = find_address()
-    tls = dataclasses.asdict(ours.issue(f"IP:{address}", "IP:127.0.0.1"))
+    tls = ours.issue(f"IP:{address}", "IP:127.0.0.1").model_dump()
     files = make_files("d", MIXED)
     with web(tmp_path, files, tls=tls) as served:
         served.node.add("corpus", "d")

@@ -19,8 +19,7 @@ from megablend.errors import (
     UnsupportedFileError,
 )
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import ObjectOptions
-from megablend.storage.options_parser import parse_options
+from megablend.storage.object_options import ObjectOptions, parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.objects.conftest import S3Server
 

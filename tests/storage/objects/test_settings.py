@@ -11,7 +11,7 @@ import pytest
 
 from megablend.errors import ConfigError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.options_parser import parse_options
+from megablend.storage.object_options import parse_options
 from tests.storage.objects.conftest import S3Server
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank.connection import Connection, find_connection
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -28,7 +28,7 @@ from typing import Any
 
 from megablend.mirror.node.frames import Kind
 from megablend.mirror.rank.connection import find_connection
-from megablend.storage.mirror_parser import parse_mirror
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "objects"))

@@ -25,9 +25,9 @@ from source import BUCKET, serving, serving_ceph, set_keys
 import megablend.reader  # torch, whose import is not measured
 from megablend.config import load_config
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import parse_options
 from megablend.storage.objects.address import parse_location
 from megablend.storage.objects.clients import get_client
-from megablend.storage.options_parser import parse_options
 
 IN_FLIGHT = 256
 
