@@ -91,7 +91,7 @@ def estimate_mirror(
 
     Raises: ConfigError if memory is too small.
     """
-    options = run.runtime.objects.mirror or MirrorOptions.model_construct()
+    options = run.runtime.objects.mirror or MirrorOptions.model_construct(folder="")
     size = options.size if size is None else size
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)
     token_bytes = run.num_samples * run.sequence_length * 4

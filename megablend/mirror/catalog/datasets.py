@@ -16,7 +16,6 @@ from megablend.mirror.catalog.goal_state import Patience, State
 from megablend.mirror.catalog.holding import FILES_AT_A_TIME, Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import DataFile, Manifest
-from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.catalog.share import Kept, make_share
 from megablend.mirror.catalog.want_checks import check_size, choose_copies
 from megablend.mirror.disk.folder import FileKey
@@ -44,7 +43,7 @@ class Datasets:
         source: reads the sources of datasets.
         catalog: the revisions and wants.
         holding: holds wanted revisions.
-        mates: the nodes of a cluster with etcd, which share the catalog; None without one.
+        nodes: the nodes of a cluster with etcd, which share the catalog; None without one.
     """
 
     def __init__(
@@ -53,21 +52,27 @@ class Datasets:
         source: SourceReader,
         catalog: Catalog,
         holding: Holding,
-        mates: Mates | None = None,
+        nodes: Cluster | None,
     ) -> None:
         self._engine = engine
         self._source = source
         self.catalog = catalog
         self.holding = holding
-        self._mates = mates
-        self.listings = Listings(engine, source, catalog, self._put_listed, self._is_held, mates)
+        self._nodes = nodes
+        self.listings = Listings(engine, source, catalog, self._put_listed, self._is_held, nodes)
         self.shared: SharedCatalog | None = None
-        if mates is not None:
+        if nodes is not None and nodes.views is not None:
             # Imported here, since it needs aiohttp
             from megablend.mirror.catalog.shared import SharedCatalog
 
             self.shared = SharedCatalog(
-                mates, catalog, engine.call, holding, self._forget, self.listings
+                nodes,
+                nodes.views,
+                catalog,
+                engine.call,
+                holding,
+                self._forget,
+                self.listings,
             )
         self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "add": self.add,
@@ -98,12 +103,12 @@ class Datasets:
         Args:
             nodes: the nodes among which wanted revisions are divided; None without other nodes.
         """
-        mates = None if nodes is None or nodes.views is None else Mates(nodes, nodes.views)
-        own = "" if mates is None else mates.nodes.own
+        sharing = None if nodes is None or nodes.views is None else nodes
+        own = "" if sharing is None else sharing.own
         catalog = await engine.call(Catalog, engine.store.folder, own)
         holding = Holding(engine, needs, catalog, nodes)
         await engine.call(holding.keep_all)
-        return cls(engine, source, catalog, holding, mates)
+        return cls(engine, source, catalog, holding, sharing)
 
     async def run(self) -> None:
         """Hold wanted revisions, and list their sources again, until cancelled."""
@@ -207,14 +212,13 @@ class Datasets:
             copies=copies,
             by=self.catalog.own,
         )
-        want = choose_copies(want, None if self._mates is None else self._mates.nodes)
-        want = self.catalog.date_want(want)
-        await self._check_size(want, revision or latest)
+        want = self.catalog.date_want(choose_copies(want, self._nodes))
+        await check_size(want, revision or latest, self.holding)
+        return await self._put_want(want)
+
+    async def _put_want(self, want: Want) -> dict[str, Any]:
         await self._change([want])
         return {"want": want.target}
-
-    async def _check_size(self, want: Want, revision: Revision) -> None:
-        await check_size(want, revision, self._engine, self.catalog, self.holding)
 
     async def unwant(self, target: str) -> dict[str, Any]:
         """Withdraw a want."""
@@ -228,15 +232,12 @@ class Datasets:
         if revision is None or revision.name not in self.catalog.wants:
             return await self.want(target, pin=True)
         want = replace(self.catalog.wants[revision.name], is_pinned=True)
-        await self._check_size(want, revision)
-        await self._change([want])
-        return {"want": want.target}
+        await check_size(want, revision, self.holding)
+        return await self._put_want(want)
 
     async def unpin(self, target: str) -> dict[str, Any]:
         """Want a revision without pinning it."""
-        want = replace(self._find_want(target), is_pinned=False)
-        await self._change([want])
-        return {"want": want.target}
+        return await self._put_want(replace(self._find_want(target), is_pinned=False))
 
     def _find_want(self, target: str) -> Want:
         """Return the want of a target. Raises: ConfigError if the target is not wanted."""
@@ -276,12 +277,12 @@ class Datasets:
             "goals": [each.as_json() for each in self.holding.states if not each.goal.want.is_past],
             "listed": await self._find_listed(),
         }
-        if self.shared is not None and self._mates is not None:
+        if self.shared is not None and self._nodes is not None:
             status["trouble"] = self.shared.trouble or status["trouble"]
-            status["away"] = sorted(self._mates.nodes.find_away())
+            status["away"] = sorted(self._nodes.find_away())
             try:
                 progress = await self.shared.reports.read_progress()
-                status["wants"] = [each.as_json() for each in progress]
+                status["wants"] = list(progress.values())
             except ResourceError as error:
                 status["trouble"] = str(error)
         return status
@@ -291,15 +292,15 @@ class Datasets:
         no room, or nothing comes because of what only a person can change; DataError if files are
         gone; ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
-        if self._mates is not None:
+        if self._nodes is not None:
             # While too few nodes are connected, the waits below continue
             with contextlib.suppress(ResourceError):
-                await self._mates.nodes.meet()
+                await self._nodes.meet()
         status: dict[str, Any] = {"want": want.target}
         if not want.nodes or self.catalog.own in want.nodes:
             status = await self._wait_here(want)
         if self.shared is not None:
-            status |= (await self.shared.reports.wait_for(want)).as_json()
+            status |= await self.shared.reports.wait_for(want)
         return status
 
     async def _wait_here(self, want: Want) -> dict[str, Any]:

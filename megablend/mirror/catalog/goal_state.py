@@ -22,7 +22,7 @@ from megablend.errors import (
 )
 from megablend.mirror.catalog.catalog import Want
 from megablend.mirror.catalog.reconcile import Goal
-from megablend.mirror.catalog.share import NO_SHARE, Share
+from megablend.mirror.catalog.share import Share
 from megablend.mirror.node.engine import AwayError
 from megablend.system.log import LOG
 
@@ -56,26 +56,6 @@ class State:
     error: Exception | None = None
     """An error that waiting does not mend: a file was deleted or replaced, or the manifest is
     damaged."""
-
-    @classmethod
-    def without_manifest(cls, goal: Goal, error: DataError) -> State:
-        """Return the state of a goal whose manifest is damaged or gone."""
-        size = goal.revision.num_bytes
-        return cls(goal, NO_SHARE, size, size, trouble=str(error), is_noted=True, error=error)
-
-    @classmethod
-    def before_manifest(cls, goal: Goal, *, may_come: bool) -> State:
-        """Return the state of a goal whose manifest no other node has sent yet.
-
-        Args:
-            may_come: whether a node that may have it is unreachable.
-        """
-        by = goal.revision.by
-        trouble = f"no node has sent its manifest yet; if {by} is gone, add the dataset again"
-        size = goal.revision.num_bytes
-        return cls(
-            goal, NO_SHARE, size, size, trouble=trouble, is_stuck=not may_come, is_noted=True
-        )
 
     @property
     def name(self) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from megablend.mirror.catalog.folders import Folders
 from megablend.mirror.catalog.goal_state import State
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.catalog.reconcile import Goal, find_short, list_goals
-from megablend.mirror.catalog.share import Kept, Share, make_share
+from megablend.mirror.catalog.share import NO_SHARE, Kept, Share, make_share
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import (
     PAGE_BYTES,
@@ -70,9 +70,9 @@ class Holding:
     def __init__(
         self, engine: Engine, needs: Needs, catalog: Catalog, nodes: Cluster | None = None
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._needs = needs
-        self._catalog = catalog
+        self.catalog = catalog
         self._nodes = nodes
         self.folders = Folders(engine.store)
         self.states: list[State] = []
@@ -99,14 +99,14 @@ class Holding:
     def keep_all(self) -> None:
         """Keep all pages of wanted revisions, until this node's share of them is known. Called in
         the store's thread."""
-        read = self._catalog.read_known_files
+        read = self.catalog.read_known_files
         kept = []
         for want, revisions in self._list_candidates():
             # Which of them are complete is not known yet
             for revision in revisions:
                 is_pinned = want.is_pinned or self._has_folder(revision)
                 kept.append((make_share(read(revision.digest)), PINNED if is_pinned else WANTED))
-        self._engine.store.set_kept(Kept(kept))
+        self.engine.store.set_kept(Kept(kept))
 
     def change(self) -> None:
         """Plan anew, since revisions, wants or held pages have changed."""
@@ -159,8 +159,8 @@ class Holding:
         that are held at present."""
         held = {state.name for state in self.states}
         candidates = []
-        for want in self._catalog.own_wants:
-            revisions = self._catalog.list_revisions(want.dataset)
+        for want in self.catalog.own_wants:
+            revisions = self.catalog.list_revisions(want.dataset)
             if want.revision != LATEST:
                 revisions = [each for each in revisions if each.digest == want.revision]
             earlier = [
@@ -174,24 +174,13 @@ class Holding:
     def _has_folder(self, revision: Revision) -> bool:
         return self.folders.find(revision).is_dir()
 
-    def _list_goals(
-        self,
-        candidates: Sequence[tuple[Want, Sequence[Revision]]],
-        complete: Collection[tuple[str, str]],
-    ) -> list[Goal]:
-        return list_goals(
-            candidates,
-            lambda want, revision: (want.name, revision.digest) in complete,
-            self._has_folder,
-        )
-
     async def _plan(self) -> None:
         """Find out which pages must be held, and have the store keep them. Raises: the errors of
         `Cluster.meet`; DataError."""
-        call = self._engine.call
-        for want in self._catalog.wants.values():
+        call = self.engine.call
+        for want in self.catalog.wants.values():
             if want.is_past:
-                await call(self._catalog.remove_want, want)
+                await call(self.catalog.remove_want, want)
         # If wants or revisions change from here on, `change` is called, and a new plan is made
         candidates = self._list_candidates(all_earlier=self._num_planned < 0)
         inspected: list[State] = []
@@ -204,9 +193,10 @@ class Holding:
         state_of = {state.name: state for state in inspected}
         used = {self._share_key(state.goal.want, state.goal.revision) for state in inspected}
         self._shares = {key: share for key, share in self._shares.items() if key in used}
-        goals = self._list_goals(candidates, {each.name for each in inspected if not each.missing})
+        complete = {name for name, state in state_of.items() if not state.missing}
+        goals = list_goals(candidates, complete, self._has_folder)
         states = [state_of[goal.want.name, goal.revision.digest] for goal in goals]
-        capacity = await call(self._engine.store.find_capacity)
+        capacity = await call(self.engine.store.find_capacity)
         shorts = await asyncio.to_thread(self._find_short, goals, states, capacity)
         for state, goal, short in zip(states, goals, shorts, strict=True):
             state.goal = goal
@@ -216,7 +206,7 @@ class Holding:
             for each in states
             if each.goal.is_pinned or not each.short
         ]
-        await call(self._engine.store.set_kept, await asyncio.to_thread(Kept, kept))
+        await call(self.engine.store.set_kept, await asyncio.to_thread(Kept, kept))
         self.states = states
         await call(self._remove_folders)
 
@@ -239,13 +229,18 @@ class Holding:
             share = await self.find_share(want, revision)
         except DataError as error:
             # Other revisions do not wait until this manifest is available again
-            if not self._catalog.own:
-                return State.without_manifest(goal, error)
-            away = () if self._nodes is None else self._nodes.find_away()
-            return State.before_manifest(goal, may_come=bool(away))
+            state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes, is_noted=True)
+            if self._nodes is None or not self.catalog.own:
+                state.trouble = str(error)
+                state.error = error
+                return state
+            # A node that may have the manifest may be unreachable
+            state.is_stuck = not self._nodes.find_away()
+            state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
+            return state
         missing = 0
         for begin in range(0, len(share), _COUNTED_AT_A_TIME):
-            missing += await self._engine.call(self._count_missing, share, begin)
+            missing += await self.engine.call(self._count_missing, share, begin)
         state = State(goal, share, share.num_bytes, missing)
         for earlier in self.states:
             if earlier.name == state.name:
@@ -258,7 +253,7 @@ class Holding:
         key = self._share_key(want, revision)
         if key in self._shares:
             return self._shares[key]
-        files = await asyncio.to_thread(self._catalog.read_files, revision.digest)
+        files = await asyncio.to_thread(self.catalog.read_files, revision.digest)
         share = await asyncio.to_thread(make_share, files)
         nodes = self._nodes
         if nodes is not None and not want.is_whole:
@@ -279,7 +274,7 @@ class Holding:
         """Return how many bytes of some files of a share, from the file `begin` on, are not held.
         Called in the store's thread."""
         stop = min(begin + _COUNTED_AT_A_TIME, len(share))
-        held = self._engine.store.count_held(share.list_digests(begin, stop))
+        held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_absent = held == 0
         is_partial = ~is_absent & (held < -(-share.sizes[begin:stop] // PAGE_BYTES))
         missing = int(share.num_pages[begin:stop][is_absent].sum())
@@ -290,12 +285,12 @@ class Holding:
     def _find_missing(self, share: Share, index: int) -> Pages:
         (digest,) = share.list_digests(index, index + 1)
         size = int(share.sizes[index])
-        return self._engine.store.missing_of(digest, size, share.pages_of(index))
+        return self.engine.store.missing_of(digest, size, share.pages_of(index))
 
     def _remove_folders(self) -> None:
         """Remove the folders of revisions that are not to be held. Called in the store's thread."""
         held = {state.goal.revision.name for state in self.states}
-        for name, revision in self._catalog.revisions.items():
+        for name, revision in self.catalog.revisions.items():
             if name not in held and self._has_folder(revision):
                 self.folders.remove(revision)
 
@@ -375,12 +370,12 @@ class Holding:
         key = part.key
         pages = part.pages
         if part.twin is not None:
-            held, data = await self._engine.read_held(PageWant(part.twin, pages))
+            held, data = await self.engine.read_held(PageWant(part.twin, pages))
             if count_pages(held) == count_pages(pages):
-                store = self._engine.store
-                await self._engine.call(store.write, key, pages, memoryview(data), None)
+                store = self.engine.store
+                await self.engine.call(store.write, key, pages, memoryview(data), math.inf)
         # Returns at once for pages that are held already
-        await self._engine.obtain(PageWant(key, pages))
+        await self.engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
         """Yield the missing portions that have room, the most important ones first. Goals in trouble,
@@ -406,14 +401,14 @@ class Holding:
     async def _list_missing_of(self, state: State, in_trouble: set[State]) -> AsyncIterator[_Part]:
         """Yield the missing portions of a goal. Raises: see `_list_missing`."""
         try:
-            files = await asyncio.to_thread(self._catalog.read_files, state.goal.revision.digest)
+            files = await asyncio.to_thread(self.catalog.read_files, state.goal.revision.digest)
         except DataError as error:
             in_trouble.add(state)
-            state.put_trouble(str(error), is_stuck=not self._catalog.own)
+            state.put_trouble(str(error), is_stuck=not self.catalog.own)
             return
         earlier = await asyncio.to_thread(self._read_earlier, state.goal.revision)
         for begin in range(0, len(state.share), FILES_AT_A_TIME):
-            missing = await self._engine.call(self._list_portions, state.share, begin)
+            missing = await self.engine.call(self._list_portions, state.share, begin)
             for index, portions in missing.items():
                 file = files[index]
                 twin = _find_twin(file, earlier)
@@ -424,7 +419,7 @@ class Holding:
         """Return the portions that are not held of some files of a share, from the file `begin` on,
         by index of the file. Called in the store's thread."""
         stop = min(begin + FILES_AT_A_TIME, len(share))
-        held = self._engine.store.count_held(share.list_digests(begin, stop))
+        held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_incomplete = held < -(-share.sizes[begin:stop] // PAGE_BYTES)
         return {
             index: list(split_portions(self._find_missing(share, index)))
@@ -435,10 +430,10 @@ class Holding:
         """Return the manifests of the revisions before the latest one of a dataset, the last one
         first; none if `revision` is not the latest one."""
         # The revision may have been removed in the meantime
-        revisions = self._catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
+        revisions = self.catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
         if revisions[-1:] != [revision]:
             return []
-        return [self._catalog.read_known_files(each.digest) for each in revisions[-2::-1]]
+        return [self.catalog.read_known_files(each.digest) for each in revisions[-2::-1]]
 
 
 class _Part(NamedTuple):

@@ -33,7 +33,7 @@ from megablend.storage.objects.urls import is_web, split_query
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
-    from megablend.mirror.catalog.mates import Mates
+    from megablend.mirror.peers.cluster import Cluster
 
 _MAX_LETTERS = 10_000
 """The most letters of a revision's sources that are stored: a revision is one value in etcd."""
@@ -55,7 +55,7 @@ class Listings:
         put: puts a revision whose manifest is already in the catalog.
         is_held: returns whether a dataset's latest revision is held where it is wanted, as far as
             that is possible.
-        mates: the nodes of a cluster with etcd; None without one.
+        nodes: the nodes of a cluster with etcd; None without one.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Listings:
         catalog: Catalog,
         put: Put,
         is_held: Callable[[Revision], Awaitable[bool]],
-        mates: Mates | None,
+        nodes: Cluster | None,
     ) -> None:
         self._engine = engine
         self._source = source
         self._catalog = catalog
         self._put = put
         self._is_held = is_held
-        self._mates = mates
+        self._nodes = nodes
         self._own: list[Revision] = []
         """The last result of `_find_own`."""
         self._own_inputs: list[object] = [None] * 3
@@ -158,9 +158,10 @@ class Listings:
     def _find_own(self) -> list[Revision]:
         """Find the latest revisions of the datasets whose sources this node lists."""
         names: Sequence[str] = ()
-        if self._mates is not None:
-            names = self._mates.nodes.names
-            has_lease = self._mates.keys.lease and self._mates.keys.etcd.away_since is None
+        if self._nodes is not None:
+            names = self._nodes.names
+            keys = self._nodes.views
+            has_lease = keys is not None and keys.lease and keys.etcd.away_since is None
             if not has_lease or self._catalog.own not in names:
                 return []
         catalog = self._catalog
@@ -177,7 +178,7 @@ class Listings:
         for each in sorted(catalog.revisions.values(), key=lambda each: (each.added, each.digest)):
             latest[each.dataset] = each
         listed = [each for name, each in latest.items() if each.every and name in nodes_of]
-        if self._mates is not None:
+        if self._nodes is not None:
             make_homes = lru_cache(None)(Homes)  # most datasets have the same nodes
 
             def is_home(dataset: str) -> bool:
@@ -259,10 +260,10 @@ class Listings:
         """Return the revision with which the source is compared: the latest one, unless its manifest
         may be lost with the node that made it, since nobody could ever hold this revision. Then it is
         the last one whose manifest is here; None if there is none."""
-        if self._mates is None:
+        nodes = self._nodes
+        if nodes is None:
             return latest
         lacking = await self._engine.call(self._catalog.list_lacking)
-        nodes = self._mates.nodes
         others = {*nodes.names} - {*nodes.find_away(), nodes.own}
         if latest not in lacking or latest.by in others:
             return latest

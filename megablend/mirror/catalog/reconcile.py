@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ class Goal(NamedTuple):
 
 def list_goals(
     wants: Iterable[tuple[Want, Sequence[Revision]]],
-    is_complete: Callable[[Want, Revision], bool],
+    complete: Collection[tuple[str, str]],
     has_folder: Callable[[Revision], bool],
 ) -> list[Goal]:
     """List the revisions that must be held, the most important first: pinned ones before others, and
@@ -32,13 +32,13 @@ def list_goals(
 
     Args:
         wants: each want, with the revisions that may have to be held for it, the latest last.
+        complete: the name of the want and the digest of each revision of which all is held.
     """
     goals = list[Goal]()
     for want, revisions in wants:
-        chosen = list(revisions[-1:])
-        if not all(is_complete(want, each) for each in chosen):
-            complete = [each for each in revisions[:-1] if is_complete(want, each)]
-            chosen = [*complete[-1:], *chosen]
+        held = [each for each in revisions if (want.name, each.digest) in complete]
+        # The last complete one, and the latest one, which are usually the same
+        chosen = dict.fromkeys([*held[-1:], *revisions[-1:]])
         goals += [Goal(want, each, want.is_pinned or has_folder(each)) for each in chosen]
     return sorted(goals, key=lambda each: (not each.is_pinned, each.want.since))
 

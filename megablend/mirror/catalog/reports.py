@@ -2,6 +2,10 @@
 
 held/<node>     JSON: `owed`, the shortfall of each want that the node does not hold completely;
                 `listed`, how it listed sources; `revision`, of etcd, which the report is based on
+
+A shortfall is `missing`, in bytes; `short`, the bytes of room that the node lacks; `trouble`; `gone`,
+whether waiting does not help, since files were deleted or replaced at the source; `stuck`, whether
+only a person can end the trouble.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from megablend.errors import ConfigError, ResourceError
 from megablend.mirror.catalog.catalog import LATEST, Catalog, Want
 from megablend.mirror.catalog.goal_state import Patience, shorten
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
-from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.members.etcd import EtcdAwayError
 from megablend.mirror.node.frames import pack_json
 from megablend.system.limited_json import parse_json
+
+if TYPE_CHECKING:
+    from megablend.mirror.members.etcd_members import EtcdMembers
+    from megablend.mirror.peers.cluster import Cluster
 
 _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
@@ -29,70 +36,12 @@ _TROUBLE_LETTERS = 200
 """The most letters of a trouble in a report: etcd keeps the troubles of all nodes."""
 
 
-class Shortfall(NamedTuple):
-    """The part of a want that a node does not hold. The fields are named as in reports."""
-
-    missing: int
-    """The number of bytes that are missing."""
-    short: int
-    """The number of bytes of room that the node lacks; 0 if the want fits."""
-    trouble: str
-    gone: bool
-    """Whether waiting does not help, since files were deleted or replaced at the source."""
-    stuck: bool
-    """Whether only a person can end the trouble."""
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Shortfall:
-        """Read a shortfall from a report. Nodes of earlier versions do not report the flags."""
-        return cls(
-            fields["missing"],
-            fields["short"],
-            fields["trouble"],
-            gone=fields.get("gone", False),
-            stuck=fields.get("stuck", False),
-        )
-
-
-class Progress(NamedTuple):
-    """The part of a want that the nodes of a cluster hold, according to their reports."""
-
-    want: Want
-    num_nodes: int
-    """The number of nodes that must hold a part of the want."""
-    shortfalls: dict[str, Shortfall]
-    """The shortfall of each node that reports one, by node."""
-    silent: list[str]
-    """The nodes that have not reported since the want's dataset last changed."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all nodes hold their parts."""
-        return not self.shortfalls and not self.silent
-
-    @property
-    def obstacle(self) -> str:
-        """What a person has to change on one of the nodes; empty if there is nothing."""
-        stuck = [f"{node}: {each.trouble}" for node, each in self.shortfalls.items() if each.stuck]
-        return min(stuck, default="")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the progress for people and programs."""
-        return {
-            "want": self.want.target,
-            "nodes": self.num_nodes,
-            "complete": self.num_nodes - len(self.shortfalls) - len(self.silent),
-            "missing": sum(each.missing for each in self.shortfalls.values()),
-            "owing": {node: each._asdict() for node, each in self.shortfalls.items()},
-            "silent": self.silent,
-        }
-
-
 class NodeReports:
     """Writes this node's report, and reads those of all nodes.
 
     Args:
-        mates: the cluster.
+        nodes: the cluster.
+        keys: its keys in etcd.
         catalog: this node's copy of the catalog.
         holding: knows what this node holds.
         listings: knows which sources this node has listed.
@@ -102,15 +51,16 @@ class NodeReports:
 
     def __init__(
         self,
-        mates: Mates,
+        nodes: Cluster,
+        keys: EtcdMembers,
         catalog: Catalog,
         holding: Holding,
         listings: Listings,
         get_revision: Callable[[], int],
     ) -> None:
-        self._nodes = mates.nodes
-        self._keys = mates.keys
-        self._prefix = f"{mates.keys.prefix}held/"
+        self._nodes = nodes
+        self._keys = keys
+        self._prefix = f"{keys.prefix}held/"
         self._catalog = catalog
         self._holding = holding
         self._listings = listings
@@ -150,13 +100,13 @@ class NodeReports:
 
     def _make_report(self, revision: int) -> dict[str, Any]:
         shortfalls = {
-            state.goal.want.name: Shortfall(
-                missing=state.missing,
-                short=state.short,
-                trouble=shorten(state.trouble, _TROUBLE_LETTERS),
-                gone=state.error is not None,
-                stuck=state.is_stuck,
-            )._asdict()
+            state.goal.want.name: {
+                "missing": state.missing,
+                "short": state.short,
+                "trouble": shorten(state.trouble, _TROUBLE_LETTERS),
+                "gone": state.error is not None,
+                "stuck": state.is_stuck,
+            }
             for state in self._holding.states
             if state.missing
         }
@@ -177,14 +127,17 @@ class NodeReports:
             listed |= report.get("listed", {})
         return listed
 
-    async def read_progress(self) -> list[Progress]:
-        """Return the progress of each want. Raises: EtcdAwayError."""
+    async def read_progress(self) -> dict[str, dict[str, Any]]:
+        """Return how much of each want the nodes hold, by the want's name: as JSON with the number of
+        nodes, of complete ones and of missing bytes, the shortfall of each node that reports one, and
+        the nodes that have not reported since the want's dataset last changed. Raises:
+        EtcdAwayError."""
         reports = await self._read_reports()
         changed_in = self._find_changes()
-        return [
-            self._sum_up(want, reports, changed_in.get(want.dataset, 0))
-            for want in self._catalog.wants.values()
-        ]
+        return {
+            name: self._sum_up(want, reports, changed_in.get(want.dataset, 0))
+            for name, want in self._catalog.wants.items()
+        }
 
     def _find_changes(self) -> dict[str, int]:
         """Return the revision of etcd in which each dataset's wants and revisions last changed."""
@@ -195,60 +148,69 @@ class NodeReports:
             changed_in[dataset] = max(changed_in.get(dataset, 0), value.revision)
         return changed_in
 
-    def _sum_up(self, want: Want, reports: Mapping[str, Any], changed_in: int) -> Progress:
+    def _sum_up(self, want: Want, reports: Mapping[str, Any], changed_in: int) -> dict[str, Any]:
         """Return the progress of a want. A report that is older than the revision `changed_in` of
         etcd does not count."""
         nodes = want.nodes or self._nodes.names
-        shortfalls: dict[str, Shortfall] = {}
+        owing = dict[str, dict[str, Any]]()
         silent = []
         for node in nodes:
             report = reports.get(node)
             if report is None or report["revision"] < changed_in:
                 silent.append(node)
             elif want.name in report["owed"]:
-                shortfalls[node] = Shortfall.from_json(report["owed"][want.name])
-        return Progress(want, len(nodes), shortfalls, silent)
+                # Nodes of earlier versions do not report the flags
+                owing[node] = {"gone": False, "stuck": False, **report["owed"][want.name]}
+        return {
+            "want": want.target,
+            "nodes": len(nodes),
+            "complete": len(nodes) - len(owing) - len(silent),
+            "missing": sum(each["missing"] for each in owing.values()),
+            "owing": owing,
+            "silent": silent,
+        }
 
     async def is_settled(self, dataset: str) -> bool:
         """Whether all reachable nodes hold their parts of the latest revision of a dataset, as far
         as that is possible without a person. Raises: EtcdAwayError."""
-        unreachable = self._nodes.find_away()
-        for progress in await self.read_progress():
-            if progress.want.name != f"{dataset}@{LATEST}":
-                continue
-            if any(node not in unreachable for node in progress.silent):
-                return False
-            for node, shortfall in progress.shortfalls.items():
-                has_ended = shortfall.short or shortfall.gone or shortfall.stuck
-                if node not in unreachable and not has_ended:
-                    return False
-        return True
+        progress = (await self.read_progress()).get(f"{dataset}@{LATEST}")
+        if progress is None:
+            return True
+        waiting = [
+            node
+            for node, each in progress["owing"].items()
+            if not (each["short"] or each["gone"] or each["stuck"])
+        ]
+        return self._nodes.find_away().issuperset([*progress["silent"], *waiting])
 
-    async def wait_for(self, want: Want) -> Progress:
+    async def wait_for(self, want: Want) -> dict[str, Any]:
         """Wait until all nodes hold their parts of a want, however long etcd or nodes are
-        unreachable. Raises: ResourceError if the want does not fit on one of them, files are gone,
-        or nothing comes because of what only a person can change; ConfigError if it is no longer
-        wanted."""
+        unreachable, and return the progress. Raises: ResourceError if the want does not fit on one of
+        them, files are gone, or nothing comes because of what only a person can change; ConfigError
+        if it is no longer wanted."""
         patience = Patience()
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):
-                progress_of = {each.want.name: each for each in await self.read_progress()}
-                progress = progress_of.get(want.name)
+                progress = (await self.read_progress()).get(want.name)
                 if progress is None:
                     continue  # the want was removed while the reports were read
-                for node, shortfall in progress.shortfalls.items():
-                    if shortfall.short:
+                for node, shortfall in progress["owing"].items():
+                    if shortfall["short"]:
                         raise ResourceError(
-                            f"{want.target} does not fit on {node}: it needs {shortfall.short:,} bytes more than are "
+                            f"{want.target} does not fit on {node}: it needs {shortfall['short']:,} bytes more than are "
                             "left after pinned datasets, earlier wants and the data of jobs\n"
                             "unwant something, raise `mirror.size` there, or spread it over more nodes"
                         )
-                    if shortfall.gone:
-                        raise ResourceError(f"{node}: {shortfall.trouble}")
-                if progress.is_complete:
+                    if shortfall["gone"]:
+                        raise ResourceError(f"{node}: {shortfall['trouble']}")
+                if progress["complete"] == progress["nodes"]:
                     return progress
-                missing = sum(each.missing for each in progress.shortfalls.values())
-                if patience.look(missing, progress.obstacle):
+                stuck = [
+                    f"{node}: {each['trouble']}"
+                    for node, each in progress["owing"].items()
+                    if each["stuck"]
+                ]
+                if patience.look(progress["missing"], min(stuck, default="")):
                     raise patience.make_error(want)
             await asyncio.sleep(_LOOK_SECONDS)
         raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
@@ -256,10 +218,10 @@ class NodeReports:
     async def find_incomplete(self) -> set[str]:
         """Return the names of all revisions of datasets of which some node lacks a part. Raises:
         EtcdAwayError."""
-        complete = {each.want.name for each in await self.read_progress() if each.is_complete}
+        progress = await self.read_progress()
         return {
             revision.name
-            for want in self._catalog.wants.values()
-            if want.name not in complete
+            for name, want in self._catalog.wants.items()
+            if name not in progress or progress[name]["complete"] < progress[name]["nodes"]
             for revision in self._catalog.list_revisions(want.dataset)
         }

@@ -23,14 +23,13 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.catalog.catalog import Catalog, Revision, Want, pack_entry, unpack_entry
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.catalog.manifest import Manifest
-from megablend.mirror.catalog.mates import Mates
 from megablend.mirror.catalog.reports import NodeReports
 from megablend.mirror.members.etcd import EtcdAwayError, Value
 from megablend.mirror.node.engine import AwayError
@@ -38,6 +37,10 @@ from megablend.mirror.node.frames import pack_json
 from megablend.system.limited_json import parse_json
 from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.mirror.members.etcd_members import EtcdMembers
+    from megablend.mirror.peers.cluster import Cluster
 
 MANIFEST_PATH = "/v1/manifest"
 FORGOTTEN_PATH = "/v1/forgotten"
@@ -78,7 +81,8 @@ class SharedCatalog:
     """Makes a node's copy of the catalog agree with etcd, and changes the catalog in etcd.
 
     Args:
-        mates: the cluster.
+        nodes: the cluster.
+        keys: its keys in etcd.
         catalog: this node's copy.
         call: runs a function in the store's thread.
         holding: plans anew after changes.
@@ -88,20 +92,21 @@ class SharedCatalog:
 
     def __init__(
         self,
-        mates: Mates,
+        nodes: Cluster,
+        keys: EtcdMembers,
         catalog: Catalog,
         call: Callable[..., Awaitable[Any]],
         holding: Holding,
         forget: Callable[[Sequence[Revision]], dict[str, Any]],
         listings: Listings,
     ) -> None:
-        self._nodes = mates.nodes
-        self._keys = mates.keys
+        self._nodes = nodes
+        self._keys = keys
         self._catalog = catalog
         self._call = call
         self._holding = holding
         self._forget = forget
-        self._prefix = f"{mates.keys.prefix}shared/"
+        self._prefix = f"{keys.prefix}shared/"
         self._marker_key = f"{self._prefix}catalog"
         self.revision = 0
         """The revision of etcd that the copy agrees with; 0 before the first one since the start."""
@@ -113,7 +118,7 @@ class SharedCatalog:
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
         self._log = LimitedLog()
-        self.reports = NodeReports(mates, catalog, holding, listings, lambda: self.revision)
+        self.reports = NodeReports(nodes, keys, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
         """For each dataset: the numbers of files and bytes that were deleted with the revisions that
         this node forgot last."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megablend.errors import ConfigError, MissingFileError, ResourceError, did_you_mean
-from megablend.mirror.catalog.catalog import Catalog, Revision, Want
+from megablend.mirror.catalog.catalog import Revision, Want
 from megablend.mirror.catalog.holding import Holding
-from megablend.mirror.node.engine import AwayError, Engine
+from megablend.mirror.node.engine import AwayError
 
 if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
@@ -56,19 +56,17 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
     return want
 
 
-async def check_size(
-    want: Want, revision: Revision, engine: Engine, catalog: Catalog, holding: Holding
-) -> None:
+async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
     """Check that this node's share of a revision can ever fit. Raises: ConfigError."""
-    if want.nodes and catalog.own not in want.nodes:
+    if want.nodes and holding.catalog.own not in want.nodes:
         return
     try:
         num_bytes, num_pinned_bytes = await asyncio.wait_for(
-            _find_sizes(want, revision, catalog, holding), _SHARE_SECONDS
+            _find_sizes(want, revision, holding), _SHARE_SECONDS
         )
     except (asyncio.TimeoutError, ResourceError, AwayError, MissingFileError):
         return  # `Holding` reports a want that does not fit as soon as the share is known
-    capacity = await engine.call(engine.store.find_capacity)
+    capacity = await holding.engine.call(holding.engine.store.find_capacity)
     if num_pinned_bytes + num_bytes > capacity:
         raise ConfigError(
             f"{want.target} can never fit: this node would have to hold {num_bytes:,} bytes of it in addition to "
@@ -77,14 +75,13 @@ async def check_size(
         )
 
 
-async def _find_sizes(
-    want: Want, revision: Revision, catalog: Catalog, holding: Holding
-) -> tuple[int, int]:
+async def _find_sizes(want: Want, revision: Revision, holding: Holding) -> tuple[int, int]:
     """Return the bytes of this node's share of a revision, and the bytes of other files that are
     pinned, or 0 if the want is not pinned itself."""
     share = await holding.find_share(want, revision)
     sizes = await asyncio.to_thread(share.find_sizes)
     united = sizes
+    catalog = holding.catalog
     for other in catalog.own_wants if want.is_pinned else ():
         if other.is_pinned and other.name in catalog.revisions:
             other_share = await holding.find_share(other, catalog.revisions[other.name])

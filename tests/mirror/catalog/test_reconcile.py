@@ -39,7 +39,7 @@ def list_digests(wants: list[Want], complete: set[str], folders: Collection[str]
     ]
     goals = list_goals(
         about,
-        lambda _, revision: revision.digest in complete,
+        {(want.name, digest) for want, _ in about for digest in complete},
         lambda revision: revision.digest in folders,
     )
     return [each.revision.digest for each in goals]

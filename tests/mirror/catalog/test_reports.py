@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from megablend.mirror.catalog.catalog import LATEST, Want
-from megablend.mirror.catalog.mates import Mates
-from megablend.mirror.catalog.reports import NodeReports, Progress, Shortfall
+from megablend.mirror.catalog.catalog import LATEST
+from megablend.mirror.catalog.reports import NodeReports
 
 
 @pytest.mark.parametrize(
@@ -26,17 +25,18 @@ from megablend.mirror.catalog.reports import NodeReports, Progress, Shortfall
 def test_what_is_settled(shortfall: dict[str, Any] | None, *, is_settled: bool) -> None:
     """All is held, or what is missing cannot come without a person; what other datasets lack does not count."""
     lacks: dict[str, Any] = {"missing": 5, "short": 0, "trouble": "", "gone": False, "stuck": False}
-    shortfalls = {} if shortfall is None else {"a": Shortfall(**{**lacks, **shortfall})}
-    want = Want(dataset="d", revision=LATEST, since=0.0)
-    other = Want(dataset="e", revision=LATEST, since=0.0)
+    shortfalls = {} if shortfall is None else {"a": {**lacks, **shortfall}}
 
     class Reports(NodeReports):
-        async def read_progress(self) -> list[Progress]:
-            others = {"a": Shortfall(**lacks)}
-            return [Progress(want, 2, shortfalls, []), Progress(other, 2, others, [])]
+        async def read_progress(self) -> dict[str, dict[str, Any]]:
+            others = {"a": lacks}
+            return {
+                f"d@{LATEST}": {"owing": shortfalls, "silent": []},
+                f"e@{LATEST}": {"owing": others, "silent": []},
+            }
 
-    nodes: Any = SimpleNamespace(find_away=lambda: ())
+    nodes: Any = SimpleNamespace(find_away=set)
     keys: Any = SimpleNamespace(prefix="p/")
     unused: Any = None
-    reports = Reports(Mates(nodes, keys), unused, unused, unused, unused)
+    reports = Reports(nodes, keys, unused, unused, unused, unused)
     assert asyncio.run(reports.is_settled("d")) is is_settled
