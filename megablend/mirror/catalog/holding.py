@@ -230,13 +230,14 @@ class Holding:
         except DataError as error:
             # Other revisions do not wait until this manifest is available again
             state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes, is_noted=True)
-            if self._nodes is None or not self.catalog.own:
+            if self.catalog.own:
+                # A node that may have the manifest may be unreachable
+                away = () if self._nodes is None else self._nodes.find_away()
+                state.is_stuck = not away
+                state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
+            else:
                 state.trouble = str(error)
                 state.error = error
-                return state
-            # A node that may have the manifest may be unreachable
-            state.is_stuck = not self._nodes.find_away()
-            state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
             return state
         missing = 0
         for begin in range(0, len(share), _COUNTED_AT_A_TIME):
