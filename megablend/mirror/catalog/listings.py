@@ -149,7 +149,9 @@ class Listings:
                         and dataset not in self._running
                         and len(self._running) < _NUM_AT_A_TIME
                     ):
-                        self._running[dataset] = asyncio.ensure_future(self._list_again(latest))
+                        self._running[dataset] = asyncio.ensure_future(
+                            self._list_again(latest, listed.trouble)
+                        )
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
             for each in self._running.values():
@@ -193,29 +195,30 @@ class Listings:
         self._own_inputs = inputs
         return listed
 
-    async def _list_again(self, latest: Revision) -> None:
-        """List the source of a dataset again, and record how that ended."""
+    async def _list_again(self, latest: Revision, before: str) -> None:
+        """List the source of a dataset again, whose trouble was `before`, and record how that ended.
+        The dataset may be removed in the meantime."""
         try:
             try:
-                trouble = await self._check_source(latest)
+                trouble = await self._check_source(latest, before)
             except MegablendError as error:
-                trouble = self._fail(latest, str(error))
+                trouble = self._fail(latest, str(error), before)
             except Exception as error:
                 LOG.warning("mirror: this is a bug in megablend", exc_info=True)
-                trouble = self._fail(latest, repr(error))
+                trouble = self._fail(latest, repr(error), before)
             await self._put_listed(latest.dataset, trouble)
         finally:
             del self._running[latest.dataset]
 
-    def _fail(self, latest: Revision, trouble: str) -> str:
+    def _fail(self, latest: Revision, trouble: str, before: str) -> str:
         """Count a failed listing, and log its trouble unless that was the same before. Returns: the
         trouble."""
         self.counts["failed"] += 1
-        if shorten(trouble, _TROUBLE_LETTERS) != self._catalog.listed[latest.dataset].trouble:
+        if shorten(trouble, _TROUBLE_LETTERS) != before:
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
         return trouble
 
-    async def _check_source(self, latest: Revision) -> str:
+    async def _check_source(self, latest: Revision, before: str) -> str:
         """List the source of a dataset again, and put a new revision if it has changed. Returns: the
         trouble with the source; empty if there is none. Raises: see `add`."""
 
@@ -237,13 +240,14 @@ class Listings:
         if known == latest and not await self._is_held(latest):
             # Otherwise a source that changes all the time would never be held
             self.counts["waiting"] += 1
-            return self._catalog.listed[latest.dataset].trouble
+            return before
         manifest, gone = await self._source.ask(compare)
         if gone:
             return self._fail(
                 latest,
                 f"{len(gone):,} files are gone, such as {gone[0].key.location}: {latest} stays the latest revision\n"
                 f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
+                before,
             )
         if known == latest and manifest.revision == latest.digest:
             self.counts["same"] += 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from megablend.mirror.catalog.catalog import EVERY, Catalog, Listed, Revision, Want
+from megablend.errors import DataError
+from megablend.mirror.catalog.catalog import EVERY, LATEST, Catalog, Listed, Revision, Want
 from megablend.mirror.catalog.listings import Listings
 from megablend.mirror.disk.folder import MirrorFolder
 from tests.cli.commands import run
@@ -341,11 +344,57 @@ def test_what_was_removed_meanwhile_is_not_put(
                 return kept
 
             monkeypatch.setattr(datasets.listings, "_store_manifest", keep_slowly)
-            assert await datasets.listings._check_source(latest) == ""
+            assert await datasets.listings._check_source(latest, "") == ""
             assert (await a.ask("list"))["revisions"] == []
             assert not [each for each in a.shared.values if "revisions" in each]
 
     work(do)
+
+
+def test_a_source_that_fails_when_its_dataset_has_been_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = Catalog(MirrorFolder.create(tmp_path / "m"))
+    revisions = [
+        Revision(
+            dataset=name,
+            digest="0" * 32,
+            num_files=1,
+            num_bytes=1,
+            added=0.0,
+            sources=(),
+            every=60.0,
+        )
+        for name in "ab"
+    ]
+    for each in revisions:
+        catalog.put_revision(each)
+    catalog.put_want(Want(dataset="a", revision=LATEST, since=0.0))
+    catalog.put_listed("a", Listed(0.0, ""))
+
+    async def call(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def ask(_: object) -> None:
+        catalog.remove_revision(revisions[0])
+        catalog.put_listed("b", Listed(0.0, ""))
+        raise DataError("s3://b/x", "is not there for a moment")
+
+    async def is_held(_: Revision) -> bool:
+        return True
+
+    async def do() -> None:
+        nothing: Any = None
+        engine: Any = SimpleNamespace(call=call)
+        source: Any = SimpleNamespace(ask=ask)
+        listings = Listings(engine, source, catalog, nothing, is_held, None)
+        running = asyncio.ensure_future(listings.run())
+        await asyncio.sleep(0.1)
+        assert listings.counts["failed"] == 1
+        running.cancel()
+
+    asyncio.run(do())
+    assert "is not there for a moment" in caplog.text
 
 
 def test_without_etcd_nothing_is_listed(tmp_path: Path, etcd: EtcdServer) -> None:
