@@ -176,9 +176,10 @@ class Datasets:
             await self.shared.change(puts, deletes, is_due)
         elif is_due():
             for each in puts:
-                is_want = isinstance(each, Want)
-                put = self.catalog.put_want if is_want else self.catalog.put_revision
-                await self._engine.call(put, each)
+                if isinstance(each, Want):
+                    await self._engine.call(self.catalog.put_want, each)
+                else:
+                    await self._engine.call(self.catalog.put_revision, each)
             for want in deletes:
                 await self._engine.call(self.catalog.remove_want, want)
         self.holding.change()

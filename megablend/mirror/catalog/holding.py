@@ -7,6 +7,7 @@ a plan is made anew at each change, and every 30 seconds.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from collections import deque

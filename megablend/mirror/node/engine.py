@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from megablend.mirror.disk.pages import (
 )
 from megablend.mirror.disk.room import Need
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SOON_SECONDS = 15.0
 """Pages that are due within this time do not wait for a node that may come back."""
@@ -130,9 +131,10 @@ class Engine:
         self._reserved: dict[_Flight, int] = {}
         """Bytes that each fetch has yet to store; used by the store's thread."""
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function of the store in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def serve(self, want: Want) -> Origins:
         """Like `obtain`, for a reader of this machine: a few portions at a time."""

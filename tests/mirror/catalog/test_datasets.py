@@ -259,6 +259,7 @@ def test_a_source_that_moved_is_not_fetched_again(tmp_path: Path) -> None:
         # The listing, and the file that is another one
         assert MB <= count_sent(node.source) - before <= MB + 20_000
         check_folder(node.ask("path", "corpus")["path"], moved, "e")
+        assert "bug" not in (node.folder / "node.log").read_text()
 
 
 def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: Path) -> None:

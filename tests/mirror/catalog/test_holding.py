@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
@@ -31,6 +31,7 @@ from tests.mirror.manifests import make_manifest
 from tests.mirror.peers.clusters import until
 from tests.storage.faulty import Faults, FaultySource
 
+P = ParamSpec("P")
 T = TypeVar("T")
 KEY = FileKey("s3://b/x", "e", 70_000)
 
@@ -279,8 +280,8 @@ def test_an_error_that_comes_after_the_round_that_asked_is_told(
 
         num_rounds = 0
 
-        async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-            result = await super().call(function, *arguments)
+        async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+            result = await super().call(function, *args, **kwargs)
             if function == self._find_missing:
                 self.num_rounds += 1
                 monkeypatch.setattr(holding, "_PERIOD_SECONDS", 30.0)
