@@ -159,7 +159,7 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         is_kept = np.zeros(len(kept.ids), np.bool_)
         if after is not None:
             is_kept |= np.isin(kept.ids, after.ids)
-        # In document order a block may be needed again at any time: the memory is better used for #
+        # In document order a block may be needed again at any time: the memory is better used for
         # reading ahead
         if run.consumes_whole_blocks:
             is_kept |= kept.used < run.store.num_tokens(kept.ids)
