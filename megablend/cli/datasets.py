@@ -14,12 +14,12 @@ from megablend.cli.node import Starts, ask_node, format_gb
 from megablend.cli.options import CommandGroup, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
-from megablend.storage.mirror_options import VARIABLE
+from megablend.storage.location import MIRROR_VARIABLE
 
 _WATCH_SECONDS = 2.0
 """Time between two states that `status --watch` prints."""
 _VARIABLE = "MEGABLEND_DATASETS"
-"""The environment variable for `--mirror`. It may name a config. VARIABLE, which names the folder
+"""The environment variable for `--mirror`. It may name a config. MIRROR_VARIABLE, which names the folder
 that jobs read through, may not."""
 _SHOWN_NODES = 20
 """The most nodes of each want that are printed."""
@@ -31,7 +31,7 @@ _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
     metavar="CONFIG|FOLDER",
-    envvar=[_VARIABLE, VARIABLE],
+    envvar=[_VARIABLE, MIRROR_VARIABLE],
     show_envvar=True,
     help="Config with a mirror, or the mirror's folder.",
 )

@@ -18,7 +18,8 @@ from megablend.errors import MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.members.launchers import find_members
 from megablend.mirror.node_parts import Node, requires_nodes
-from megablend.storage.mirror_options import VARIABLE, EtcdOptions, MirrorOptions
+from megablend.storage.location import MIRROR_VARIABLE
+from megablend.storage.mirror_options import EtcdOptions, MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import divide_limits
 from megablend.system.log import LOG
@@ -49,7 +50,7 @@ def run_node(
     Raises: ConfigError if the folder cannot be used; FolderInUseError if another process owns it.
     """
     # So that its own reads of the source do not go through a mirror
-    os.environ.pop(VARIABLE, None)
+    os.environ.pop(MIRROR_VARIABLE, None)
     folder = MirrorFolder.create(options.folder, group=options.group)
     members = find_members(options, os.environ)
     if members is not None and options.etcd is not None:

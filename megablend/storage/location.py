@@ -17,6 +17,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NORMAL = re.compile(r"(?:/(?!\.(?:/|\Z))[^/]+)+")
 """Absolute paths that `pathlib` would not change: matching them takes a tenth of its time."""
 
+MIRROR_VARIABLE = "MEGABLEND_MIRROR"
+"""The environment variable that names the mirror's folder if no config does."""
+
 
 def find_scheme(location: str) -> str:
     """Return the scheme in lower case; "" for a plain path."""

@@ -39,8 +39,6 @@ from megablend.storage.setting_values import (
     read_settings,
 )
 
-VARIABLE = "MEGABLEND_MIRROR"
-"""The environment variable that names the mirror's folder if no config does."""
 S = TypeVar("S", bound=Settings)
 
 

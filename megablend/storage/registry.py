@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
-from megablend.storage.location import find_scheme
-from megablend.storage.mirror_options import VARIABLE, MirrorOptions, make_mirror_absolute
-from megablend.storage.object_options import ObjectOptions
-from megablend.storage.setting_values import parse_local_path
+from megablend.storage.location import MIRROR_VARIABLE, find_scheme
 
-if TYPE_CHECKING:  # a config is read without NumPy
+if TYPE_CHECKING:  # a config is read without NumPy, and paths are told apart without pydantic
     from megablend.storage.base import Storage
+    from megablend.storage.mirror_options import MirrorOptions
+    from megablend.storage.object_options import ObjectOptions
 
 
 ENTRY_POINTS = "megablend.storages"
@@ -43,6 +42,12 @@ _ALTERNATIVES = {
 """The remedy for each scheme that has no storage but is often tried."""
 
 
+def _make_no_options() -> ObjectOptions:
+    from megablend.storage.object_options import ObjectOptions
+
+    return ObjectOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
     """The storage options of a config; each storage uses those that apply to it."""
@@ -51,7 +56,7 @@ class StorageOptions:
     """Whether to read blocks without the system's page cache."""
     max_open_files: int | None = None
     """The number of descriptors that the process keeps open; None for the storage's default."""
-    objects: ObjectOptions = field(default_factory=ObjectOptions)
+    objects: ObjectOptions = field(default_factory=_make_no_options)
     """The settings for object stores and web servers."""
 
 
@@ -89,15 +94,18 @@ def explain_scheme(scheme: str) -> str:
 def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
     """Return the mirror that the config sets, or else the environment; None if neither does.
     Raises: ConfigError."""
-    folder = os.environ.get(VARIABLE)
+    from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
+    from megablend.storage.setting_values import parse_local_path
+
+    folder = os.environ.get(MIRROR_VARIABLE)
     if objects.mirror is not None or not folder:
         return objects.mirror
     if Path(folder).is_file():
-        raise ConfigError(f"{VARIABLE}: {folder} is a file\nset it to the mirror's folder")
+        raise ConfigError(f"{MIRROR_VARIABLE}: {folder} is a file\nset it to the mirror's folder")
     try:
         return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
     except ValueError as error:
-        raise ConfigError(f"{VARIABLE}: {error}") from None
+        raise ConfigError(f"{MIRROR_VARIABLE}: {error}") from None
 
 
 def _make_local(options: StorageOptions) -> Storage:
