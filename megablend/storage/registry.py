@@ -42,7 +42,8 @@ _ALTERNATIVES = {
 """The remedy for each scheme that has no storage but is often tried."""
 
 
-def _make_no_options() -> ObjectOptions:
+def make_no_options() -> ObjectOptions:
+    """Return the options of object stores that a config without `storage` has."""
     from megablend.storage.object_options import ObjectOptions
 
     return ObjectOptions()
@@ -56,7 +57,7 @@ class StorageOptions:
     """Whether to read blocks without the system's page cache."""
     max_open_files: int | None = None
     """The number of descriptors that the process keeps open; None for the storage's default."""
-    objects: ObjectOptions = field(default_factory=_make_no_options)
+    objects: ObjectOptions = field(default_factory=make_no_options)
     """The settings for object stores and web servers."""
 
 
