@@ -15,6 +15,7 @@ import click
 from megablend.cli.options import Command, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
+from megablend.storage.setting_values import parse_size
 
 if TYPE_CHECKING:
     from megablend.megatron.cache_builder.build_cache import CacheReport
@@ -321,8 +322,6 @@ def megatron_cache(
 
 def parse_bytes(text: str) -> int:
     """Parse a number of bytes such as "64G", "512 MiB", "1000000". Raises: ConfigError."""
-    from megablend.storage.setting_values import parse_size
-
     try:
         return parse_size(text, minimum=0)
     except ValueError:

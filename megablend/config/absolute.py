@@ -14,9 +14,10 @@ from megablend.config.model import Config
 from megablend.config.source import Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, join, lower_scheme
-from megablend.storage.object_options import ObjectOptions, make_files_absolute
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import OBJECT_SCHEMES, explain_scheme, find_storage
+from megablend.storage.store_options import make_files_absolute
 from megablend.storage.url_checks import check_signature
 
 

@@ -26,7 +26,7 @@ from megablend.config.values import (
     VocabSize,
 )
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.setting_values import Size
+from megablend.storage.settings import Size
 
 LENGTHS = ("samples", "tokens", "epochs")
 """Units of the length of the run, at the top level of the config."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from megablend.config.load import read_config_file
 from megablend.errors import ConfigError
-from megablend.storage.object_options import ObjectOptions, make_files_absolute, parse_options
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.store_options import make_files_absolute, parse_options
 
 VARIABLE = "MEGABLEND_STORAGE"
 """The environment variable that names a YAML or JSON file with a `storage` key, such as a

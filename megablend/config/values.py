@@ -14,7 +14,8 @@ from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue
 from megablend.order.registry import ORDERS, current_name, find_order
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.store_options import parse_options
 
 SIZE: Literal["size"] = "size"
 """Instead of a weight: the source's number of tokens in the split."""

@@ -17,6 +17,7 @@ from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.base import Storage
 from megablend.storage.objects.clients import count_requests
+from megablend.storage.store_options import find_options
 from megablend.storage.transfer import RequestCount, price_transfer
 from megablend.system.failures import translating
 
@@ -83,7 +84,7 @@ def dry_run(
         before = count_requests()
         listing = list_source(spec, storage)
         listing_requests = np.subtract(count_requests(), before)
-        options = checked_config.storage.find(listing.files[0].path)
+        options = find_options(checked_config.storage, listing.files[0].path)
         least, most = estimate_indexing(listing, storage)
         transfer = price_transfer(
             RequestCount(*(listing_requests + least)),

@@ -23,7 +23,7 @@ from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.source_requests import SourceRequests
 from megablend.run.run import Run
 from megablend.run.skips import Skips
-from megablend.storage.object_options import StoreOptions
+from megablend.storage.store_options import StoreOptions, find_options
 from megablend.storage.transfer import RequestCount, Transfer, extrapolate, price_transfer
 
 _OPENED_FILES = 256
@@ -101,7 +101,7 @@ def _count_transfer(
             for stretch in stretches
         ]
         source = SourceRequests(_copy_unopened(run.store), {*opened.tolist()}, reads)
-        figures = by_options[run.runtime.objects.find(path)]
+        figures = by_options[find_options(run.runtime.objects, path)]
         figures.of_stretches += [source.count(those) for those in reads]
         if is_whole:
             files_opened = [len({each.read.file for each in those}) for those in reads]

@@ -28,6 +28,7 @@ from megablend.reader.start_method import WorkerStart, choose_start_method
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 from megablend.run.fitting_steps import unfit_lanes
 from megablend.run.run_files import list_files
+from megablend.storage.store_options import find_options
 
 SETTINGS = (
     "generator",
@@ -359,7 +360,7 @@ def _make_watch(dataset: Dataset, rank: int, size: int) -> FileWatch:
         files = [
             file
             for file in files
-            if not options.find(store.snapshot.path(file.number, store.roots)).versions
+            if not find_options(options, store.snapshot.path(file.number, store.roots)).versions
         ]
     checker = FileChecker(store.snapshot, store.roots, store.storage)
     return FileWatch(checker, files, per_second=run.runtime.file_checks_per_second)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
@@ -13,11 +12,9 @@ from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.file_table import FileTable, find_table
 from megablend.storage.hints import DueRanges, Filled, HintedStorage, distrust, takes_hints
 from megablend.storage.location import find_scheme
-from megablend.storage.registry import StorageOptions, explain_scheme, find_storage, make_no_options
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
 from megablend.storage.wrapper import RoutingStorage
-
-if TYPE_CHECKING:
-    from megablend.storage.object_options import ObjectOptions
 
 
 def make_storage(
@@ -34,7 +31,7 @@ def make_storage(
         objects: how object stores and web servers are accessed; None for the environment's
             settings.
     """
-    objects = make_no_options() if objects is None else objects
+    objects = ObjectOptions() if objects is None else objects
     return StorageByScheme(
         StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects)
     )

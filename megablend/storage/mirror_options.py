@@ -27,17 +27,8 @@ from megablend.storage.mirror_values import (
     Port,
     Prefixes,
 )
-from megablend.storage.setting_values import (
-    LocalPath,
-    Rate,
-    Seconds,
-    Settings,
-    Size,
-    Text,
-    parse_size,
-    parse_whole,
-    read_settings,
-)
+from megablend.storage.setting_values import parse_size, parse_whole
+from megablend.storage.settings import LocalPath, Rate, Seconds, Settings, Size, Text, read_settings
 
 S = TypeVar("S", bound=Settings)
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
 from megablend.storage.location import MIRROR_VARIABLE, find_scheme
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.setting_values import parse_local_path
 
-if TYPE_CHECKING:  # a config is read without NumPy, and paths are told apart without pydantic
+if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
     from megablend.storage.mirror_options import MirrorOptions
-    from megablend.storage.object_options import ObjectOptions
 
 
 ENTRY_POINTS = "megablend.storages"
@@ -42,13 +43,6 @@ _ALTERNATIVES = {
 """The remedy for each scheme that has no storage but is often tried."""
 
 
-def make_no_options() -> ObjectOptions:
-    """Return the options of object stores that a config without `storage` has."""
-    from megablend.storage.object_options import ObjectOptions
-
-    return ObjectOptions()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
     """The storage options of a config; each storage uses those that apply to it."""
@@ -57,7 +51,7 @@ class StorageOptions:
     """Whether to read blocks without the system's page cache."""
     max_open_files: int | None = None
     """The number of descriptors that the process keeps open; None for the storage's default."""
-    objects: ObjectOptions = field(default_factory=make_no_options)
+    objects: ObjectOptions = field(default_factory=ObjectOptions)
     """The settings for object stores and web servers."""
 
 
@@ -95,14 +89,14 @@ def explain_scheme(scheme: str) -> str:
 def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
     """Return the mirror that the config sets, or else the environment; None if neither does.
     Raises: ConfigError."""
-    from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
-    from megablend.storage.setting_values import parse_local_path
-
     folder = os.environ.get(MIRROR_VARIABLE)
     if objects.mirror is not None or not folder:
         return objects.mirror
     if Path(folder).is_file():
         raise ConfigError(f"{MIRROR_VARIABLE}: {folder} is a file\nset it to the mirror's folder")
+    # Imported here, since pydantic takes longer than all else that paths without a mirror need
+    from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
+
     try:
         return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
     except ValueError as error:

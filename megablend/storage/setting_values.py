@@ -1,5 +1,5 @@
-"""Settings that a user writes under `storage`, and their values. Parsers raise ValueError with the
-value that was found and what was expected; `read_settings` adds the name of the setting."""
+"""Values of settings that a user writes under `storage`. Parsers raise ValueError with the value that
+was found and what was expected; `read_settings` adds the name of the setting."""
 
 from __future__ import annotations
 
@@ -9,50 +9,12 @@ import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from functools import partial
-from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-
-from megablend.errors import did_you_mean
 from megablend.storage.location import find_scheme
 
 _SIZE = re.compile(r"\s*([0-9.e+_]+)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 _MAX_DIGITS = 100
 """The most digits of a size: a typing error such as 1e999999999 would be computed digit by digit."""
-
-
-class Settings(BaseModel):
-    """Settings by name: frozen, hashable, without unknown names. Those that are None by default may
-    be written as None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-    expected: ClassVar[str]
-    """What may stand in the place of these settings, for messages."""
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def read_settings(kind: type[S], given: object) -> S:
-    """Check settings that a user wrote. Raises: ValueError, which names the setting."""
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        problem = error.errors()[0]
-    name = "".join(map(str, problem["loc"]))
-    match problem["type"]:
-        case "model_type":
-            raise ValueError(f"found {given!r}, expected {kind.expected}")
-        case "missing":
-            raise ValueError(f"has no `{name}`; set it")
-        case "extra_forbidden":
-            hint = did_you_mean(name, kind.model_fields, before="; ")
-            raise ValueError(f"{name}: unknown setting{hint}")
-        case "bool_type":
-            raise ValueError(f"{name}: found {problem['input']!r}, expected true or false")
-    message = problem["msg"].removeprefix("Value error, ")
-    raise ValueError(f"{name}: {message}" if name else message)
 
 
 def parse_text(value: object) -> str:
@@ -140,10 +102,3 @@ def _read_size(text: str) -> int | None:
     base = 1024 if binary_mark else 1000
     exponent = " KMGT".index((unit or " ").upper())
     return int(Fraction(number) * base**exponent)
-
-
-Text = Annotated[str, BeforeValidator(parse_text)]
-LocalPath = Annotated[str, BeforeValidator(parse_local_path)]
-Size = Annotated[int, BeforeValidator(parse_size)]
-Seconds = Annotated[float, BeforeValidator(partial(parse_number, unit="seconds"))]
-Rate = Annotated[int, BeforeValidator(partial(parse_whole, unit="bytes per second"))]

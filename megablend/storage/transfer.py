@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Float64s
-from megablend.storage.object_options import StoreOptions
+from megablend.storage.store_options import StoreOptions
 
 _DEVIATIONS = 4
 """The number of standard errors from an extrapolated total to its bounds."""

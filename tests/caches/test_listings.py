@@ -13,9 +13,10 @@ import pytest
 import megablend
 from megablend.caches.objects.commits import Chain
 from megablend.caches.objects.store import ObjectCacheStore
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import prefix as module
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
+from megablend.storage.store_options import parse_options
 from tests.caches.objects.test_unused_copies import find_nodes
 from tests.caches.test_remote_cache import configs, samples
 from tests.runs import documents, write_source

@@ -10,6 +10,7 @@ import pytest
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import ConfigError
+from megablend.storage.store_options import find_options
 from tests.runs import make_config
 
 YAML = """\
@@ -40,7 +41,7 @@ def test_keys_a_file_and_the_environment_give_the_same_settings(
     monkeypatch.chdir(tmp_path)
     found = [load_storage_settings(each) for each in (keys, path, str(path), "settings.yaml", None)]
     assert found == [found[0]] * 5 != [elsewhere] * 5
-    chosen = found[0].find("s3://b/x")
+    chosen = find_options(found[0], "s3://b/x")
     assert (chosen.region, chosen.endpoint, chosen.ca_file) == (
         "eu-west-1",
         "http://h:80",
@@ -51,10 +52,10 @@ def test_keys_a_file_and_the_environment_give_the_same_settings(
 
 def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path)
-    assert load_storage_settings(path).find("s3://a/x").region == "eu-west-1"
+    assert find_options(load_storage_settings(path), "s3://a/x").region == "eu-west-1"
     path.write_text("storage: {'s3://': {region: us-west-2}}")
     os.utime(path, (1, 1))
-    assert load_storage_settings(path).find("s3://a/x").region == "us-west-2"
+    assert find_options(load_storage_settings(path), "s3://a/x").region == "us-west-2"
 
 
 def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> None:
@@ -70,8 +71,8 @@ def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> 
         )
     )
     options = load_config(file).storage
-    assert options.find("s3://b/x").ca_file == str(tmp_path / "sub/ca.pem")
-    assert options.find("https://h/x").ca_file == str(Path("~/ca.pem").expanduser())
+    assert find_options(options, "s3://b/x").ca_file == str(tmp_path / "sub/ca.pem")
+    assert find_options(options, "https://h/x").ca_file == str(Path("~/ca.pem").expanduser())
 
 
 @pytest.mark.parametrize(

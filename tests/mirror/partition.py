@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.cli.commands import run
 from tests.mirror.namespaces import SOURCE, UNSHARE, environment, make_network, start_source
 from tests.mirror.nodes import count_only, find_held, get_status

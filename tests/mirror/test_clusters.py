@@ -195,7 +195,7 @@ def test_a_job_that_mends_what_was_at_fault_is_not_told_of_it_again(tmp_path: Pa
         path.chmod(0o600)
     script = (
         "import json, sys; from megablend.storage.by_scheme import make_storage;"
-        "from megablend.storage.object_options import parse_options; settings, url = json.loads(sys.argv[1]);"
+        "from megablend.storage.store_options import parse_options; settings, url = json.loads(sys.argv[1]);"
         "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 9)"
     )
     with FaultySource({"d/x": b"x" * 9}) as source, cluster(tmp_path, source, 2) as settings:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.mirror.catalog.test_cluster_datasets import Service, keys, services
 from tests.mirror.catalog.test_datasets import MB, check_folder, count_sent, make_files
 from tests.mirror.etcd import EtcdServer

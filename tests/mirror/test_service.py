@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from megablend.mirror.node.frames import Kind
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.cli.commands import ROOT
 from tests.mirror.nodes import connect, get_status, mirror
 

@@ -31,7 +31,7 @@ RANGE = 300_000
 READER = """
 import json, logging, sys
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 logging.basicConfig(format="%(message)s", level=logging.INFO)
 settings, url, size = json.loads(sys.argv[1])
 storage = make_storage(objects=parse_options({"mirror": settings}))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megablend.storage.mirror_options import EtcdOptions, MirrorOptions, TlsFiles, parse_mirror
-from megablend.storage.object_options import make_files_absolute, parse_options
+from megablend.storage.store_options import find_options, make_files_absolute, parse_options
 
 TLS = {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}
 
@@ -151,7 +151,7 @@ def test_sizes_paths_and_the_rest_of_storage() -> None:
         prefixes=("s3://b/", "/base/data"),
     )
     assert options.mirror == expected
-    assert options.find("s3://b/x").region == "eu-west-1"
+    assert find_options(options, "s3://b/x").region == "eu-west-1"
     assert pickle.loads(pickle.dumps(options)) == options
     assert parse_mirror(expected.as_json()) == expected
     assert parse_options({"mirror": "/m"}).mirror == MirrorOptions(folder="/m")

@@ -6,11 +6,11 @@ import asyncio
 import multiprocessing
 
 from megablend.prefetch.read_counts import ReadMeter
-from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.process_counts import count
+from megablend.storage.store_options import StoreOptions
 
 
 async def request(failures: int) -> str | Failure:

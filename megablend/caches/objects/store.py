@@ -30,6 +30,7 @@ from megablend.caches.objects.remembered import RememberedPrefix
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.storage.store_options import find_options
 from megablend.system.atomic_write import list_committed, replace_file, translate_os_errors
 from megablend.system.build_lock import LockInfo
 
@@ -89,7 +90,7 @@ class ObjectCacheStore:
     def folder(self) -> Path:
         """The folder of this node's copy of the cache."""
         return find_node_folder(
-            self.location, self._options.find(self.location).endpoint, self._local_cache
+            self.location, find_options(self._options, self.location).endpoint, self._local_cache
         )
 
     @cached_property

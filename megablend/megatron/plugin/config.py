@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
 from megablend.megatron.request.address import PAIR, parse_address
 from megablend.order.registry import find_order
-
-if TYPE_CHECKING:
-    from megablend.storage.object_options import ObjectOptions
+from megablend.storage.object_options import ObjectOptions
 
 MEGATRON_ORDER = "megatron"
 """Megatron's own shuffles; every other order is one of megablend's (megablend.order.registry)."""

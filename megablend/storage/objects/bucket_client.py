@@ -19,7 +19,6 @@ from megablend.errors import (
     RefusedFileError,
     UnsupportedFileError,
 )
-from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion, version_of_response
@@ -27,6 +26,7 @@ from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.retry_policy import Counts, RetryPolicy
 from megablend.storage.objects.sockets import SocketReader
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
+from megablend.storage.store_options import StoreOptions
 from megablend.system.log import LOG
 
 T = TypeVar("T")

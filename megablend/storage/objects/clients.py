@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import quote
 
 from megablend.errors import DataError
-from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.loop import check_fork
@@ -27,6 +26,7 @@ from megablend.storage.objects.rate_limiter import (
     count_processes,
 )
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
+from megablend.storage.store_options import StoreOptions
 from megablend.storage.transfer import RequestCount
 
 _PLAIN = "/!$&'()*+,;=:@[]^|~"

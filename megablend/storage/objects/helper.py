@@ -26,6 +26,7 @@ from typing import Any
 
 from megablend.errors import DataError
 from megablend.storage.base import KnownFiles, Storage
+from megablend.storage.object_options import carrying_queries
 
 _THREADS = 64
 """The number of calls that a helper works on at a time."""
@@ -63,8 +64,6 @@ class Helper:
         """
         number = next(self._numbers)
         found = Future[Any]()
-        from megablend.storage.object_options import carrying_queries
-
         with carrying_queries():
             pickled = pickle.dumps(storage)
         with self._lock:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.credentials import find_provider
+from megablend.storage.store_options import StoreOptions
 from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"

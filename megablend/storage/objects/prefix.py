@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import CacheError, DataError
-from megablend.storage.object_options import ObjectOptions, StoreOptions
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import Address, check_key, parse_location
 from megablend.storage.objects.bucket_client import BucketClient
@@ -18,6 +18,7 @@ from megablend.storage.objects.failures import READ_ACCESS, Failure, Kind, read_
 from megablend.storage.objects.object_version import normalise_etag
 from megablend.storage.objects.obstore_stores import check_installed
 from megablend.storage.objects.retry_policy import attempt_within
+from megablend.storage.store_options import StoreOptions, find_options
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -186,7 +187,7 @@ class ObjectPrefix:
         return f"{self._address.key}/{key}"
 
     def _find_options(self) -> StoreOptions:
-        return self._options.find(self.location)
+        return find_options(self._options, self.location)
 
     def _client(self) -> BucketClient:
         """Return the client of the bucket. Raises: ConfigError."""

@@ -59,6 +59,7 @@ from megablend.storage.objects.obstore_stores import (
 from megablend.storage.objects.rate_limiter import MAX_REQUESTS
 from megablend.storage.objects.urls import split_query
 from megablend.storage.objects.workers import call_each
+from megablend.storage.store_options import find_options
 from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
@@ -122,7 +123,7 @@ class ObjectStorage:
         """See TableStorage.find_table. Raises: see `find`."""
         address = parse_location(pattern)
         # Ids of versions are not part of listings
-        if not _is_listed(address) or self._options.find(pattern).versions:
+        if not _is_listed(address) or find_options(self._options, pattern).versions:
             return None
         with self._explaining(pattern, address):
             folders, objects = self._list(pattern, address)
@@ -309,7 +310,7 @@ class ObjectStorage:
 
         Raises: ConfigError if the endpoint cannot be that of the store.
         """
-        options = self._options.find(location)
+        options = find_options(self._options, location)
         endpoint = None if address.scheme in WEB_SCHEMES else find_endpoint(address, options)
         if endpoint is None:
             return
@@ -370,7 +371,7 @@ class ObjectStorage:
                 "this process with the config that has the URL"
             )
         query = query or known_query or ""
-        options = self._options.find(plain)
+        options = find_options(self._options, plain)
         check_installed(location)
         return Bucket(get_client(address, options, query))
 
@@ -379,7 +380,7 @@ class ObjectStorage:
         ConfigError."""
         client = self._bucket(location, address).client
         check_can_list(location)
-        return BucketLister(client, get_lister(address, self._options.find(location)))
+        return BucketLister(client, get_lister(address, find_options(self._options, location)))
 
 
 def _is_listed(address: Address) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
 from megablend.storage.objects.clients import forget_clients
+from megablend.storage.store_options import parse_options
 from tests.behaviour.remedies.driver import Bench, Step
 from tests.storage.faulty import Faults, FaultySource
 

@@ -11,7 +11,7 @@ import pytest
 from megablend.config import load_config
 from megablend.megatron.request.address import parse_address
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.behaviour.remedies.driver import Bench, fault, misuse, table
 
 WEB: dict[str, Any] = {"name": "web", "path": "/w.arrow", "weight": 3}

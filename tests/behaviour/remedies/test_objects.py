@@ -23,11 +23,11 @@ import pytest
 
 from megablend.errors import CacheError, ConfigError, MegablendError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
 from megablend.storage.objects.clients import forget_clients
 from megablend.storage.objects.fork_safe import ForkSafeStorage
 from megablend.storage.objects.helper import close_helper, get_helper
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.storage.store_options import parse_options
 from tests.behaviour.remedies.driver import Step, fault, misuse, table
 from tests.behaviour.remedies.objects import (
     DATA,

@@ -20,7 +20,7 @@ import pytest
 from megablend.errors import ConfigError
 from megablend.mirror.node.frames import Kind
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.cli.commands import run
 from tests.mirror.nodes import PATIENCE, connect, find_node, kill_node
 from tests.mirror.test_clusters import cluster, until

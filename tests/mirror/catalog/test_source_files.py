@@ -17,7 +17,8 @@ from megablend.storage.by_scheme import make_storage
 from megablend.storage.find import Found
 from megablend.storage.location import escape_wildcards
 from megablend.storage.mirror_options import parse_mirror
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.store_options import parse_options
 from megablend.storage.wrapper import WrapperStorage
 from tests.mirror.manifests import make_manifest
 from tests.storage.faulty import FaultySource

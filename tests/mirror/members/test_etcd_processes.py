@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.nodes import get_status
 from tests.mirror.peers.test_cluster import is_read_once, make_files

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("obstore", "keys")
 PAUSE = 100
 READ = """
 import json, sys
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from megablend.storage.by_scheme import make_storage
 make_storage(objects=parse_options(json.loads(sys.argv[1]))).read("s3://b/x", 0, 6 << 20)
 """
@@ -79,8 +79,8 @@ def test_all_nodes_leave_a_source_alone_that_has_asked_one_of_them(tmp_path: Pat
 
 
 def test_requests_of_urls_with_queries_share_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megablend.storage.object_options import StoreOptions
     from megablend.storage.objects.address import Address
+    from megablend.storage.store_options import StoreOptions
 
     monkeypatch.setattr(clients, "_clients", {})
     monkeypatch.setattr(clients, "_limiters", {})

@@ -23,7 +23,7 @@ from megablend.mirror.node.frames import Kind
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.mirror.nodes import connect, find_node, get_status, kill_node, mirror
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.servers.start import find_ports
@@ -287,7 +287,7 @@ def test_renewed_credentials_are_taken_when_nobody_reads_with_the_old_ones(
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
         script = (
             "import json, sys; from megablend.storage.by_scheme import make_storage;"
-            "from megablend.storage.object_options import parse_options; settings, url = json.loads(sys.argv[1]);"
+            "from megablend.storage.store_options import parse_options; settings, url = json.loads(sys.argv[1]);"
             "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 100_000)"
         )
         order = json.dumps([settings, f"{source.url}/d/x"])
@@ -304,7 +304,7 @@ def test_settings_that_a_message_asks_for_are_taken_by_the_next_job(tmp_path: Pa
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
         script = (
             "import json, sys; from megablend.storage.by_scheme import make_storage;"
-            "from megablend.storage.object_options import parse_options; settings, url = json.loads(sys.argv[1]);"
+            "from megablend.storage.store_options import parse_options; settings, url = json.loads(sys.argv[1]);"
             "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 900_000)"
         )
         held = []
@@ -324,7 +324,7 @@ def test_one_node_process_for_many_that_open_a_folder_at_once(tmp_path: Path) ->
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
         script = (
             "import json, sys; from megablend.storage.by_scheme import make_storage;"
-            "from megablend.storage.object_options import parse_options; settings, url = json.loads(sys.argv[1]);"
+            "from megablend.storage.store_options import parse_options; settings, url = json.loads(sys.argv[1]);"
             "storage = make_storage(objects=parse_options({'mirror': settings}));"
             "print(storage.read(url, 500_000, 300_000).hex()[:64], flush=True);"
             "sys.stdin.readline();"

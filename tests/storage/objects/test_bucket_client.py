@@ -15,6 +15,7 @@ from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion, make_version
 from megablend.storage.objects.rate_limiter import RateLimiter
+from megablend.storage.store_options import find_options
 
 
 class SilentSource(BucketClient):
@@ -29,7 +30,10 @@ class SilentSource(BucketClient):
 async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> RangeResponse | Failure:
     """Interrupt a stalled request, at the same moment as its caller cancels it or not, after answers of others."""
     source = SilentSource(
-        "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+        "s3://bucket",
+        None,
+        find_options(ObjectOptions(), "s3://bucket/key"),
+        RateLimiter(64, None, 1),
     )
     for _ in range(before):
         source.timing.note(0.0, 0.01, 4)
@@ -108,7 +112,10 @@ def test_answers_that_do_not_fit_are_failures(monkeypatch: pytest.MonkeyPatch, n
 
         monkeypatch.setattr(obstore, "get_async", lambda *_, **__: asyncio.ensure_future(give()))
         source = BucketClient(
-            "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+            "s3://bucket",
+            None,
+            find_options(ObjectOptions(), "s3://bucket/key"),
+            RateLimiter(64, None, 1),
         )
         return await source._receive(source._start(RangeRequest("key", 10, stop, version)))
 
@@ -122,7 +129,10 @@ def test_a_late_request_is_sent_a_second_time_once() -> None:
     async def watch() -> int:
         hedged = list[Request]()
         source = SilentSource(
-            "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+            "s3://bucket",
+            None,
+            find_options(ObjectOptions(), "s3://bucket/key"),
+            RateLimiter(64, None, 1),
         )
         watch = InFlightMonitor(source.timing, source.limiter, 0.1, hedged.append)
         request = source._start(RangeRequest("key", 0, 4, None), hedge_after=0.0)
@@ -150,7 +160,10 @@ class SecondAnswers(BucketClient):
 
 def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
     source = SecondAnswers(
-        "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+        "s3://bucket",
+        None,
+        find_options(ObjectOptions(), "s3://bucket/key"),
+        RateLimiter(64, None, 1),
     )
     assert isinstance(asyncio.run(source._attempt(RangeRequest("key", 0, 4, None))), RangeResponse)
     assert (source.counts.requests, source.counts.hedges) == (2, 1)
@@ -158,7 +171,10 @@ def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
 
 def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
     source = SecondAnswers(
-        "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+        "s3://bucket",
+        None,
+        find_options(ObjectOptions(), "s3://bucket/key"),
+        RateLimiter(64, None, 1),
     )
     source.second = False
     wanted = RangeRequest("key", 0, 4, None)
@@ -174,7 +190,10 @@ def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
 def test_few_requests_are_sent_a_second_time() -> None:
     async def hedge() -> int:
         source = SilentSource(
-            "s3://bucket", None, ObjectOptions().find("s3://bucket/key"), RateLimiter(64, None, 1)
+            "s3://bucket",
+            None,
+            find_options(ObjectOptions(), "s3://bucket/key"),
+            RateLimiter(64, None, 1),
         )
         source.counts.requests = 1000
         requests = [source._start(RangeRequest("key", 0, 4, None)) for _ in range(50)]

@@ -12,7 +12,7 @@ import pytest
 
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from megablend.testing.storages import StorageContract
 from tests.storage.objects.conftest import S3Server, WebServer
 from tests.storage.objects.servers.fill import AzureContainer, GoogleBucket

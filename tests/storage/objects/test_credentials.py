@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.servers.answers import JsonHandler
 

@@ -17,7 +17,7 @@ import pytest
 
 from megablend.errors import DataError, MegablendError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.conftest import READER_KEYS
 

@@ -14,7 +14,7 @@ import pytest
 
 from megablend.errors import ChangedFileError, CorruptFileError, DataError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.storage.faulty import FAULTS, Faults, FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")

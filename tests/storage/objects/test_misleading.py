@@ -22,7 +22,7 @@ import megablend
 from megablend.errors import DataError, MegablendError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from megablend.errors import ConfigError
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.listing import find_objects, matches_pattern
 from megablend.storage.objects.object_table import ObjectTable, join_tables
 from megablend.storage.objects.object_version import make_version
 from megablend.storage.objects.store import ObjectStorage
+from megablend.storage.store_options import parse_options
 from tests.storage.faulty import FaultySource
 
 ETAGS = [None, "", '"ab"', "ab", 'W/"ab"', ' "ab" ', '"W/ab"', '""', '"\u00e9"', "modified-5"]

@@ -8,7 +8,7 @@ import pytest
 from megablend.errors import ChangedFileError, MissingFileError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 from tests.storage.objects.servers.fill import AzureContainer, GoogleBucket
 
 DATA = np.random.default_rng(7).integers(0, 256, 100_000, np.uint8).tobytes()

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 
 from megablend.errors import CacheError
-from megablend.storage.object_options import parse_options
 from megablend.storage.objects.clients import forget_clients
 from megablend.storage.objects.prefix import ObjectPrefix, _create, _read
+from megablend.storage.store_options import parse_options
 
 MISSING = "Object at location a not found: Error performing GET http://h/b/a: status code: 404, body: <Code>{}</Code>"
 

@@ -19,7 +19,8 @@ from megablend.errors import (
     UnsupportedFileError,
 )
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.store_options import find_options, parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.objects.conftest import S3Server
 
@@ -279,8 +280,8 @@ def test_endpoints_are_by_prefix_and_the_longest_wins(
     ):
         storage.read("s3://prefix/ab", 0, 2)
     assert pickle.loads(pickle.dumps(storage)).read("s3://prefix/a/b", 0, 2) == b"01"
-    assert options.find("s3://other/x").region is None
-    assert ObjectOptions().find("s3://prefix/a").endpoint is None
+    assert find_options(options, "s3://other/x").region is None
+    assert find_options(ObjectOptions(), "s3://prefix/a").endpoint is None
 
 
 MARKED = ["m/a.parquet", "m/sub/b.parquet", "m/sub/deep/c.parquet"]

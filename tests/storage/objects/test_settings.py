@@ -11,7 +11,7 @@ import pytest
 
 from megablend.errors import ConfigError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import find_options, parse_options
 from tests.storage.objects.conftest import S3Server
 
 
@@ -28,8 +28,8 @@ def test_without_the_client_one_line_tells_what_to_install(monkeypatch: pytest.M
 @pytest.mark.parametrize("location", ["s3://bucket/a", "S3://bucket/a"])
 def test_schemes_in_capitals_are_the_same(prefix: str, location: str) -> None:
     options = parse_options({prefix: {"endpoint": "http://127.0.0.1:1"}})
-    assert options.find(location).endpoint == "http://127.0.0.1:1"
-    assert options.find(location.replace("bucket", "Bucket")).endpoint is None
+    assert find_options(options, location).endpoint == "http://127.0.0.1:1"
+    assert find_options(options, location.replace("bucket", "Bucket")).endpoint is None
 
 
 def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:

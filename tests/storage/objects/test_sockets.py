@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.in_flight import RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.sockets import SocketReader
+from megablend.storage.store_options import parse_options
 from megablend.system.close_server import close_server
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.test_failures import tls as tls  # a fixture

@@ -146,7 +146,7 @@ def read_all(order: dict[str, Any]) -> None:
     from obstore.store import HTTPStore
 
     from megablend.storage.by_scheme import make_storage
-    from megablend.storage.object_options import parse_options
+    from megablend.storage.store_options import parse_options
 
     settings = {"mirror": order["mirror"]} if "mirror" in order else {}
     storage = make_storage(objects=parse_options(settings))

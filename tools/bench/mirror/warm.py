@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 import megablend
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
+from megablend.storage.store_options import parse_options
 
 NGINX = """
 worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;

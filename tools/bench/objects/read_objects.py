@@ -25,9 +25,9 @@ from source import BUCKET, serving, serving_ceph, set_keys
 import megablend.reader  # torch, whose import is not measured
 from megablend.config import load_config
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.object_options import parse_options
 from megablend.storage.objects.address import parse_location
 from megablend.storage.objects.clients import get_client
+from megablend.storage.store_options import find_options, parse_options
 
 IN_FLIGHT = 256
 
@@ -52,7 +52,9 @@ def read_ours(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
 def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
     """Read the same by obstore, with a semaphore."""
     address = parse_location(path)
-    store = get_client(address, parse_options({"s3://": {"endpoint": url}}).find(path), "").store
+    store = get_client(
+        address, find_options(parse_options({"s3://": {"endpoint": url}}), path), ""
+    ).store
 
     async def read_all() -> None:
         slots = asyncio.Semaphore(IN_FLIGHT)

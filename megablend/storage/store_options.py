@@ -1,0 +1,141 @@
+"""The settings of a store, and how a config's `storage` is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator
+
+from megablend.storage.location import has_prefix
+from megablend.storage.mirror_options import make_mirror_absolute, parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.setting_values import parse_number, parse_whole, text_that
+from megablend.storage.settings import Rate, Seconds, Settings, Text, read_settings
+from megablend.storage.url_checks import is_region, is_server_url
+
+_SCHEMES = ("s3", "gs", "az", "http", "https")
+_SECRETS = ("key", "secret", "token", "password", "sas")
+"""Words in the names of settings that would be credentials."""
+
+_parse_server = text_that(is_server_url, "a URL such as https://host:port")
+_parse_region = text_that(is_region, "the name of a region such as us-east-1")
+_Server = Annotated[str, BeforeValidator(_parse_server)]
+_Price = Annotated[float, BeforeValidator(partial(parse_number, unit="a price"))]
+
+
+class StoreOptions(Settings):
+    """Settings for accessing and reading a store. Credentials are not among them: they come from the
+    environment."""
+
+    expected: ClassVar = "settings such as `endpoint: https://...`"
+    endpoint: _Server | None = None
+    """URL of a server that speaks the store's protocol, without the bucket."""
+    region: Annotated[str, BeforeValidator(_parse_region)] | None = None
+    """S3: the region of the bucket; None for the environment's setting."""
+    path_style: bool | None = None
+    """S3: the bucket is part of the path (True) or of the host (False); None for path style if
+    there is an endpoint."""
+    account: Text | None = None
+    """Azure: the storage account."""
+    profile: Text | None = None
+    """S3: a profile of ~/.aws, read by botocore."""
+    anonymous: bool = False
+    """Whether requests are sent without a signature."""
+    requester_pays: bool = False
+    """S3: whether this account, not the bucket's owner, pays for requests."""
+    versions: bool = False
+    """Whether to keep reading the version of an object that was seen first, in a bucket with
+    versioning."""
+    ca_file: Text | None = None
+    """PEM file of certificates to trust in addition to the system's."""
+    proxy: _Server | None = None
+    """URL of an HTTP proxy; None for the environment's settings."""
+    connect_timeout: Seconds = 5.0
+    """Seconds within which a connection has to be made."""
+    read_timeout: Seconds = 5.0
+    """Seconds without a byte of a response after which a request is retried; more if the source
+    usually takes longer."""
+    give_up_after: Seconds = 600.0
+    """Seconds after its first failure during which a request is retried."""
+    max_requests: Annotated[int, BeforeValidator(partial(parse_whole, unit="requests"))] = 4096
+    """Limit of requests in flight for the whole job."""
+    max_source_rate: Rate | None = None
+    """Limit of bytes per second for the whole job."""
+    max_request_rate: (
+        Annotated[float, BeforeValidator(partial(parse_number, unit="requests per second"))] | None
+    ) = None
+    """Limit of requests per second for the whole job."""
+    hedges: bool = True
+    """Whether a few requests that are late are sent a second time. A node process never does this:
+    it reads each byte once."""
+    price_per_1000_requests: _Price | None = None
+    """Price for estimates of cost, in any currency."""
+    price_per_gb: _Price | None = None
+    """Price of each GB (10^9 bytes) that is read, in the same currency."""
+
+
+def find_options(objects: ObjectOptions, location: str) -> StoreOptions:
+    """Return the options for reading a location."""
+    chosen: dict[str, Any] = {}
+    for prefix, settings in objects.by_prefix:
+        if has_prefix(location, prefix):
+            chosen.update(settings)
+    return StoreOptions.model_construct(**chosen)
+
+
+def parse_options(given: object) -> ObjectOptions:
+    """Parse the `storage` setting of a config: URL prefixes, each with its settings, and `mirror`.
+    Raises: ValueError, which names the key."""
+    if isinstance(given, ObjectOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"found {given!r}, expected URL prefixes, each with its settings")
+    mirror = given.get("mirror")
+    by_prefix = [
+        (str(prefix), _parse_store(str(prefix), settings))
+        for prefix, settings in given.items()
+        if prefix != "mirror"
+    ]
+    by_prefix.sort(key=lambda item: len(item[0]))
+    return ObjectOptions(tuple(by_prefix), mirror=None if mirror is None else parse_mirror(mirror))
+
+
+def _parse_store(prefix: str, settings: object) -> tuple[tuple[str, Any], ...]:
+    """Parse the settings of a URL prefix. Raises: ValueError, which names the key, also for
+    credentials: a config may be readable by others."""
+    scheme, mark, _ = prefix.partition("://")
+    if not mark or scheme.lower() not in _SCHEMES:
+        raise ValueError(
+            f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)}), or `mirror`"
+        )
+    for name in settings if isinstance(settings, Mapping) else ():
+        if name not in StoreOptions.model_fields and any(
+            word in str(name).lower() for word in _SECRETS
+        ):
+            raise ValueError(
+                f"{prefix}: {name}: credentials do not belong in configs; use environment variables or a profile"
+            )
+    try:
+        parsed = read_settings(StoreOptions, settings)
+    except ValueError as error:
+        raise ValueError(f"{prefix}: {error}") from None
+    return tuple(sorted(parsed.model_dump(exclude_unset=True, exclude_none=True).items()))
+
+
+def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
+    """Return the same options with all paths in them (`ca_file`, and the mirror's) made absolute,
+    from `base` on."""
+
+    def absolute(name: str, value: Any) -> Any:
+        return str(base / Path(value).expanduser()) if name == "ca_file" else value
+
+    by_prefix = tuple(
+        (prefix, tuple((name, absolute(name, value)) for name, value in settings))
+        for prefix, settings in options.by_prefix
+    )
+    mirror = None if options.mirror is None else make_mirror_absolute(options.mirror, base)
+    return dataclasses.replace(options, by_prefix=by_prefix, mirror=mirror)
