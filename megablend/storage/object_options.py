@@ -43,6 +43,13 @@ class ObjectOptions:
     def __deepcopy__(self, memo: object) -> ObjectOptions:
         return self  # a copy through a pickle may lack queries
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
+        """Return the schema by which a config takes these options as they are."""
+        from pydantic_core import core_schema
+
+        return core_schema.is_instance_schema(cls)
+
     def alone(self) -> ObjectOptions:
         """Return the same options with this node's mirror alone: for commands, which read little,
         and do not wait for other nodes."""

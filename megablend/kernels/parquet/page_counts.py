@@ -62,7 +62,7 @@ def count_indexed_pages(
             tokens, ends, null_elements = _count_page(j, rows, nulls, levels, max_rep, slot_def)
             if tokens < 0:
                 return i, TOO_FEW_TOKENS, 0
-            num_with_nulls += null_elements > 0
+            num_with_nulls += null_elements != 0
             page = pages[j]
             page["offset"] = offsets[j]
             page["stored_bytes"] = sizes[j]
