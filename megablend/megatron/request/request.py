@@ -4,6 +4,7 @@ config, and validated."""
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ class CacheRequest:
                 "no cache folder is set (--data-cache-path, path_to_cache); set the one that training will use"
             )
         for name in ("sequence_length", "random_seed"):
-            if not isinstance(getattr(self, name), int):
+            if not isinstance(getattr(self, name), numbers.Integral):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; expected a whole number, such as 1234"
                 )
@@ -94,7 +95,7 @@ class CacheRequest:
                 f"the seed is {self.random_seed}; numpy's RandomState takes 0 to {(1 << 32) - 1}"
             )
         surplus = self.mid_level_dataset_surplus
-        if not (isinstance(surplus, int | float) and 0 <= surplus < math.inf):
+        if not (isinstance(surplus, numbers.Real) and 0 <= surplus < math.inf):
             raise ConfigError(f"the mid-level surplus is {surplus!r}; expected 0 or more")
         if self.interleaving not in (GREEDY, LARGEST_REMAINDER):
             raise ConfigError(

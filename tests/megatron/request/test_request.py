@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,11 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
         [{"path_to_cache": "/c"}],
     ),
     ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more", [{"sequence_length": 1}]),
+    (
+        {"random_seed": 1.5},
+        r"random_seed is 1\.5; expected a whole number",
+        [{"random_seed": 1}, {"random_seed": np.int64(1)}],
+    ),
     ({"random_seed": -1}, r"the seed is -1", [{"random_seed": 0}]),
     (
         {"random_seed": 1 << 32},
