@@ -456,7 +456,7 @@ class Datasets:
             num_files += sum(size > 0 for size in sizes)
             # Empty files count as held if other files of their revision are held
             num_files += sum(not key.size for key in unused) if any(sizes) else 0
-            self.holding.folders.remove(revision)
+            self.holding.folders.remove(revision, files)
             self.catalog.remove_revision(revision)
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 

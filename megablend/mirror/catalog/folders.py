@@ -88,17 +88,24 @@ class Folders:
             return False
         return True
 
-    def remove(self, revision: Revision) -> None:
-        """Remove a revision's folder. The mirror keeps the copies that it linked to."""
+    def remove(self, revision: Revision, files: Sequence[DataFile]) -> None:
+        """Remove a revision's files, which the mirror keeps, and its folder unless others have put
+        files into it. Without `files`, since the manifest is damaged, all files are removed."""
         folder = self.find(revision)
         try:
             for parent, _, names in os.walk(folder):
                 for name in names:
                     keep_whole(Path(parent, name))
-            if folder.exists():
+            if not files and folder.exists():
                 shutil.rmtree(folder)
-            with contextlib.suppress(OSError):  # not empty
-                folder.parent.rmdir()
+            for file in files:
+                path = Path(folder, file.path)
+                if path.exists():
+                    path.unlink()
+            places = [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
+            for place in [*places, folder.parent]:
+                with contextlib.suppress(OSError):  # not empty
+                    place.rmdir()
         except OSError as error:
             raise disk_error(folder, error) from error
 

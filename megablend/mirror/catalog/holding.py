@@ -294,7 +294,7 @@ class Holding:
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self.catalog.revisions.items():
             if name not in held and self._has_folder(revision):
-                self.folders.remove(revision)
+                self.folders.remove(revision, self.catalog.read_known_files(revision.digest))
 
     async def _fetch(self) -> bool:
         """Fetch the missing pages for which there is room, in a round that ends after

@@ -188,6 +188,20 @@ def test_what_a_folder_linked_to_is_kept_and_never_has_holes(tmp_path: Path) -> 
             node.ask("unwant", "other")
 
 
+def test_what_others_put_into_a_folder_stays(tmp_path: Path) -> None:
+    files = make_files("d", {"a": 900_000, "x/b": 900})
+    with machine(tmp_path, files) as node:
+        node.add("corpus", "d")
+        node.ask("want", "corpus", "--wait")
+        path = Path(node.ask("path", "corpus")["path"])
+        (path / "x" / "notes").write_text("mine")
+        node.ask("unwant", "corpus")
+        until(lambda: not (path / "a").exists() and not (path / "x" / "b").exists())
+        assert (path / "x" / "notes").read_text() == "mine"
+        node.ask("want", "corpus", "--wait")
+        assert Path(node.ask("path", "corpus")["path"], "a").read_bytes() == files["d/a"]
+
+
 def test_a_killed_process_costs_what_it_had_not_stored(tmp_path: Path) -> None:
     files = make_files("d", {f"{i}.bin": MB + i for i in range(24)})
     with machine(tmp_path, files) as node:
