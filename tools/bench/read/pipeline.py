@@ -9,14 +9,12 @@ and the data should be more than `memory` holds, or nothing is read any more.
 
     python tools/bench/read/pipeline.py                    # 1, 10 and 100 sources, 500 MiB of tokens each
     python tools/bench/read/pipeline.py --sources 1000 --mib 2000 --memory 1GiB  # blocks of 8 lanes take 740 MiB
-    python tools/bench/read/pipeline.py --bound            # also what no loader can leave out: zstd, 28 bytes written
     python tools/bench/read/pipeline.py --latency          # time of a batch of 64 x 512 tokens, 4 ms of work between two
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import resource
@@ -38,9 +36,6 @@ from megablend.prefetch.windows import WINDOW_SAMPLES
 
 PAGE_BYTES = 64 << 10
 BATCH_PAGES = 64
-BATCH_TOKENS = 8 * 2048
-TOKEN_BYTES = 28
-ZSTD_FRAME = bytes.fromhex("28b52ffd")
 
 
 def make_corpus(folder: Path, num_sources: int, mib: int, memory: str = "512MiB") -> dict[str, Any]:
@@ -92,39 +87,6 @@ def scan(dataset: megablend.Dataset) -> int:
     return found
 
 
-def zstd_frames(dataset: megablend.Dataset) -> list[bytes]:
-    """The compressed bodies of all pages."""
-    store = dataset.run.store
-    rows = store.snapshot.blocks(np.arange(store.snapshot.num_blocks))
-    frames = []
-    for file, part in store.cut_by_file(np.arange(len(rows))):
-        data = Path(store.snapshot.path(file, store.roots)).read_bytes()
-        for row in rows[part]:
-            page = data[row["offset"] : row["offset"] + row["stored_bytes"]]
-            frames.append(page[page.index(ZSTD_FRAME) :])
-    return frames
-
-
-def bound(frames: list[bytes], num_tokens: int) -> int:
-    """Expand all pages by libzstd into one buffer, and write as many bytes as their batches have, from cache to cache."""
-    zstd = ctypes.CDLL("libzstd.so.1")
-    zstd.ZSTD_createDCtx.restype = ctypes.c_void_p
-    zstd.ZSTD_decompressDCtx.restype = ctypes.c_size_t
-    context = ctypes.c_void_p(zstd.ZSTD_createDCtx())
-    page = ctypes.create_string_buffer(32 * PAGE_BYTES)
-    for frame in frames:
-        size = zstd.ZSTD_decompressDCtx(
-            context, page, ctypes.c_size_t(len(page)), frame, ctypes.c_size_t(len(frame))
-        )
-        assert size <= len(page), "an error of zstd"
-    zstd.ZSTD_freeDCtx(context)
-    written = np.zeros(BATCH_TOKENS * TOKEN_BYTES, np.uint8)
-    batch = np.zeros_like(written)
-    for _ in range(num_tokens // BATCH_TOKENS):
-        np.copyto(batch, written)
-    return num_tokens
-
-
 def steps(loader: megablend.Loader, micro_batch: int) -> Iterator[dict[str, Any]]:
     """Batches without end; the first windows, in which kernels are loaded and memory is touched first, are over."""
     batches = iter(loader)
@@ -141,7 +103,7 @@ def rest() -> None:
         time.sleep(0.1)
 
 
-def measure(config: dict[str, Any], rounds: int, *, with_bound: bool) -> dict[str, float]:
+def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
     """Nanoseconds of CPU time a token, by what is measured."""
     paths = [source["path"] for source in config["sources"]]
     datasets = {order: opened(config, order=order) for order in ("sequential", "page")}
@@ -152,7 +114,7 @@ def measure(config: dict[str, Any], rounds: int, *, with_bound: bool) -> dict[st
     num_tokens = scan(datasets["page"])
 
     def walk(batches: Iterator[dict[str, Any]]) -> int:
-        return sum(next(batches)["tokens"].numel() for _ in range(num_tokens // BATCH_TOKENS))
+        return sum(next(batches)["tokens"].numel() for _ in range(num_tokens // (8 * 2048)))
 
     measured: dict[str, Callable[[], int]] = {
         "pyarrow": lambda: pyarrow_scan(paths),
@@ -160,9 +122,6 @@ def measure(config: dict[str, Any], rounds: int, *, with_bound: bool) -> dict[st
         "sequential": lambda: walk(loaders["sequential"]),
         "page": lambda: walk(loaders["page"]),
     }
-    if with_bound:
-        frames = zstd_frames(datasets["page"])
-        measured = {"bound": lambda: bound(frames, num_tokens)} | measured
     seen: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(rounds):
         for name, run in measured.items():
@@ -172,9 +131,6 @@ def measure(config: dict[str, Any], rounds: int, *, with_bound: bool) -> dict[st
             rest()  # what was read ahead before is made up for
             seen[name].append((time.process_time() - start) / tokens * 1e9)
     found = {name: statistics.median(values) for name, values in seen.items()}
-    if with_bound:
-        ratios = [one / other for one, other in zip(seen["pyarrow"], seen["bound"], strict=True)]
-        found["most"] = statistics.median(ratios)
     found["amplification"] = read_amplification(
         datasets["page"].run,
         micro_batch_size=8,
@@ -220,7 +176,6 @@ def main() -> None:
     )
     parser.add_argument("--memory", default="512MiB", help="as in the config")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bound", action="store_true")
     parser.add_argument("--latency", action="store_true")
     parser.add_argument(
         "--folder", help="where the corpora are made; a temporary folder where absent"
@@ -235,7 +190,7 @@ def main() -> None:
                 latency(config, 4e-3)
                 continue
             os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-            found = measure(config, args.rounds, with_bound=args.bound)
+            found = measure(config, args.rounds)
             nanoseconds = {
                 name: round(found[name], 2) for name in ("pyarrow", "scan", "sequential", "page")
             }
@@ -244,8 +199,6 @@ def main() -> None:
                 for name in ("pyarrow", "scan", "sequential")
             )
             print(f"{number:4} sources: CPU ns a token {json.dumps(nanoseconds)}")
-            if args.bound:
-                print(f"     bound {found['bound']:.2f} ns: at most pyarrow x {found['most']:.2f}")
             print(f"     page order is {ratios}; read amplification {found['amplification']:.3f}")
 
 
