@@ -24,7 +24,7 @@ from megablend.operations.runs import newest_snapshot
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.token_documents import refuse_token_documents
 from megablend.storage.base import Storage
-from megablend.storage.setting_values import parse_size
+from megablend.storage.mirror_values import parse_mirror_size
 from megablend.system.failures import translating
 
 
@@ -125,7 +125,7 @@ def _check_mirrors(
     num_nodes = 1 if num_nodes is None else num_nodes
     whole_number("num_nodes", num_nodes, least=1)
     try:
-        num_bytes = None if size is None else parse_size(size)
+        num_bytes = None if size is None else parse_mirror_size(size)
     except ValueError as error:
         raise ConfigError(f"mirror_size: {error}") from None
     if loaders is None:

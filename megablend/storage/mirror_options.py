@@ -23,12 +23,13 @@ from megablend.storage.mirror_values import (
     Copies,
     Endpoints,
     KeyPrefix,
+    MirrorSize,
     Nodes,
     Port,
     Prefixes,
 )
 from megablend.storage.setting_values import parse_size, parse_whole
-from megablend.storage.settings import LocalPath, Rate, Seconds, Settings, Size, Text, read_settings
+from megablend.storage.settings import LocalPath, Rate, Seconds, Settings, Text, read_settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -74,8 +75,8 @@ class MirrorOptions(Settings):
     expected: ClassVar = "a folder, or settings with `folder`"
     folder: LocalPath
     """A folder on a local disk for this mirror alone; an absolute path."""
-    size: Size | None = None
-    """Bytes that the folder may take; None for all that `reserve` leaves."""
+    size: MirrorSize | None = None
+    """Bytes that the folder may take, LEAST_SIZE or more; None for all that `reserve` leaves."""
     reserve: Annotated[int, BeforeValidator(partial(parse_size, minimum=0))] | None = None
     """Bytes of the file system that are left to others; None for a twentieth of it."""
     prefixes: Prefixes = REMOTE_PREFIXES

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
 from megablend.storage.location import find_scheme, lower_scheme
-from megablend.storage.setting_values import list_of, parse_local_path, text_that
+from megablend.storage.setting_values import list_of, parse_local_path, parse_size, text_that
 from megablend.storage.url_checks import split_address
 
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
@@ -19,6 +20,8 @@ LAUNCHERS = ("slurm", "torch", "etcd")
 """The values of `nodes` that leave the list of nodes to Slurm, torchrun or etcd."""
 ALL = "all"
 """The value of `copies` for a copy on each node."""
+LEAST_SIZE = 4 << 10
+"""The bytes of a page: a smaller mirror can never hold anything."""
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 
@@ -68,6 +71,7 @@ def _parse_port(value: object) -> int:
     return value
 
 
+parse_mirror_size = partial(parse_size, minimum=LEAST_SIZE)
 _parse_list_of_nodes = list_of(
     _parse_node, "host:port, the path of a file with one per line, or `slurm`, `torch`, `etcd`"
 )
@@ -80,6 +84,7 @@ _parse_endpoints = list_of(
 )
 _parse_address = text_that(split_address, "host or host:port")
 _parse_key_prefix = text_that(_PREFIX.fullmatch, "letters, digits, `-`, `_`, `.` and `/` within")
+MirrorSize = Annotated[int, BeforeValidator(parse_mirror_size)]
 Prefixes = Annotated[tuple[str, ...], BeforeValidator(_parse_prefixes)]
 Nodes = Annotated[tuple[str, ...] | str, BeforeValidator(_parse_nodes)]
 Copies = Annotated[int | str, BeforeValidator(_parse_copies)]

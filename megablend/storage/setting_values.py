@@ -83,7 +83,8 @@ def parse_size(value: object, *, minimum: int = 1) -> int:
     if size is None:
         raise ValueError(f"found {value!r}, expected a size such as 512MiB")
     if size < minimum:
-        raise ValueError(f"found {value!r}, expected more than 0")
+        least = "more than 0" if minimum == 1 else f"at least {minimum} bytes"
+        raise ValueError(f"found {value!r}, expected {least}")
     return size
 
 

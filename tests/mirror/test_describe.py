@@ -196,6 +196,10 @@ def test_of_a_run_that_reads_nothing_remote_there_is_nothing(tmp_path: Path) -> 
             {"mirror_size": "much", "micro_batch_size": 1},
             "mirror_size: found 'much', expected a size",
         ),
+        (
+            {"mirror_size": "4kB", "micro_batch_size": 1},
+            "mirror_size: found '4kB', expected at least 4096 bytes",
+        ),
     ],
 )
 def test_nonsense_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ from megablend.mirror.disk.pages import (
     subtract,
     unite,
 )
+from megablend.storage.mirror_values import LEAST_SIZE
 
 
 def numbers(pages: Pages) -> set[int]:
@@ -126,3 +127,7 @@ def test_the_last_offsets_of_the_largest_files() -> None:
     offset = (1 << 32) * 262144 - 4097
     pages = pages_of_ranges(np.array([offset]), np.array([2]))
     assert numbers(pages) == {offset // 4096, offset // 4096 + 1}
+
+
+def test_the_least_size_of_a_mirror_is_a_page() -> None:
+    assert LEAST_SIZE == PAGE_BYTES
