@@ -10,9 +10,10 @@ Below the prefix:
 A node makes its copy agree with etcd. The exception is a copy of a catalog that has another name or
 was changed more often than the one in etcd: then etcd has lost its data, or an older state of them
 was restored. The first node that notices this draws a new name, and each node puts back the entries
-that its copy has and etcd lacks, before it makes the copy agree. So nothing is deleted because etcd
-has lost it; an entry that was removed while a node was unreachable may come back with that node. A
-node changes nothing before it has seen the last change.
+that its copy has and etcd lacks, before it makes the copy agree; the first node also those of which
+etcd has an older value. So nothing is deleted because etcd has lost it; an entry that was removed
+while a node was unreachable, or since etcd's data were copied, may come back. A node changes nothing
+before it has seen the last change.
 """
 
 from __future__ import annotations
@@ -223,8 +224,10 @@ class SharedCatalog:
         marker = _Marker.read(values.get(self._marker_key))
         name, number = await self._call(self._catalog.get_seen)
         is_same = marker.name == name
-        has_lost = not marker.name or (is_same and number > marker.number)
-        if (has_lost or not is_same) and await self._put_back(values, marker, is_first=has_lost):
+        is_older = is_same and number > marker.number
+        if (is_older or not is_same or not marker.name) and await self._put_back(
+            values, entries, marker, is_older=is_older
+        ):
             return  # `_follow` gets the new values
         await self._apply(entries)
         await self._call(self._catalog.set_seen, marker.name, marker.number)
@@ -262,27 +265,41 @@ class SharedCatalog:
         return entries
 
     async def _put_back(
-        self, values: Mapping[str, Value], marker: _Marker, *, is_first: bool
+        self,
+        values: Mapping[str, Value],
+        entries: Mapping[str, Entry],
+        marker: _Marker,
+        *,
+        is_older: bool,
     ) -> bool:
-        """Put the entries that the copy has and etcd lacks, and a new name if this node is the first
-        one to notice the loss. Returns: whether etcd has changed, by this node or by another one."""
-        entries: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
-        packed = {self._key_of(each): pack_entry(each) for each in entries}
-        lost = sorted(packed.keys() - values.keys())
-        for begin in range(0, len(lost), _MAX_CHANGES):
-            some = {key: packed[key] for key in lost[begin : begin + _MAX_CHANGES]}
-            if await self._keys.etcd.change(dict.fromkeys(some, 0), some) is None:
+        """Put the entries that the copy has and etcd lacks, and, if etcd's catalog `is_older`, those
+        that have changed since; with them a new name, if this node is the first one to notice the
+        loss. Returns: whether etcd has changed, by this node or by another one."""
+        own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
+        lost = {
+            key: pack_entry(each)
+            for key, each in {self._key_of(each): each for each in own}.items()
+            if key not in entries or (is_older and entries[key] != each)
+        }
+        puts = dict(lost)
+        name = marker.name
+        if is_older or not name:
+            name = os.urandom(8).hex()
+            puts[self._marker_key] = pack_json([name, 0])
+        keys = list(puts)
+        for begin in range(0, len(keys), _MAX_CHANGES):
+            some = {key: puts[key] for key in keys[begin : begin + _MAX_CHANGES]}
+            # Not over the values of a node that has been first
+            found = {
+                key: values[key].revision for key in (*some, self._marker_key) if key in values
+            }
+            expected = dict.fromkeys((*some, self._marker_key), 0) | found
+            if await self._keys.etcd.change(expected, some) is None:
                 return True
         if lost:
             LOG.warning("mirror: restored %d revisions and wants that etcd lacked", len(lost))
-        name = marker.name
-        if is_first:
-            name = os.urandom(8).hex()
-            new = {self._marker_key: pack_json([name, 0])}
-            if await self._keys.etcd.change({self._marker_key: marker.revision}, new) is None:
-                return True
         await self._call(self._catalog.set_seen, name, 0)
-        return is_first or bool(lost)
+        return bool(puts)
 
     async def _apply(self, entries: Mapping[str, Entry]) -> None:
         """Make the copy have these entries and no others, except past wants."""

@@ -390,7 +390,7 @@ def test_unwanted_revisions_are_forgotten_on_all_nodes_when_the_latest_is_held(
 def test_nothing_is_deleted_because_etcd_has_lost_its_data(
     tmp_path: Path, etcd: EtcdServer, restored: bool
 ) -> None:
-    """All of them, or what was put after a copy of them was made."""
+    """All of them, or what was put, or put anew, after a copy of them was made."""
     cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
     cluster.write("d", SIZES)
     cluster.write("e", {"x": 100_000})
@@ -400,10 +400,11 @@ def test_nothing_is_deleted_because_etcd_has_lost_its_data(
             async with cluster.node("b:1") as b:
                 await a.add("first", "e")
                 await until(lambda: _knows(b, "first"))
-                await b.ask("want", target="first", whole=True)
+                await b.ask("want", target="first")
                 etcd.stop()
                 shutil.copytree(etcd.data, tmp_path / "backup")
                 etcd.start()
+                await b.ask("want", target="first", whole=True)
                 await a.add("corpus", "d")
                 await a.ask("want", target="corpus", whole=True)
                 await until(lambda: _has_both(b))
@@ -416,10 +417,11 @@ def test_nothing_is_deleted_because_etcd_has_lost_its_data(
                 for node in (a, b):
                     # It has its lease anew, as members do
                     node.lease = await node.etcd.grant(60)
-                await a.ask("want", target="first", pin=False, whole=True)
+                await a.ask("want", target="corpus", whole=True)
                 await a.ask("wait", target="corpus")
                 for node in (a, b):
                     await until(node.is_as_etcd)
+                    assert node.datasets.catalog.wants["first@latest"].is_whole
                     assert await node.held() == held
                     assert await node.targets() == ["corpus@latest", "first@latest"]
                 cluster.names = NAMES
