@@ -198,15 +198,17 @@ class Ledger:
                 )
 
     def check_indices(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request with more `new_data` before `stop` than the committed stages have, or
-        whose stages from there on would read an earlier index. Raises: PlanError."""
+        """Refuse a request with more `new_data` before `stop` than the committed stages have, or at
+        the start of another of them, or whose stages from there on would read an earlier index.
+        Raises: PlanError."""
         committed = [sample for sample in self.index_changes if sample < stop]
         wanted = [sample for sample in requested.index_changes if sample <= stop]
         past = [sample for sample in wanted if sample < stop]
-        if len(past) > len(committed):
-            added = next(sample for sample in past if sample not in committed)
+        added = [sample for sample in past if sample not in committed]
+        # A start that no committed stage has may be a committed one that is rounded otherwise now
+        if len(past) > len(committed) or not set(self.starts).isdisjoint(added):
             raise PlanError(
-                f"run {self.run!r} has already started, and reads no new data from sample {added:,} on, where the config has "
+                f"run {self.run!r} has already started, and reads no new data from sample {added[0]:,} on, where the config has "
                 "`new_data`: leave it out there, and list it in a further stage at the end, or in one that `megablend amend "
                 "CONFIG --at SAMPLE` begins"
             )

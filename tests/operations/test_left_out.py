@@ -107,6 +107,24 @@ def test_new_data_of_a_stage_that_has_begun_cannot_be_lost(grown: dict[str, Any]
     assert len(load_indices(grown)) == 2
 
 
+def test_new_data_of_a_stage_that_has_begun_cannot_be_moved(tmp_path: Path) -> None:
+    """Neither to a later stage nor to an earlier one, though as many stages have it."""
+    config = make_run(tmp_path)
+    stages = [{"samples": 320}, {"samples": 640}, {"samples": 960}, {"samples": 1600}]
+    megablend.build(with_stages(config, *stages[:2]))
+    write_file(tmp_path, 1, "m00", later(1))
+    new = [stage | {"new_data": True} for stage in stages]
+    megablend.build(with_stages(config, *stages[:2], new[2], stages[3]))
+    change = CHANGE | {"samples": 2400}
+    for number in (1, 3):
+        moved = [*stages[:number], new[number], *stages[number + 1 :]]
+        says = f"reads no new data from sample {stages[number - 1]['samples']} on, where the config has"
+        refuse(megablend.build, with_stages(config, *moved, change), says)
+        refuse(megablend.amend, with_stages(config, *moved, change), says, at=1200)
+    # Where its stage begins may be rounded otherwise than it was by an earlier release
+    megablend.build(with_stages(config, stages[0], {"samples": 632}, *new[2:3], stages[3], change))
+
+
 @pytest.mark.parametrize("ends", [[320, 1600], [320, 2400], [300, 1600]])
 def test_new_data_cannot_be_added_to_what_is_committed(tmp_path: Path, ends: list[int]) -> None:
     config = make_run(tmp_path)
