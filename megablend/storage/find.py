@@ -2,9 +2,10 @@
 
 Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of
 folders, names that begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out
-silently: folders that cannot be listed and dangling links are reported. Links are followed, but
-each folder is visited once per part of the pattern, so cyclic links terminate. Folders reached
-through fewer links come first, so a file is known by its own name if the pattern matches that.
+silently: folders that cannot be listed, dangling links, pipes, sockets and devices are reported.
+Links are followed, but each folder is visited once per part of the pattern, so cyclic links
+terminate. Folders reached through fewer links come first, so a file is known by its own name if the
+pattern matches that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+SPECIAL = "a pipe, a socket or a device, not a regular file"
 _ANY_FOLDERS = "**"
 _MISSING = (FileNotFoundError, NotADirectoryError)
 """The errors for a path that does not exist."""
@@ -43,7 +45,8 @@ class Found:
     files: list[Match]
     """The matching files, sorted by path."""
     unreadable: dict[str, str]
-    """Folders that could not be listed, and dangling links -> the reason."""
+    """Folders that could not be listed, dangling links, pipes, sockets and devices -> the
+    reason."""
     folders: tuple[str, ...] = ()
     """Folders whose own path matches a pattern with wildcards, as if they were files; their content
     is not listed."""
@@ -181,15 +184,16 @@ class _Walk:
 
     def _enter(self, folder: _Folder, entry: os.DirEntry[str], matched: set[int]) -> None:
         """Add a file, or continue in a folder, whose name has matched the parts `matched`."""
-        if entry.is_symlink():
-            self.look_up(folder, entry.name, matched)
-        elif entry.is_dir(follow_symlinks=False):
+        if entry.is_dir(follow_symlinks=False):
             self._push(folder.links, *folder.enter(entry.name), matched)
-        elif self.last in matched and entry.is_file(follow_symlinks=False):
+        elif not entry.is_file(follow_symlinks=False):
+            self.look_up(folder, entry.name, matched)
+        elif self.last in matched:
             self.files.append(Match(folder.links, *folder.enter(entry.name)))
 
     def look_up(self, folder: _Folder, name: str, matched: set[int]) -> None:
-        """Do what `_enter` does for a name that was not listed, or that is a link."""
+        """Do what `_enter` does for a name that was not listed, or that is neither a file nor a
+        folder."""
         path, real = folder.enter(name)
         links = folder.links
         try:
@@ -216,6 +220,8 @@ class _Walk:
             self._push(links, path, real, matched)
         elif self.last in matched and stat.S_ISREG(state.st_mode):
             self.files.append(Match(links, path, real))
+        elif self.last in matched:
+            self.unreadable[path] = SPECIAL
 
     def _push(self, links: int, path: str, real: str, matched: set[int]) -> None:
         """Continue in a folder, with the parts after those that its name matched."""

@@ -27,7 +27,7 @@ from megablend.errors import (
 from megablend.kernels.file_ranges import fill_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
-from megablend.storage.find import Found, find_files
+from megablend.storage.find import SPECIAL, Found, find_files
 from megablend.storage.futures import call_now
 from megablend.system import count_cpus
 from megablend.system.failures import cause_of, remedy_of
@@ -199,10 +199,10 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
     except OSError as error:
         raise data_error(path, error, opened) from error
     if not stat.S_ISREG(state.st_mode):
-        found = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe, a socket or a device"
+        found = "a folder, not a regular file" if stat.S_ISDIR(state.st_mode) else SPECIAL
         raise DataError(
             path,
-            f"is {found}, not a regular file: put the file back in its place, or leave it out of the config",
+            f"is {found}: put the file back in its place, or leave it out of the config",
         )
     return state
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megablend.storage.find import find_files
+from megablend.storage.find import SPECIAL, find_files
 
 PATTERNS = (
     "*",
@@ -87,6 +87,17 @@ def test_a_folder_outside_is_followed(tmp_path: Path) -> None:
     (tmp_path / "data" / "latest").symlink_to("../snapshots/v1")
     (match,) = find_files(f"{tmp_path}/data/**/*.x").files
     assert match == (2, f"{tmp_path}/data/latest/f.x", f"{tmp_path}/blobs/1234")
+
+
+def test_pipes_and_devices_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.x").write_text("")
+    os.mkfifo(tmp_path / "b.x")
+    (tmp_path / "c.x").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "other.y")
+    found = find_files(f"{tmp_path}/*.x")
+    assert [match.path for match in found.files] == [f"{tmp_path}/a.x"]
+    assert found.unreadable == dict.fromkeys([f"{tmp_path}/b.x", f"{tmp_path}/c.x"], SPECIAL)
+    assert find_files(f"{tmp_path}/b.x").unreadable == {f"{tmp_path}/b.x": SPECIAL}
 
 
 def test_links_to_nothing_are_reported(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ class SourceSpec:
     extra_columns: tuple[str, ...] = ()
     """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
-    """Whether to leave out folders that cannot be listed, dangling links and files without read
-    permission, and report them; None if the caller has no such setting."""
+    """Whether to leave out folders that cannot be listed, dangling links, pipes, sockets, devices
+    and files without read permission, and report them; None if the caller has no such setting."""
     place: str = ""
     """The place in the config that defines it (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""

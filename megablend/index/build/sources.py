@@ -175,7 +175,7 @@ def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataEr
     return DataError(
         path,
         f"cannot be read: {reason}{more}; source {spec.name!r} may be missing files because of this: get "
-        f"permission, or remove dangling links{skip}",
+        f"permission, or remove dangling links and what is not a regular file{skip}",
     )
 
 
