@@ -30,6 +30,17 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from megablend.errors import ConfigError
+
+try:
+    import numba
+except ValueError as error:  # of a variable in the environment
+    found = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name[:6] == "NUMBA_"]
+    raise ConfigError(
+        f"numba cannot be loaded ({error}): found {', '.join(found)}; correct or unset what is wrong of these variables of the "
+        "environment"
+    ) from error
+
 from megablend.jit_cache import KernelCache
 from megablend.system.log import LOG
 from megablend.system.private_folder import private_kernel_folder
@@ -60,7 +71,6 @@ def compiled_modules() -> list[Path]:
 def cache_dir() -> Path:
     """Return the node's folder of compiled kernels; see `private_kernel_folder`."""
     import llvmlite.binding as llvm
-    import numba
 
     text = hashlib.blake2b(digest_size=8)
     for module in compiled_modules():
@@ -143,7 +153,6 @@ def device(function: Callable[P, R]) -> Callable[P, R]:
 
 def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[..., Any]:
     """Return a function that numba compiles; without JIT, the function itself."""
-    import numba
     from numba.core import config
 
     if vars(config)["DISABLE_JIT"]:

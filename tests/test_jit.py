@@ -221,3 +221,17 @@ def test_who_waits_at_a_terminal_is_told_again(
     jit._announce()
     jit._announce()
     assert capsys.readouterr().err.count("compiling kernels for this machine, once") == lines
+
+
+def test_variables_that_numba_refuses_are_named() -> None:
+    attempt = "try: megablend.open\nexcept megablend.ConfigError as error: print(error)\n"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import megablend\n{attempt}{attempt}"],
+        env=os.environ | {"NUMBA_NUM_THREADS": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = {*found.stdout.splitlines()}
+    assert line.startswith("numba cannot be loaded (")
+    assert "NUMBA_NUM_THREADS=0" in line
