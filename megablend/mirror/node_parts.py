@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import megablend
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, DataError, MissingFileError
 from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
@@ -28,6 +28,7 @@ from megablend.mirror.node.states import States
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import find_pauses
+from megablend.system.limited_log import LimitedLog
 from megablend.system.service_manager import notify
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Node:
         )
         self._started = time.time()
         self._ended = asyncio.Event()
+        self._log = LimitedLog()
         self.server = LocalServer(
             folder,
             self.engine,
@@ -178,11 +180,18 @@ class Node:
         pages, and end if nobody needs this process any longer."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            await self.engine.call(self.engine.store.evict_to_reserve)
-            self._notify("WATCHDOG=1")  # the event loop and the disk still work
+            try:
+                await self.engine.call(self.engine.store.evict_to_reserve)
+                if not self.server.num_clients:
+                    await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
+            except MissingFileError:
+                raise  # the folder was removed
+            except DataError as error:
+                # What is held can still be read, and the disk may be mended
+                self._log.warn("the disk fails", str(error))
+            self._notify("WATCHDOG=1")  # the event loop works, and the disk responds
             if self.server.num_clients:
                 continue
-            await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
             has_failed = self.cluster is not None and self.cluster.has_failed
             linger = _FAILED_SECONDS if has_failed else _LINGER_SECONDS
             if not self._is_service and time.monotonic() - self.server.idle_since > linger:

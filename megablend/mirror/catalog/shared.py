@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megablend.errors import ConfigError, MegablendError, ResourceError
+from megablend.errors import ConfigError, DataError, MegablendError, ResourceError
 from megablend.mirror.catalog.catalog import Catalog, Revision, Want, pack_entry, unpack_entry
 from megablend.mirror.catalog.holding import Holding
 from megablend.mirror.catalog.listings import Listings
@@ -191,7 +191,8 @@ class SharedCatalog:
                 await asyncio.wait_for(self._news.wait_for(is_met), _HEARD_SECONDS)
             except asyncio.TimeoutError:
                 raise ResourceError(
-                    f"{self._nodes.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
+                    self.trouble
+                    or f"{self._nodes.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
                     "whether this was done\n"
                     "check `megablend datasets list`, and try again"
                 ) from None
@@ -210,6 +211,12 @@ class SharedCatalog:
                     await self._sync(values, shared.revision)
                 self.trouble = ""
             except EtcdAwayError:
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
+            except DataError as error:
+                # The disk may be mended, or have room again
+                self._log.warn(self._nodes.own, str(error))
+                self.trouble = str(error)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             except ConfigError as error:

@@ -2,7 +2,8 @@
 when files were last used.
 
 Each row has a checksum, and a damaged row counts as missing. A database that SQLite cannot read is
-replaced by an empty one, since its contents can be obtained again (see `is_lasting` for others).
+replaced by an empty one, and what cannot be written is forgotten, since its contents can be obtained
+again (see `is_lasting` for others).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megablend.errors import DataError
+from megablend.system.limited_log import LimitedLog
 
 _OPEN = """
 PRAGMA journal_mode = WAL;
@@ -33,17 +35,20 @@ _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 
 
 class Database:
-    """Values by kind and name, in an SQLite file. The methods raise DataError if the disk fails.
+    """Values by kind and name, in an SQLite file. If the disk fails, a warning says so, and the
+    database counts as empty.
 
     Args:
-        is_lasting: whether the contents cannot be obtained again. If so, a damaged database is an
-            error, as is a damaged row in `get_all`, and nothing is replaced.
+        is_lasting: whether the contents cannot be obtained again. If so, the methods raise DataError
+            if the disk fails, a damaged database is an error, as is a damaged row in `get_all`, and
+            nothing is replaced.
     """
 
     def __init__(self, path: Path, *, is_lasting: bool = False) -> None:
         self._path = path
         self._is_lasting = is_lasting
         self._connection: sqlite3.Connection | None = None
+        self._log = LimitedLog()
 
     def get(self, kind: str, name: str) -> bytes | None:
         """Return the value of a name; None if it has none."""
@@ -80,7 +85,8 @@ class Database:
             Path(f"{self._path}{end}").unlink(missing_ok=True)
 
     def _run(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Execute a statement, after replacing a damaged database. Raises: DataError."""
+        """Execute a statement, after replacing a damaged database. Raises: DataError if it is
+        lasting."""
         try:
             try:
                 return self._try(statement, rows)
@@ -93,11 +99,11 @@ class Database:
                 return self._try(statement, rows)
         except (sqlite3.Error, OSError) as error:
             self.close()
-            remove = "" if self._is_lasting else _REMOVE
-            raise DataError(
-                str(self._path),
-                f"cannot be used ({error}): free space there, or check the disk{remove}",
-            ) from error
+            problem = f"cannot be used ({error}): free space there, or check the disk"
+            if self._is_lasting:
+                raise DataError(str(self._path), problem) from error
+            self._log.warn(str(self._path), f"{problem}{_REMOVE}")
+            return []
 
     def _try(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Open the database if needed, and execute a statement for each of its parameter rows."""
@@ -150,10 +156,10 @@ class SourceStates:
         self._database = database
 
     def get(self, location: str) -> SourceState | None:
-        """Return the state of a file; None if it is unknown. Raises: DataError if the disk fails."""
+        """Return the state of a file; None if it is unknown."""
         value = self._database.get("state", location)
         return None if value is None else SourceState(*json.loads(value))
 
     def put(self, location: str, state: SourceState) -> None:
-        """Remember the state of a file. Raises: DataError if the disk fails."""
+        """Remember the state of a file."""
         self._database.put("state", {location: json.dumps(state).encode()})

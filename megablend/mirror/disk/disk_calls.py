@@ -42,6 +42,12 @@ def count_free(path: Path) -> int:
     return file_system.f_bavail * file_system.f_frsize
 
 
+def check_writable(path: Path) -> None:
+    """Raises: OSError if the file system has become read-only."""
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 class DiskCalls(NamedTuple):
     """The calls; each raises OSError."""
 
@@ -57,6 +63,8 @@ class DiskCalls(NamedTuple):
     """Makes the data of a mapped file durable. Argument: mapping."""
     free: Callable[[Path], int] = count_free
     """Returns the free bytes of a file system. Argument: a path in it."""
+    check: Callable[[Path], None] = check_writable
+    """Checks that a file system can be written. Argument: a path in it."""
 
 
 def disk_error(path: Path, error: OSError) -> DataError:

@@ -471,8 +471,11 @@ class PageStore:
         return True
 
     def _find_shortage(self, needed: int) -> int:
-        """Return how many bytes to evict before `needed` more are written: 0 or less if none."""
+        """Return how many bytes to evict before `needed` more are written: 0 or less if none. Raises:
+        DataError."""
         try:
+            if needed:
+                self._calls.check(self.folder.path)
             short = needed + self._reserve - self._calls.free(self.folder.path)
         except OSError as error:
             raise disk_error(self.folder.path, error) from error

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from megablend.errors import ConfigError, MissingFileError, ResourceError
+from megablend.errors import ConfigError, DataError, MissingFileError, ResourceError
+from megablend.mirror.catalog.catalog import Want
 from megablend.mirror.catalog.datasets import Datasets
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
@@ -433,6 +434,32 @@ def test_nothing_is_deleted_because_etcd_has_lost_its_data(
             async with cluster.node("b:1") as b:
                 await until(lambda: _equals(b.targets, ["first@latest"]))
                 assert await b.held() < held
+
+    work(do)
+
+
+def test_a_copy_that_cannot_be_written_agrees_when_it_can(
+    tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path, etcd, "a:1", "b:1")
+    cluster.write("d", SIZES)
+
+    async def do() -> None:
+        async with cluster.all() as (a, b):
+
+            def fail(want: Want) -> None:
+                raise DataError("/m/datasets.db", "cannot be used")
+
+            shared = b.datasets.shared
+            assert shared is not None
+            with monkeypatch.context() as disk:
+                disk.setattr(b.datasets.catalog, "put_want", fail)
+                await a.add("corpus", "d")
+                await a.ask("want", target="corpus")
+                while shared.trouble != "/m/datasets.db: cannot be used":
+                    await asyncio.sleep(0.05)
+            await until(lambda: _equals(b.targets, ["corpus@latest"]))
+            assert not shared.trouble
 
     work(do)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import threading
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from megablend.errors import MissingFileError, ResourceError
+from megablend.errors import DataError, MissingFileError, ResourceError
+from megablend.mirror.disk.disk_calls import DiskCalls
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import (
@@ -156,6 +158,20 @@ def test_nothing_is_fetched_that_there_is_no_room_for(folder: MirrorFolder) -> N
         await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), soon - 1))
         assert len(reader.wants) == 3
         await engine.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_fetched_that_cannot_be_written(folder: MirrorFolder) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def run() -> None:
+        store = PageStore(folder, size=None, reserve=0, calls=DiskCalls()._replace(check=fail))
+        reader = StubReader()
+        with pytest.raises(DataError, match="the mirror's disk fails: Read-only file system: make"):
+            await Engine(store, reader).obtain(Want(KEY, pages_at((0, 3))))
+        assert not reader.wants
 
     asyncio.run(run())
 

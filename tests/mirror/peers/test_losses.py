@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from megablend.errors import DataError
+from megablend.mirror import node_parts
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_bytes, pages_of_file
 from megablend.mirror.disk.room import Need
@@ -266,4 +268,30 @@ def test_a_clock_that_is_set_back_changes_nothing(
             assert is_read_once(source, 20)
 
     with FaultySource(make_small(40, 100_000)) as source:
+        asyncio.run(run())
+
+
+def test_a_node_goes_on_while_nothing_can_be_written_to_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_parts, "_WATCH_SECONDS", 0.01)
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2) as nodes:
+            await nodes.start(0, 1)
+            await nodes.read_all()
+            store = nodes.nodes[0].engine.store
+            failures = list[int]()
+
+            def fail() -> None:
+                failures.append(1)
+                raise DataError("/m/mirror.db", "cannot be used (a readonly database)")
+
+            monkeypatch.setattr(store, "evict_to_reserve", fail)
+            await until(lambda: len(failures) > 2)
+            await nodes.read_all()
+            assert is_read_once(source, 4)
+            assert caplog.text.count("mirror.db: cannot be used") == 1
+
+    with FaultySource(make_small(4)) as source:
         asyncio.run(run())
