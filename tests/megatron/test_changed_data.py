@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -102,6 +103,30 @@ def test_lengths_that_add_up_to_the_same(
         shutil.rmtree(tmp_path / "cache")
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     check(build(MegablendGPTDataset, tmp_path / "cache", options), expected)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+def test_files_that_are_written_to_in_training(
+    tmp_path: Path, options: dict[str, Any], suffix: str, masks: bool
+) -> None:
+    """In place, so that the open file has other content: no sample has it, whichever way it is read,
+    and in whichever process."""
+    options["eod_mask_loss"] = masks
+    dataset = build(MegablendGPTDataset, tmp_path / "cache", options)[0]
+    numbers = [k for k in range(len(dataset)) if dataset[k]["dataset_id"] == 1][:4]
+    path = tmp_path / "1" / f"pair{suffix}"
+    dataset.__getitems__(numbers)
+    in_worker = pickle.loads(pickle.dumps(dataset))
+    with path.open("r+b") as file:
+        content = file.read()
+        file.seek(len(content) // 2)
+        file.write(bytes(len(content) // 4))
+    for read in (dataset.__getitem__, in_worker.__getitem__):
+        with pytest.raises(ChangedFileError, match=rf"pair\{suffix}: was replaced or written to"):
+            read(numbers[0])
+    with pytest.raises(ChangedFileError, match=r"\(modified since\): restart the job"):
+        dataset.__getitems__(numbers)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -52,6 +52,7 @@ from megablend.megatron.plugin.config import (
 from megablend.megatron.plugin.dataset import (
     BlendedDataset,
     MegablendGPTDataset,
+    check_sequence_counts,
     make_dataset_storage,
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
@@ -212,6 +213,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             from megablend.megatron.plugin.pages import open_pages
 
             return list(open_pages(self.config, self.sizes))
+        if self._is_our_class:
+            check_sequence_counts(self.config)
         self._marker = marker
         return list(super().build())
 

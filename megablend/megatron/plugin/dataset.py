@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, DataError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.lazy import cached_property
 from megablend.megatron import core
 from megablend.megatron.cache_builder.idx_copies import IdxCopies
@@ -149,9 +149,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             if idx_fd < 0 or bin_fd < 0:  # in an object store
                 return False
             fds = np.array((documents_fd, samples_fd, shuffle_fd, idx_fd, bin_fd), np.int64)
-            return read_samples(
+            is_read: bool = read_samples(
                 numbers, fds, self._layout, documents.sequence_lengths, out.view(np.uint8)
             )
+            documents.check_unwritten(idx_fd, bin_fd)
+        return is_read
 
     @cached_property
     def _layout(self) -> Array:
@@ -267,6 +269,30 @@ def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
         for name in ours
     )
+
+
+def check_sequence_counts(config: Any) -> None:
+    """Check that `sequences_per_dataset`, from which Megatron's class takes the numbers of sequences
+    instead of from the `.idx` files, agrees with them, which MegablendGPTDataset reads.
+
+    Raises: ConfigError; CacheError if the pairs' catalog is missing or damaged.
+    """
+    from megablend.megatron.cache_builder.catalog import catalog_path, open_catalog
+
+    given = getattr(config, "sequences_per_dataset", None)
+    prefixes = pairs_of(config)
+    if not given or not prefixes:
+        return
+    _, entries = open_catalog(catalog_path(cache_of(config), prefixes))
+    for prefix in prefixes:
+        found = entries[prefix]["sequences"]
+        counts = given.get(prefix)
+        if counts is None or counts[0] != found:
+            expected = "does not list it" if counts is None else f"says {counts[0]:,}"
+            raise ConfigError(
+                f"{prefix}.idx has {found:,} sequences, but sequences_per_dataset (--per-dataset-sequences-path) "
+                f"{expected}: make that file again with Megatron's tools/build_sequences_per_dataset.py, or leave it out"
+            )
 
 
 def make_dataset_storage(config: Any) -> Storage:

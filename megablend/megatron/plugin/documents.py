@@ -18,6 +18,7 @@ from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table, table_path
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
+from megablend.megatron.pair_files import PairState, check_open_file, look_at_pair
 from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
@@ -155,7 +156,9 @@ class PairDocuments(Documents):
     the document.
     """
 
-    def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
+    def __init__(
+        self, prefix: str, catalog: Path, storage: Storage, files: PairState | None = None
+    ) -> None:
         lengths, entries = open_catalog(catalog)
         entry = entries[prefix]
         self.path_prefix = prefix
@@ -166,12 +169,15 @@ class PairDocuments(Documents):
         self._etag = entry["etags"][0]
         """The etag of the `.idx` when its lengths were read."""
         self._checked = False
+        self._files = look_at_pair(prefix) if files is None else files
+        """The states of the files when the documents were first opened, in whichever process."""
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
 
         Raises: IndexError; MissingFileError; CorruptFileError if the pair's files end early;
-            ChangedFileError if their lengths are not those that the cache was built from.
+            ChangedFileError if their lengths are not those that the cache was built from, or if
+            they were written to.
         """
         if not self._checked:
             self._check()
@@ -183,7 +189,19 @@ class PairDocuments(Documents):
         data = self.storage.read(
             f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width
         )
+        idx_file, bin_file = self.files
+        with (
+            self.storage.descriptor(idx_file) as idx_fd,
+            self.storage.descriptor(bin_file) as bin_fd,
+        ):
+            self.check_unwritten(idx_fd, bin_fd)
         return np.frombuffer(data, self.dtype)
+
+    def check_unwritten(self, *descriptors: int) -> None:
+        """Check, after reading, that the open `.idx` and `.bin` are as they were when the documents
+        were first opened: nobody has written into them. Raises: ChangedFileError."""
+        for path, descriptor, before in zip(self.files, descriptors, self._files, strict=True):
+            check_open_file(path, descriptor, before)
 
     @property
     def pointers_start(self) -> int:
@@ -243,7 +261,7 @@ class PairDocuments(Documents):
         self._checked = True
 
     def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
-        return PairDocuments, (self.path_prefix, self._catalog, self.storage)
+        return PairDocuments, (self.path_prefix, self._catalog, self.storage, self._files)
 
 
 class TableDocuments(Documents):

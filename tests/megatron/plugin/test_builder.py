@@ -24,6 +24,7 @@ from tests.megatron.plugin_data import (
     assert_same_samples,
     draw_documents,
     environment,
+    known,
     plugin_config,
     write_word,
 )
@@ -270,6 +271,24 @@ def test_a_setting_that_is_not_known_and_on_is_left_to_megatron(
             plugin_config(tmp_path / "ours", **options, order=order, num_dataset_builder_threads=2),
         )
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(-1, "says 59: make that file"), (None, "not list")]
+)
+def test_numbers_of_sequences_agree_with_the_files(
+    tmp_path: Path, options: dict[str, Any], change: int | None, message: str
+) -> None:
+    """Those of the second prefix, which is opened when it is first used."""
+    first, second = options["blend"][0]
+    counts = {first: [60, 61], second: [60, 61]}
+    given = known({**options, "sequences_per_dataset": counts})
+    build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **given))
+    del counts[second]
+    if change is not None:
+        counts[second] = [60 + change, 61 + change]
+    with pytest.raises(ConfigError, match=rf"{second}\.idx has 60 sequences, but .* {message}"):
+        build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **given))
 
 
 class OtherDataset(GPTDataset):  # type: ignore[misc]
