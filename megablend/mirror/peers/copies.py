@@ -12,7 +12,7 @@ from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import AwayError, Engine, Mode, Want
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.placement import Placement
-from megablend.system.log import LOG
+from megablend.system.limited_log import LimitedLog
 
 _NUM_COPIERS = 4
 _RETRY_SECONDS = 60.0
@@ -36,6 +36,7 @@ class Copies:
         """Pages to copy when a node that holds them is back."""
         self._has_work = asyncio.Event()
         self.num_copying = 0
+        self._log = LimitedLog()
 
     async def note_announced(self, needs: Sequence[Need]) -> None:
         """Have pages copied that another node has announced, and that this node must also hold."""
@@ -94,6 +95,6 @@ class Copies:
             except ResourceError:
                 pass  # no room here; the node that announced the pages holds them
             except MegablendError as error:
-                LOG.warning("mirror: cannot keep a copy: %s", error)
+                self._log.warn("cannot keep a copy", str(error))
             finally:
                 self.num_copying -= 1
