@@ -116,10 +116,16 @@ class Node:
         return Cluster(self.options, members, self.source, self.get_status, self._pace, handlers)
 
     def _open_store(self) -> PageStore:
+        file_system = os.statvfs(self._folder.path)
+        num_bytes = file_system.f_blocks * file_system.f_frsize
         reserve = self.options.reserve
         if reserve is None:
-            file_system = os.statvfs(self._folder.path)
-            reserve = file_system.f_blocks * file_system.f_frsize // _RESERVE_SHARE
+            reserve = num_bytes // _RESERVE_SHARE
+        elif reserve >= num_bytes:
+            raise ConfigError(
+                f"{self._folder.path}: `mirror.reserve` is {reserve} bytes, of a file system of {num_bytes}, which would "
+                "leave nothing to the mirror\nlower it, or set another `mirror.folder`"
+            )
         # If there are datasets, the store does not evict yet: it does not know which are pinned
         evicts = not self._has_datasets
         return PageStore(self._folder, size=self.options.size, reserve=reserve, evicts=evicts)

@@ -272,6 +272,17 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]
 
 
+def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    with (
+        FaultySource({"d/x": DATA}) as source,
+        mirror(tmp_path / "m", source.url, reserve="900TB") as settings,
+    ):
+        with pytest.raises(ConfigError, match="leave nothing to the mirror\nlower it, or set"):
+            read(make(settings), f"{source.url}/d/x", (0, 10))
+        settings["reserve"] = 0
+        assert read(make(settings), f"{source.url}/d/x", (0, 10)) == cut((0, 10))
+
+
 def test_other_credentials_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
         assert read(make(settings), f"{source.url}/d/x", (0, 10)) == cut((0, 10))
