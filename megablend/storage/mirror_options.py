@@ -23,6 +23,7 @@ from megablend.storage.mirror_values import (
     Copies,
     Endpoints,
     KeyPrefix,
+    Lease,
     MirrorSize,
     Nodes,
     Port,
@@ -59,7 +60,7 @@ class EtcdOptions(Settings):
     """The number of nodes that the first start of the cluster waits for."""
     prefix: KeyPrefix = "megablend"
     """The prefix of all keys, different for each cluster."""
-    lease: Seconds = 15.0
+    lease: Lease = 15.0
     """Seconds without a sign of life after which a node no longer belongs to the cluster."""
     user: Text | None = None
     """The name of etcd's user; None for the environment's, or for no user."""

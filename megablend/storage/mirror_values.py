@@ -11,7 +11,13 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator
 
 from megablend.storage.location import find_scheme, lower_scheme
-from megablend.storage.setting_values import list_of, parse_local_path, parse_size, text_that
+from megablend.storage.setting_values import (
+    list_of,
+    parse_local_path,
+    parse_number,
+    parse_size,
+    text_that,
+)
 from megablend.storage.url_checks import split_address
 
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
@@ -65,6 +71,13 @@ def _parse_copies(value: object) -> int | str:
     return value
 
 
+def _parse_lease(value: object) -> float:
+    seconds = parse_number(value, "seconds")
+    if seconds < 1:
+        raise ValueError(f"found {value!r}, expected 1 second or more, as etcd's leases have")
+    return seconds
+
+
 def _parse_port(value: object) -> int:
     if type(value) is not int or not 0 < value < 1 << 16:
         raise ValueError(f"found {value!r}, expected a port, 1 to 65535")
@@ -88,6 +101,7 @@ MirrorSize = Annotated[int, BeforeValidator(parse_mirror_size)]
 Prefixes = Annotated[tuple[str, ...], BeforeValidator(_parse_prefixes)]
 Nodes = Annotated[tuple[str, ...] | str, BeforeValidator(_parse_nodes)]
 Copies = Annotated[int | str, BeforeValidator(_parse_copies)]
+Lease = Annotated[float, BeforeValidator(_parse_lease)]
 Port = Annotated[int, BeforeValidator(_parse_port)]
 Address = Annotated[str, BeforeValidator(_parse_address)]
 Endpoints = Annotated[tuple[str, ...], BeforeValidator(_parse_endpoints)]

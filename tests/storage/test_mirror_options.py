@@ -116,6 +116,10 @@ ETCD = {"endpoints": ["http://a:2379"], "nodes_expected": 3}
             "etcd: nodes_expected: found 0.5, expected a whole number",
         ),
         (
+            {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "lease": 0.5}},
+            "etcd: lease: found 0.5, expected 1 second or more",
+        ),
+        (
             {"folder": "m", "nodes": "etcd", "etcd": {**ETCD, "leese": 3}},
             "etcd: leese: unknown setting; did you mean 'lease'",
         ),
