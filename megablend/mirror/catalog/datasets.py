@@ -334,9 +334,9 @@ class Datasets:
         return state.as_json()
 
     def _find_state(self, want: Want) -> State | None:
-        """Return the state of the last revision that is held for a want; None if there is none."""
+        """Return the state of the latest revision that is held for a want; None if there is none."""
         states = [each for each in self.holding.states if each.goal.want.name == want.name]
-        return states[-1] if states else None
+        return _find_latest(states) if states else None
 
     async def make_folder(self, target: str) -> dict[str, Any]:
         """Make the folder of a revision; of the latest complete one if none is given. Raises:
@@ -353,7 +353,7 @@ class Datasets:
                 f"request it: megablend datasets want {target} --copies all --wait"
             )
         complete = [state for state in states if not state.missing]
-        chosen = (complete or states)[-1].goal.revision
+        chosen = _find_latest(complete or states).goal.revision
         files = await self._read_files(chosen)
         batches = [files[i : i + FILES_AT_A_TIME] for i in range(0, len(files), FILES_AT_A_TIME)]
         missing: list[int] = []
@@ -464,6 +464,11 @@ class Datasets:
         """Delete all folders and the catalog, not the mirror's pages. Called in the store's thread."""
         self.holding.folders.remove_all()
         self.catalog.remove()
+
+
+def _find_latest(states: Sequence[State]) -> State:
+    """Return the state of the latest revision: states are sorted by importance."""
+    return max(states, key=lambda each: (each.goal.revision.added, each.goal.revision.digest))
 
 
 def _accepts(verb: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:

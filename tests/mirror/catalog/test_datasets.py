@@ -259,6 +259,19 @@ def test_the_latest_revision_moves_when_it_is_complete(tmp_path: Path) -> None:
         assert mapped[:] == files["d/big.bin"]
 
 
+def test_a_folder_is_of_the_latest_revision_whichever_others_are_wanted(tmp_path: Path) -> None:
+    files = make_files("d", {"a.bin": MB, "b.txt": 3000})
+    with machine(tmp_path, files) as node:
+        first = node.add("corpus", "d")
+        node.ask("want", f"corpus@{first}", "--wait")
+        node.source.files["b/d/b.txt"] = b"changed"
+        second = node.add("corpus", "d")
+        # Twice, since what has a folder is pinned from then on
+        for _ in range(2):
+            node.ask("want", "corpus", "--wait")
+            assert node.ask("path", "corpus")["revision"] == second
+
+
 def test_a_source_that_moved_is_not_fetched_again(tmp_path: Path) -> None:
     files = make_files("d", MIXED)
     moved = {name.replace("d/", "e/"): data for name, data in files.items()}
