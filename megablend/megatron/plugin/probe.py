@@ -8,9 +8,9 @@ building tiny datasets both ways.
 
 A version that differs in any of these is refused with a message that says how; its number does not
 matter. The first three are in `megatron_code`, the last in `tiny_datasets`. It is checked once per
-node, and the outcome stored:
+node, and that it fits is stored:
 
-<kernel cache>/megatron-<digest>.json     what was found of this code of Megatron's, with this code of ours
+<kernel cache>/megatron-<digest>.json     this code of Megatron's fits this code of ours
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ from megablend.system.atomic_write import replace_file
 
 @cache
 def known_misfit(builder: type[Any]) -> str | None:
-    """Return why the plugin does not fit the installed megatron-core; None if it does. The outcome
-    of `find_misfit` on this node is stored and read again."""
+    """Return why the plugin does not fit the installed megatron-core; None if it does, which is
+    stored on this node and read again.
+
+    A misfit is not stored: it may have another cause, such as a package that is being updated.
+    """
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
         stored: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
         return stored
     except (OSError, ValueError, KeyError, TypeError):
         misfit = find_misfit(builder)
-    text = json.dumps({"version": installed_version(), "misfit": misfit}, indent=1)
-    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
-        replace_file(path, text.encode())
+    if misfit is None:
+        text = json.dumps({"version": installed_version(), "misfit": misfit}, indent=1)
+        with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
+            replace_file(path, text.encode())
     return misfit
 
 
