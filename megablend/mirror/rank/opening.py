@@ -48,6 +48,8 @@ class Opener:
     """Whether a node process is started, with `options`, if none is running."""
     lost_at: float = -math.inf
     """The monotonic time at which the node process was last waited for in vain."""
+    was_open: bool = False
+    """Whether this process has used a node process: then it goes on if none can be started."""
 
     def open(self) -> socket.socket:
         """Connect; waits for the node process up to `options.patience` seconds. Raises:
@@ -59,6 +61,7 @@ class Opener:
         while True:
             connection = self._connect() or self._start()
             if connection is not None:
+                self.was_open = True
                 return connection
             if time.monotonic() > deadline:
                 self.lost_at = time.monotonic()
@@ -154,5 +157,8 @@ class Opener:
         message = starter.stderr.decode(errors="replace").strip()
         # Without a message it was killed while it started: another start may succeed
         if starter.returncode and message:
+            if self.was_open:
+                self.lost_at = time.monotonic()
+                raise NodeLostError(f"it cannot be started: {message}")
             raise ConfigError(f"mirror: {message}")
         return self._connect()

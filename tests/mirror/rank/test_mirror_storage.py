@@ -272,6 +272,19 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]
 
 
+def test_a_job_goes_on_if_its_node_process_cannot_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
+        storage = make(settings)
+        assert read(storage, f"{source.url}/d/x", (0, 10)) == cut((0, 10))
+        kill_node(tmp_path / "m")
+        failed = subprocess.CompletedProcess([], 2, b"", b"m: Read-only file system")
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+        assert read(storage, f"{source.url}/d/x", (500_000, 9)) == cut((500_000, 9))
+        assert "it cannot be started: m: Read-only file system" in caplog.text
+
+
 def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     with (
         FaultySource({"d/x": DATA}) as source,
