@@ -144,7 +144,8 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
 
 def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     """List the first samples of committed stages without `new_data` that an amended run no longer
-    has: those after the cut whose settings no stage of the amendment has, unless it has more stages.
+    has: those after the cut whose settings neither the stage that is cut nor one of the amendment
+    has, unless the amendment has more stages.
 
     Args:
         cut: the ledger up to the amendment.
@@ -156,7 +157,7 @@ def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     later = [(stage, start) for stage, start in starts if start != cut.num_samples]
     if len(added) > len(later):
         return []
-    kept = list(map(_settings, added))
+    kept = list(map(_settings, (cut.stages[-1], *added)))
     return [
         start
         for stage, start in later

@@ -168,6 +168,14 @@ def test_what_else_an_amendment_leaves_out_is_noted(grown: dict[str, Any]) -> No
     assert megablend.amend(kept, at=112, dry_run=True).note is None
 
 
+def test_that_a_run_was_extended_before_is_not_noted(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    megablend.build(with_stages(config, {"samples": 320}))
+    megablend.build(with_stages(config, {"samples": 640}))
+    edited = with_stages(config, {"samples": 640}, CHANGE | {"samples": 800})
+    assert megablend.amend(edited, at=112, dry_run=True).note is None
+
+
 def test_a_stage_before_new_data_that_an_amendment_leaves_out_is_noted(
     tmp_path: Path, grown: dict[str, Any]
 ) -> None:
