@@ -122,7 +122,7 @@ def walk(history: History) -> list[oracle.Sample]:
     return samples
 
 
-HISTORIES = [draw_history(random.Random(number)) for number in range(60)]
+HISTORIES = [draw_history(random.Random(number)) for number in range(36)]
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=range(len(HISTORIES)))

@@ -145,7 +145,7 @@ def draw_keys(draw: random.Random) -> list[str]:
 
 
 @pytest.mark.usefixtures("obstore")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_objects_of_a_listing_and_one_by_one(seed: int) -> None:
     """Field by field, and byte for byte: of any patterns, in one and in two buckets."""
     draw = random.Random(seed)

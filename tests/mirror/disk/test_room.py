@@ -149,7 +149,7 @@ def test_a_pinned_page_that_comes_for_a_job_stays() -> None:
     assert room.choose(9 * PAGE_BYTES, math.inf, any_due=True) == {(F, 1): 1}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_any_blocks_go_in_their_order(seed: int) -> None:
     """Against a sort of all of them."""
     draw = np.random.default_rng(seed)

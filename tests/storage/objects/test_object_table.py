@@ -112,7 +112,7 @@ def draw_path(draw: random.Random, letters: str, part: str) -> str:
     return "/".join(parts)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_any_pattern(seed: int) -> None:
     draw = random.Random(seed)
     pattern = draw_path(draw, "ab.*?[]!-^\\&~|+$( {}\n#\u00e9", "**")
