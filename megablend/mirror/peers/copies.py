@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from megablend.errors import MegablendError, ResourceError
+from megablend.errors import DataError, MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, add_pages, count_bytes, split_portions, subtract
 from megablend.mirror.disk.room import Need
@@ -33,7 +33,7 @@ class Copies:
         self._holders = holders
         self._to_copy: dict[FileKey, Pages] = {}
         self._to_copy_later: dict[FileKey, Pages] = {}
-        """Pages to copy when a node that holds them is back."""
+        """Pages to copy when a node that holds them is back, or the disk works again."""
         self._has_work = asyncio.Event()
         self.num_copying = 0
         self._log = LimitedLog()
@@ -52,7 +52,7 @@ class Copies:
         return sum(count_bytes(pages, key.size) for key, pages in to_copy)
 
     def retry(self) -> None:
-        """Try again to copy the pages that could not be copied, since a node is back."""
+        """Try again to copy the pages that could not be copied: a node may be back."""
         for key, pages in self._to_copy_later.items():
             add_pages(self._to_copy, key, pages)
             self._has_work.set()
@@ -88,13 +88,14 @@ class Copies:
             self.num_copying += 1
             try:
                 await self._engine.obtain(Want(key, portion, mode=Mode.COPY))
-            except AwayError:
-                # A node that holds them may come back; other pages are copied in the meantime
-                if self._holders.find(key, portion):
-                    add_pages(self._to_copy_later, key, portion)
             except ResourceError:
                 pass  # no room here; the node that announced the pages holds them
-            except MegablendError as error:
-                self._log.warn("cannot keep a copy", str(error))
+            except (AwayError, MegablendError) as error:
+                if isinstance(error, MegablendError):
+                    self._log.warn("cannot keep a copy", str(error))
+                # A node that holds them may come back, and a disk that fails may be mended; other
+                # pages are copied in the meantime
+                if isinstance(error, AwayError | DataError) and self._holders.find(key, portion):
+                    add_pages(self._to_copy_later, key, portion)
             finally:
                 self.num_copying -= 1

@@ -15,6 +15,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_bytes, pages_of_file
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.engine import AwayError, Mode, Want
+from megablend.mirror.peers import copies
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once
 from tests.mirror.peers.test_links import is_settled_at, make_small, names_by_home
@@ -292,6 +293,35 @@ def test_a_node_goes_on_while_nothing_can_be_written_to_its_disk(
             await nodes.read_all()
             assert is_read_once(source, 4)
             assert caplog.text.count("mirror.db: cannot be used") == 1
+
+    with FaultySource(make_small(4)) as source:
+        asyncio.run(run())
+
+
+def test_copies_that_a_disk_did_not_take_are_made_when_it_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_RETRY_SECONDS", 0.2)
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, PATIENT, copies=2) as nodes:
+            await nodes.start(0, 1)
+            await nodes.meet()
+            store = nodes.nodes[1].engine.store
+            failures = list[int]()
+
+            def fail(*_: object) -> bool:
+                failures.append(1)
+                raise DataError("/m", "cannot be written (a read-only file system)")
+
+            with monkeypatch.context() as broken:
+                broken.setattr(store, "make_room", fail)
+                await nodes.read_all(0)
+                await until(lambda: len(failures) > 2 * len(source.files))
+            keys = [await nodes.key(name) for name in source.files]
+            await until(lambda: all(held_bytes(nodes, 1, key) == key.size for key in keys))
+            await nodes.settle()
+            assert is_read_once(source, 4)
 
     with FaultySource(make_small(4)) as source:
         asyncio.run(run())
