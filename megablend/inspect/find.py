@@ -7,6 +7,7 @@ and `sample_pieces` in which samples an epoch reads these.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -100,7 +101,8 @@ def find(
         match, or there is no such row or document.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
-    limit = None if limit is None else whole_number("limit", limit, least=1)
+    if limit is not None:
+        limit = min(whole_number("limit", limit, least=1), sys.maxsize)  # as islice requires
     opened = Session(what, cache=cache, run=run).open(split)
     skips = skips_of(opened)
     if line is not None or byte is not None or key is not None:

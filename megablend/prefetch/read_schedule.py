@@ -67,11 +67,13 @@ class StepSequence:
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
         """Return the sample numbers of `num_steps` steps from `step` on, int64 [n], and where each
         step begins in them, int64 [steps + 1]; steps beyond the end of the run are omitted."""
-        begin = self.first + step * self.stride
+        # Within the run from here on: a loader's sizes may exceed 64 bits, and all memory
+        begin = min(self.stop, self.first + step * self.stride)
         end = min(self.stop, begin + num_steps * self.stride)
-        first_samples = np.arange(begin, end, self.stride)
+        first_samples = np.arange(begin, end, min(self.stride, max(1, end - begin)))
+        step_size = min(self.micro_batch_size, self.stop - begin)
         # [steps, samples per step]
-        numbers = first_samples[:, np.newaxis] + np.arange(self.micro_batch_size)
+        numbers = first_samples[:, np.newaxis] + np.arange(step_size)
         is_inside = numbers < self.stop
         step_sizes = is_inside.sum(axis=1)
         return numbers[is_inside], running_totals(step_sizes)

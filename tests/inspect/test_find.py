@@ -101,6 +101,8 @@ def test_a_limit_says_that_more_follow(tmp_path: Path) -> None:
         config, "source0/0.parquet", limit=len(everything["samples"])
     ).to_dict()["found"]
     assert (just, just["complete"]) == (everything, True)
+    (most,) = megablend.find(config, "source0/0.parquet", limit=1 << 63).to_dict()["found"]
+    assert most == everything
 
 
 def test_the_ledger_alone_says_it(tmp_path: Path) -> None:

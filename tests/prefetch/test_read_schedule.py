@@ -55,6 +55,15 @@ def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride:
         assert steps == expected[step : step + number]
 
 
+@pytest.mark.parametrize("size", [10**12, 1 << 63, 10**30])
+def test_a_step_beyond_the_run_is_what_the_run_has(size: int) -> None:
+    future = StepSequence(first=0, micro_batch_size=size, stride=size, stop=100)
+    samples, offsets = future.samples(0, 3)
+    assert (samples.tolist(), offsets.tolist()) == (list(range(100)), [0, 100])
+    samples, offsets = future.samples(64, 64)
+    assert (samples.tolist(), offsets.tolist()) == ([], [0])
+
+
 def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
     tracemalloc.start()
     samples, _ = StepSequence(first=5, micro_batch_size=2, stride=8, stop=10**15).samples(10**9, 3)
