@@ -158,6 +158,24 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(
     assert samples(config) == expected
 
 
+@pytest.mark.parametrize("kind", ["generations", "documents"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_copy_of_a_node_is_downloaded_again_on_opening(
+    tmp_path: Path, remote: str, kind: str, is_cut: bool
+) -> None:
+    _, config = configs(tmp_path, remote, order="document")
+    megablend.build(config)
+    expected = samples(config)
+    name = "files.arrow" if kind == "generations" else "lengths.arrow"
+    for path in (tmp_path / "node").glob(f"*/{kind}/*/{name}"):
+        data = path.read_bytes()
+        path.unlink()  # processes that have mapped it keep it
+        path.write_bytes(data[:-8] if is_cut else data[:100] + b"damaged" + data[107:])
+        # Another version of the table, as a new process opens it
+        os.utime(path.with_name("manifest.json"))
+    assert samples(config) == expected
+
+
 def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(
     tmp_path: Path, remote: str
 ) -> None:

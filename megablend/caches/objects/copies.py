@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megablend.caches.base import Record
-from megablend.caches.objects.commits import Commit, parse_commit
+from megablend.caches.objects.commits import Commit, StoredFile, parse_commit
 from megablend.caches.objects.node import try_lock_node
 from megablend.errors import CacheError
 from megablend.storage.objects.prefix import ObjectPrefix
@@ -32,6 +32,7 @@ from megablend.system.atomic_write import (
     temp_sibling,
     unfinished_folder,
 )
+from megablend.system.digest import hex_digest
 from megablend.system.log import LOG
 from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
@@ -169,16 +170,15 @@ class Copies:
 
     def read_member(self, folder: str, commit: Commit, name: str) -> bytes:
         """Read a small file of a commit. Raises: the same errors as `update`."""
-        path = self._node / folder / name
         if self.find_complete(folder) == commit:
-            return read_regular(path)
-        temporary = temp_sibling(self._node / RECEIPTS / name)
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._download(folder, commit, name, temporary)
-            return read_regular(temporary)
-        finally:
-            temporary.unlink(missing_ok=True)
+            return read_regular(self._node / folder / name)
+        # Not by way of the disk, which may be full or read-only
+        key = f"{folder}/{commit.files[name].at}/{name}"
+        data = self._prefix.read(key)
+        if data is None:
+            raise FileNotFoundError(f"{self._prefix.location}/{key}: the object is missing")
+        self._verify(key, hex_digest(data), commit.files[name])
+        return data
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
         """Replace one file of the copy by the one of a commit, which is downloaded."""
@@ -200,7 +200,10 @@ class Copies:
         file = commit.files[name]
         key = f"{folder}/{file.at}/{name}"
         self._prefix.download(key, file.bytes, path)
-        found = checksum(path)
+        self._verify(key, checksum(path), file)
+
+    def _verify(self, key: str, found: str, file: StoredFile) -> None:
+        """Compare the checksum of an object with the committed one. Raises: CacheError."""
         if found != file.blake2b:
             raise CacheError(
                 f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "

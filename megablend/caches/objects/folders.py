@@ -154,7 +154,8 @@ class Folders:
                 uploaded = {}
                 uploaded_replaced = self._upload(folder, upload, replaced)
             # Otherwise another build was faster: its commit may have files that can be reused
-        self.fetch(folder, is_fresh=False)
+        # A damaged copy of an earlier commit may have the sizes of this one
+        self.fetch(folder, is_fresh=reused is None)
         return reused is None
 
     def remove(self, folder: str) -> None:
@@ -212,7 +213,10 @@ class Folders:
         or they are damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
-                if is_same(self.fetch(folder, is_fresh=False), written):
+                # This node's copy may be damaged, and the store's objects not
+                if any(
+                    is_same(self.fetch(folder, is_fresh=each), written) for each in (False, True)
+                ):
                     return {
                         name: file for name, file in last.files.items() if name not in last.replaced
                     }

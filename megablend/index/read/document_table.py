@@ -247,7 +247,11 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
         raise CacheError(
             f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"
         )
-    table = _open(folder)
+    try:
+        table = _open(folder)
+    except DamagedCacheError:
+        # Where this is a copy on this node, the store's may be undamaged
+        table = _open(snapshot.store.fetch_folder(DOCUMENTS, folder.name, is_fresh=True))
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(
             f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} "

@@ -316,7 +316,11 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     folder = store.fetch_folder(SNAPSHOTS, digest)
     store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
-    snapshot = _open_folder(store, folder)
+    try:
+        snapshot = _open_folder(store, folder)
+    except DamagedCacheError:
+        # Where this is a copy on this node, the store's may be undamaged
+        snapshot = _open_folder(store, store.fetch_folder(SNAPSHOTS, digest, is_fresh=True))
     if any(get_format(name).has_group_digests for name in snapshot.sources.formats):
         store.fetch_files("idx")
     return snapshot

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from megablend.caches.base import RUNS, OvertakenError, Record
-from megablend.caches.objects.commits import Chain, find_last, parse_commit
+from megablend.caches.objects.commits import (
+    Chain,
+    Commit,
+    describe_files,
+    find_last,
+    parse_commit,
+)
+from megablend.caches.objects.copies import RECEIPTS, Copies
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import remove_old_leftovers
 from megablend.caches.objects.store import PROBES, ObjectCacheStore, check_creates_once
@@ -132,6 +139,21 @@ def test_a_copy_of_another_size_is_downloaded_again(prefix: ObjectPrefix, tmp_pa
     assert read(prefix, tmp_path / "node") == {"table": "one"}
     (tmp_path / "node" / FOLDER / "table").unlink()
     assert read(prefix, tmp_path / "node") == {"table": "one"}
+
+
+@pytest.mark.parametrize(("text", "is_new"), [("one", False), ("two", True)])
+def test_a_commit_repairs_this_nodes_damaged_copy_of_the_same_size(
+    prefix: ObjectPrefix, tmp_path: Path, text: str, is_new: bool
+) -> None:
+    folders = commit(prefix, tmp_path / "node", write(tmp_path / "a", table="one"), {})
+    (tmp_path / "node" / FOLDER / "table").write_text("bad")
+    written = write(tmp_path / "b", table=text)
+
+    def is_same(earlier: Path, later: Path) -> bool:
+        return (earlier / "table").read_text() == (later / "table").read_text()
+
+    assert folders.commit(FOLDER, written, {}, is_same) is is_new
+    assert read(prefix, tmp_path / "node") == {"table": text}
 
 
 def test_a_damaged_object_is_not_copied(prefix: ObjectPrefix, tmp_path: Path) -> None:
@@ -314,3 +336,23 @@ def test_only_files_whose_names_say_what_they_contain_are_read_from_the_copy(
         prefix.write(f"{kind}/a", content)
         path = store.fetch_file(kind, "a")
     assert path.read_bytes() == expected
+
+
+def test_a_small_file_is_read_where_the_node_cannot_keep_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A file where the folder of receipts would be created: root can write where others cannot
+    (tmp_path / RECEIPTS).write_bytes(b"")
+    copies = Copies(ObjectPrefix("s3://b/x", ObjectOptions()), tmp_path)
+    commit = Commit(
+        0, describe_files("one", {"roots.json": b"{}"}, {"roots.json": ""}), frozenset()
+    )
+    objects = {f"{FOLDER}/one/roots.json": b"{}"}
+    monkeypatch.setattr(ObjectPrefix, "read", lambda _, key: objects.get(key))
+    assert copies.read_member(FOLDER, commit, "roots.json") == b"{}"
+    objects[f"{FOLDER}/one/roots.json"] = b"[]"
+    with pytest.raises(CacheError, match=r"one/roots\.json: damaged: its blake2b is"):
+        copies.read_member(FOLDER, commit, "roots.json")
+    objects.clear()
+    with pytest.raises(FileNotFoundError, match=r"one/roots\.json"):
+        copies.read_member(FOLDER, commit, "roots.json")
