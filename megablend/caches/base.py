@@ -51,6 +51,16 @@ def place_below(kind: str, *names: str) -> str:
     return "/".join((kind, *names))
 
 
+def copied_cache(ledger: str) -> CacheError:
+    """Return the error for a ledger at a place where caches of the other kind have it: ignored, the
+    run would begin again."""
+    return CacheError(
+        f"{ledger}: found a ledger of a cache that was copied between a folder and an object store, "
+        "expected one that was built here: use the cache where it was built, or build in an empty folder or "
+        "prefix"
+    )
+
+
 class OvertakenError(CacheError):
     """Another process was faster to replace a record; reading the record again and repeating the
     change may succeed."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, place_below
+from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, copied_cache, place_below
 from megablend.system.atomic_write import (
     flush_folder,
     list_committed,
@@ -221,6 +221,9 @@ class LocalCacheStore:
         try:
             text = read_regular(path, MAX_RECORD_BYTES).decode()
         except FileNotFoundError:
+            first = self._path(kind, name, "0000.json")
+            if kind == RUNS and first.is_file():
+                raise copied_cache(str(first)) from None
             return None
         return Record(text, -1)
 

@@ -19,6 +19,7 @@ from megablend.caches.base import (
     Entry,
     OvertakenError,
     Record,
+    copied_cache,
     place_below,
 )
 from megablend.caches.local import check_folders
@@ -260,6 +261,8 @@ class ObjectCacheStore:
             if len(parts) == 3:
                 name = parts[1]
                 numbers[name] = max(numbers.get(name, -1), find_last([each.key]))
+            elif kind == RUNS and each.key.endswith(".json"):
+                raise copied_cache(f"{self.location}/{each.key}")
         chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
         data = self._prefix.read_all(
             [chain.object_key(numbers[name]) for name, chain in chains.items()]
@@ -308,7 +311,12 @@ class ObjectCacheStore:
         return f"{self.location}/{chain.object_key(last.number)}"
 
     def _read_version(self, kind: str, name: str) -> Record | None:
-        return self._chain(kind, name).read_last()
+        last = self._chain(kind, name).read_last()
+        if last is None and kind == RUNS:
+            key = place_below(RUNS, f"{name}.json")
+            if self._prefix.read(key) is not None:
+                raise copied_cache(f"{self.location}/{key}")
+        return last
 
     def _chain(self, kind: str, name: str) -> Chain:
         return Chain(self._prefix, place_below(_KEYS[kind], name))

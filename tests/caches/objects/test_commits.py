@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from megablend.caches.base import RUNS, OvertakenError, Record
+from megablend.caches.local import LocalCacheStore
 from megablend.caches.objects.commits import (
     Chain,
     Commit,
@@ -25,6 +26,8 @@ from megablend.caches.objects.store import PROBES, ObjectCacheStore, check_creat
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.storage.store_options import parse_options
+from tests.storage.faulty import FaultySource
 
 FOLDER = "generations/0123456789abcdef"
 
@@ -356,3 +359,26 @@ def test_a_small_file_is_read_where_the_node_cannot_keep_copies(
     objects.clear()
     with pytest.raises(FileNotFoundError, match=r"one/roots\.json"):
         copies.read_member(FOLDER, commit, "roots.json")
+
+
+@pytest.mark.usefixtures("obstore")
+def test_a_cache_that_was_copied_from_or_to_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs would begin again in silence."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with FaultySource({"b/x/runs/a.json": b"{}"}) as source:
+        store = ObjectCacheStore("s3://b/x", parse_options({"s3://": {"endpoint": source.url}}))
+        for read in (store.list_records, lambda kind: store.read_record(kind, "a")):
+            with pytest.raises(
+                CacheError, match=r"s3://b/x/runs/a\.json: found a ledger of a cache"
+            ):
+                read(RUNS)
+        assert store.read_record(RUNS, "b") is None
+    folder = LocalCacheStore(tmp_path)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    assert folder.read_record(RUNS, "a") is None
+    (tmp_path / "runs" / "a" / "0000.json").write_bytes(b"{}")
+    with pytest.raises(CacheError, match=r"/runs/a/0000\.json: found a ledger of a cache"):
+        folder.read_record(RUNS, "a")
