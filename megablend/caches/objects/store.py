@@ -261,7 +261,7 @@ class ObjectCacheStore:
             if len(parts) == 3:
                 name = parts[1]
                 numbers[name] = max(numbers.get(name, -1), find_last([each.key]))
-            elif kind == RUNS and each.key.endswith(".json"):
+            elif kind == RUNS and len(parts) == 2 and parts[1].endswith(".json"):
                 raise copied_cache(f"{self.location}/{each.key}")
         chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
         data = self._prefix.read_all(

@@ -376,6 +376,10 @@ def test_a_cache_that_was_copied_from_or_to_a_folder_is_refused(
             ):
                 read(RUNS)
         assert store.read_record(RUNS, "b") is None
+    others = {"b/x/runs/a/b/c.json": b"1", "b/x/runs/notes.txt": b"2"}
+    with FaultySource(others) as source:
+        store = ObjectCacheStore("s3://b/x", parse_options({"s3://": {"endpoint": source.url}}))
+        assert store.list_records(RUNS) == []
     folder = LocalCacheStore(tmp_path)
     (tmp_path / "runs" / "a").mkdir(parents=True)
     assert folder.read_record(RUNS, "a") is None
