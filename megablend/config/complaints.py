@@ -136,7 +136,10 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
     Args:
         message: the message of pydantic or of a validator.
     """
-    value = repr(problem["input"])
+    try:
+        value = repr(problem["input"])
+    except (RecursionError, ValueError):  # deep lists; Python writes no numbers of 4,301 digits
+        value = f"{type(problem['input']).__name__} that is too long to show"
     if len(value) > MAX_VALUE:
         value = f"{value[:MAX_VALUE]}..."
     kind = problem["type"]

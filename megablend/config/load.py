@@ -7,7 +7,9 @@ expected, the closest valid spelling. Relative paths are relative to the config 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -26,6 +28,8 @@ from megablend.system.failures import cause_of, remedy_of
 
 MAX_PROBLEMS = 20
 """Problems of a config that an error lists."""
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)")
+"""An escape in a string of JSON. Two of UTF-16 may stand for one character; YAML has no such pairs."""
 
 
 def load_config(
@@ -74,6 +78,12 @@ def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any
     return "\n".join(lines)
 
 
+def _join_surrogates(escape: re.Match[str]) -> str:
+    """Return an escape as YAML reads it: a pair of UTF-16 as its character."""
+    text = escape.group()
+    return str(json.loads(f'"{text}"')) if len(text) > 2 else text
+
+
 def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     """Read a YAML or JSON file, without validating its values.
 
@@ -93,6 +103,7 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     if path.suffix == ".json":
         # YAML allows no tabs between tokens, and JSON strings contain none
         text = text.replace("\t", " ")
+        text = _ESCAPE.sub(_join_surrogates, text)
     try:
         document = parse_document(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from megablend.distributed.base import Communicator
 from megablend.distributed.fail_together import FailTogether, Job
-from megablend.distributed.launch import detect
+from megablend.distributed.launch import detect, read_count
 from megablend.errors import LaunchError
 
 
@@ -84,8 +84,10 @@ def _is_initialized() -> bool:
 
 def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
     """Return the number of processes that torchrun started; 0 if torchrun did not start this
-    process."""
-    return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
+    process. Raises: LaunchError if the variable is not a number."""
+    if "TORCHELASTIC_RUN_ID" not in environ or "WORLD_SIZE" not in environ:
+        return 0
+    return read_count(environ, "WORLD_SIZE")
 
 
 def _make_single() -> FailTogether:

@@ -110,9 +110,10 @@ def _bound_to(library: str) -> str:
 
 def read_count(environ: Mapping[str, str], variable: str) -> int:
     """Return the whole number in an environment variable of a launcher. Raises: LaunchError."""
+    value = environ.get(variable, "")
     try:
-        return int(environ[variable])
+        return int(value)
     except ValueError:
         raise LaunchError(
-            f"{variable}: expected an integer, got {environ[variable]!r}: unset it, or restart the job"
+            f"{variable}: expected an integer, got {value!r}: unset it, or restart the job"
         ) from None

@@ -479,6 +479,27 @@ def test_json_with_tabs(tmp_path: Path) -> None:
     assert load_config(path).sequence_length == 8
 
 
+def test_json_with_pairs_of_escapes(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    names = ["😀.arrow", 'é\U0010ffff\n"x".arrow', "\\ud83d\\ude00.arrow"]
+    source = {"name": "a", "path": names}
+    data = {"cache": "c", "sequence_length": 8, "samples": 5, "sources": [source]}
+    path.write_text(json.dumps(data))
+    found = load_config(path).sources["train"][0].path
+    assert found == tuple(f"{tmp_path}/{name}" for name in names)
+
+
+@pytest.mark.parametrize("key", ["samples", "seed", "lanes"])
+def test_a_number_too_long_to_be_written(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "run.yaml"
+    number = f"-0x{'f' * 9000}"
+    path.write_text(
+        f"cache: c\nsequence_length: 8\n{key}: {number}\nsources: [{{name: a, path: b}}]\n"
+    )
+    with pytest.raises(ConfigError, match=rf"run\.yaml:3: {key}: "):
+        load_config(path)
+
+
 def test_json_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text('{"cache": ')

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from megablend.distributed.base import SingleProcess, exit_code
+from megablend.distributed.find_job import program_launch
 from megablend.distributed.launch import detect, detect_launcher
 from megablend.errors import CacheError, LaunchError
 from tests.index.index_data import driver, run, write
@@ -46,6 +47,24 @@ def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str,
 def test_a_count_that_is_no_number_is_refused() -> None:
     with pytest.raises(LaunchError, match="PMI_SIZE: expected an integer, got 'many'"):
         detect_launcher({"PMI_SIZE": "many"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "wrong"),
+    [
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+    ],
+)
+def test_a_count_of_torchrun_that_is_no_number_is_refused(
+    variables: dict[str, str], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=f"^{wrong}: expected an integer, got "), program_launch():
+        pass
 
 
 def test_one_process_raises_its_error() -> None:
