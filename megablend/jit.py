@@ -34,8 +34,10 @@ from megablend.errors import ConfigError
 
 try:
     import numba
-except ValueError as error:  # of a variable in the environment
+except ValueError as error:
     found = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name[:6] == "NUMBA_"]
+    if not found:  # of something else than a variable of the environment
+        raise
     raise ConfigError(
         f"numba cannot be loaded ({error}): found {', '.join(found)}; correct or unset what is wrong of these variables of the "
         "environment"

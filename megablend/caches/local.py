@@ -8,7 +8,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, copied_cache, place_below
+from megablend.caches.base import (
+    RUNS,
+    SKIPS,
+    SNAPSHOTS,
+    Entry,
+    Record,
+    copied_cache,
+    place_below,
+)
 from megablend.system.atomic_write import (
     flush_folder,
     list_committed,
@@ -205,6 +213,11 @@ class LocalCacheStore:
         """See CacheStore."""
         folder = self.folder / kind
         with reading(folder):
+            if kind == RUNS:
+                for first in sorted(folder.glob("*/0000.json")):
+                    # A run may be named 0000, and have skips
+                    if first.parent != self.folder / SKIPS:
+                        raise copied_cache(str(first))
             return [
                 name.removesuffix(".json")
                 for name in list_committed(folder)

@@ -110,7 +110,11 @@ def _bound_to(library: str) -> str:
 
 def read_count(environ: Mapping[str, str], variable: str) -> int:
     """Return the whole number in an environment variable of a launcher. Raises: LaunchError."""
-    value = environ.get(variable, "")
+    value = environ.get(variable)
+    if value is None:
+        raise LaunchError(
+            f"{variable} is not set, but variables of a launcher are: unset these, or start the job by the launcher"
+        )
     try:
         return int(value)
     except ValueError:

@@ -54,27 +54,35 @@ def check_pair(prefix: str, before: PairState) -> None:
     """Check that a pair's files are as they were before. Raises: MissingFileError,
     ChangedFileError."""
     for suffix, expected, now in zip(_SUFFIXES, before, look_at_pair(prefix), strict=True):
-        _check(prefix + suffix, expected, now)
+        path = prefix + suffix
+        if expected is None or expected == now:
+            continue
+        if now is None:
+            raise MissingFileError(
+                path, "is missing, but was there when this job built its datasets: restore the file"
+            )
+        raise _changed(path, expected, now.size)
 
 
-def check_open_file(path: str, descriptor: int, before: FileState | None) -> None:
-    """Check that an open file is as it was before; not one of an object store, whose descriptor is
-    negative. Raises: ChangedFileError."""
-    if descriptor >= 0:
-        _check(path, before, _state(os.fstat(descriptor)))
-
-
-def _check(path: str, expected: FileState | None, now: FileState | None) -> None:
-    if expected is None or expected == now:
+def check_open_size(path: str, descriptor: int, before: FileState | None) -> None:
+    """Check that an open file has the size that it had before; not one of an object store, whose
+    descriptor is negative. Times are not compared, since who only touches a file changes no
+    token. Raises: ChangedFileError."""
+    if descriptor < 0 or before is None:
         return
-    if now is None:
-        raise MissingFileError(
-            path, "is missing, but was there when this job built its datasets: restore the file"
-        )
+    try:
+        size = os.fstat(descriptor).st_size
+    except OSError:  # such as a stale handle of NFS: what is read next explains it
+        return
+    if size != before.size:
+        raise _changed(path, before, size)
+
+
+def _changed(path: str, before: FileState, size: int) -> ChangedFileError:
     change = "modified since"
-    if now.size != expected.size:
-        change = f"{now.size:,} bytes now, {expected.size:,} before"
-    raise ChangedFileError(
+    if size != before.size:
+        change = f"{size:,} bytes now, {before.size:,} before"
+    return ChangedFileError(
         path,
         f"was replaced or written to after this job began to build its datasets ({change}): restart the job, which builds "
         "its cache for the data as it is now, or restore the file first",
@@ -87,8 +95,4 @@ def _look_at(path: str) -> FileState | None:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
-    return _state(status)
-
-
-def _state(status: os.stat_result) -> FileState:
     return FileState(status.st_size, status.st_mtime_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from itertools import dropwhile
 
 from megablend.blend.interleavings.registry import find_interleaving
 from megablend.blend.plan import StagesPlan
@@ -144,8 +145,8 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
 
 def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     """List the first samples of committed stages without `new_data` that an amended run no longer
-    has: those after the cut whose settings neither the stage that is cut nor one of the amendment
-    has, unless the amendment has more stages.
+    has: those after the cut whose settings no stage of the amendment has, unless it has more stages.
+    Stages that only lengthened the one that is cut do not count.
 
     Args:
         cut: the ledger up to the amendment.
@@ -157,10 +158,11 @@ def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     later = [(stage, start) for stage, start in starts if start != cut.num_samples]
     if len(added) > len(later):
         return []
-    kept = list(map(_settings, (cut.stages[-1], *added)))
+    own = _settings(cut.stages[-1])
+    kept = list(map(_settings, added))
     return [
         start
-        for stage, start in later
+        for stage, start in dropwhile(lambda each: _settings(each[0]) == own, later)
         if start not in committed.index_changes and _settings(stage) not in kept
     ]
 

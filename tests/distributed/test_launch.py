@@ -50,20 +50,20 @@ def test_a_count_that_is_no_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "wrong"),
+    ("variables", "message"),
     [
-        ({"WORLD_SIZE": "many"}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"WORLD_SIZE": "many"}, "^WORLD_SIZE: expected an integer, got 'many'"),
+        ({"WORLD_SIZE": ""}, "^WORLD_SIZE: expected an integer, got ''"),
+        ({"WORLD_SIZE": "2"}, "^RANK is not set, but variables of a launcher are"),
     ],
 )
 def test_a_count_of_torchrun_that_is_no_number_is_refused(
-    variables: dict[str, str], wrong: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", **variables}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match=f"^{wrong}: expected an integer, got "), program_launch():
+    with pytest.raises(LaunchError, match=message), program_launch():
         pass
 
 

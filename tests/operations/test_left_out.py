@@ -176,6 +176,19 @@ def test_that_a_run_was_extended_before_is_not_noted(tmp_path: Path) -> None:
     assert megablend.amend(edited, at=112, dry_run=True).note is None
 
 
+def test_a_return_to_the_settings_of_the_stage_that_is_cut_is_noted(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    first, changed = {"samples": 320}, CHANGE | {"samples": 640}
+    back = {"samples": 1600, "sources": {"s0": {"weight": run["sources"][0]["weight"]}}}
+    config = with_stages(run, first, changed, back)
+    megablend.build(config)
+    edited = with_stages(config, first, changed | {"samples": 1600})
+    found = megablend.amend(edited, at=112, dry_run=True)
+    assert found.note == (
+        "the run no longer has the stage that began at sample 640, with settings that the config does not list"
+    )
+
+
 def test_a_stage_before_new_data_that_an_amendment_leaves_out_is_noted(
     tmp_path: Path, grown: dict[str, Any]
 ) -> None:

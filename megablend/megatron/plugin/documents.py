@@ -18,7 +18,7 @@ from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table, table_path
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
-from megablend.megatron.pair_files import PairState, check_open_file, look_at_pair
+from megablend.megatron.pair_files import PairState, check_open_size, look_at_pair
 from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
@@ -198,10 +198,11 @@ class PairDocuments(Documents):
         return np.frombuffer(data, self.dtype)
 
     def check_unwritten(self, *descriptors: int) -> None:
-        """Check, after reading, that the open `.idx` and `.bin` are as they were when the documents
-        were first opened: nobody has written into them. Raises: ChangedFileError."""
+        """Check, after reading, that the open `.idx` and `.bin` have the sizes that they had when the
+        documents were first opened: nobody writes other documents into them. Raises:
+        ChangedFileError."""
         for path, descriptor, before in zip(self.files, descriptors, self._files, strict=True):
-            check_open_file(path, descriptor, before)
+            check_open_size(path, descriptor, before)
 
     @property
     def pointers_start(self) -> int:

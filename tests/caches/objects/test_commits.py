@@ -382,7 +382,11 @@ def test_a_cache_that_was_copied_from_or_to_a_folder_is_refused(
         assert store.list_records(RUNS) == []
     folder = LocalCacheStore(tmp_path)
     (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "skips").mkdir()
+    (tmp_path / "runs" / "skips" / "0000.json").write_bytes(b"{}")  # of a run of this name
     assert folder.read_record(RUNS, "a") is None
+    assert folder.list_records(RUNS) == []
     (tmp_path / "runs" / "a" / "0000.json").write_bytes(b"{}")
-    with pytest.raises(CacheError, match=r"/runs/a/0000\.json: found a ledger of a cache"):
-        folder.read_record(RUNS, "a")
+    for read in (folder.list_records, lambda kind: folder.read_record(kind, "a")):
+        with pytest.raises(CacheError, match=r"/runs/a/0000\.json: found a ledger of a cache"):
+            read(RUNS)
