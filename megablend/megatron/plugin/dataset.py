@@ -152,7 +152,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             is_read: bool = read_samples(
                 numbers, fds, self._layout, documents.sequence_lengths, out.view(np.uint8)
             )
-            documents.check_unwritten(idx_fd, bin_fd)
+            documents.check_sizes(idx_fd, bin_fd)
         return is_read
 
     @cached_property

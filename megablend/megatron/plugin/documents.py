@@ -177,7 +177,7 @@ class PairDocuments(Documents):
 
         Raises: IndexError; MissingFileError; CorruptFileError if the pair's files end early;
             ChangedFileError if their lengths are not those that the cache was built from, or if
-            they were written to.
+            their sizes have changed.
         """
         if not self._checked:
             self._check()
@@ -194,10 +194,10 @@ class PairDocuments(Documents):
             self.storage.descriptor(idx_file) as idx_fd,
             self.storage.descriptor(bin_file) as bin_fd,
         ):
-            self.check_unwritten(idx_fd, bin_fd)
+            self.check_sizes(idx_fd, bin_fd)
         return np.frombuffer(data, self.dtype)
 
-    def check_unwritten(self, *descriptors: int) -> None:
+    def check_sizes(self, *descriptors: int) -> None:
         """Check, after reading, that the open `.idx` and `.bin` have the sizes that they had when the
         documents were first opened: nobody writes other documents into them. Raises:
         ChangedFileError."""
