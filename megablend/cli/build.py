@@ -113,16 +113,18 @@ def _run(
 
 def _report_dry_run(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
     """Estimate on rank 0 what indexing takes, and print it."""
-    from megablend.distributed.launch import detect
+    from megablend.distributed.find_job import program_launch
     from megablend.operations.dry_run import dry_run
 
-    if detect().rank == 0:
-        estimates = dry_run(config, cache=cache, processes=processes)
-        finish(
-            {"sources": [source.to_dict() for source in estimates]},
-            as_json,
-            lambda _: _print_dry_run(estimates),
-        )
+    with program_launch() as launch:
+        if launch.rank > 0:
+            return
+    estimates = dry_run(config, cache=cache, processes=processes)
+    finish(
+        {"sources": [source.to_dict() for source in estimates]},
+        as_json,
+        lambda _: _print_dry_run(estimates),
+    )
 
 
 def _print_dry_run(estimates: Sequence[DryRun]) -> None:

@@ -27,12 +27,11 @@ from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.node import node
 from megablend.cli.output import print_json, printable
 from megablend.cli.runs import amend, runs, skip
-from megablend.errors import MegablendError
+from megablend.distributed.base import exit_code, on_failure
+from megablend.errors import LaunchError, MegablendError
 from megablend.system.failures import translate
 
 EXIT_USAGE = 2
-EXIT_BUG = 70
-EXIT_INTERRUPTED = 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,6 +76,7 @@ def main() -> NoReturn:
     """Entry point of `megablend` and `python -m megablend`."""
     _open_closed_streams()
     logging.getLogger("megablend").addHandler(_TO_STDERR)
+    on_failure[:] = [_print_error] if "--json" in sys.argv[1:] else []
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -84,13 +84,14 @@ def main() -> NoReturn:
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
-        _end("UsageError", error.format_message(), EXIT_USAGE)
+        _end(error)
     except MegablendError as error:
-        _say(str(error))
-        _end(type(error).__name__, str(error), error.exit_code)
+        cause = error.__cause__  # of an error of another rank, its rank
+        _say(f"{error} ({cause})" if isinstance(cause, LaunchError) else str(error))
+        _end(error)
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
-        _end("Interrupted", "interrupted", EXIT_INTERRUPTED)
+        _end(KeyboardInterrupt())
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -98,12 +99,12 @@ def main() -> NoReturn:
         translated = translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")
         if translated is not None:
             _say(str(translated))
-            _end(type(translated).__name__, str(translated), translated.exit_code)
+            _end(translated)
         traceback.print_exc()
         _say(
             "the above is a bug in megablend: please report it, with the command and the traceback"
         )
-        _end(type(error).__name__, str(error), EXIT_BUG)
+        _end(error)
     sys.exit(0)
 
 
@@ -122,9 +123,19 @@ def _say(message: str) -> None:
         click.echo(printable(f"megablend: {message}"), err=True)
 
 
-def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    """Exit; with --json, print the error as one JSON object on stdout before."""
-    if "--json" in sys.argv[1:]:
-        with contextlib.suppress(OSError):  # it may be stdout that cannot be written
-            print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
-    sys.exit(exit_code)
+def _end(error: BaseException) -> NoReturn:
+    """Report the error that ends the command, and exit."""
+    for report in on_failure:
+        report(error)
+    sys.exit(EXIT_USAGE if isinstance(error, click.ClickException) else exit_code(error))
+
+
+def _print_error(error: BaseException) -> None:
+    """Print an error as one JSON object on stdout, if stdout can be written."""
+    kind, message, code = type(error).__name__, str(error), exit_code(error)
+    if isinstance(error, click.ClickException):
+        kind, message, code = "UsageError", error.format_message(), EXIT_USAGE
+    elif isinstance(error, KeyboardInterrupt):
+        kind, message = "Interrupted", "interrupted"
+    with contextlib.suppress(OSError):
+        print_json({"error": {"kind": kind, "message": message, "exit_code": code}})

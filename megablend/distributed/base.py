@@ -10,6 +10,8 @@ from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
 T = TypeVar("T")
+on_failure: list[Callable[[BaseException], None]] = []
+"""What a command does with the error that ends it, before it ends: print it as JSON."""
 
 
 class Communicator(Protocol):

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from megablend.distributed.base import Communicator
+from megablend.distributed.base import Communicator, on_failure
 from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import detect, read_count
 from megablend.errors import LaunchError
+
+_REPORT_SECONDS = 0.3
+"""The time that the first rank has to report an error, before the others exit."""
 
 
 def this_job() -> Job:
@@ -49,15 +53,29 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """Yield the job of a program. Processes that torchrun started share a process group within the
-    context. Raises: LaunchError."""
+    """Yield the job of a command. Processes that torchrun started share a process group within the
+    context. An error is that of all ranks, and the first one alone reports it. Raises:
+    LaunchError."""
+    with _find_process_group():
+        job = this_job()
+        if job.rank > 0:
+            on_failure.clear()
+        try:
+            yield job
+        except BaseException:
+            # torchrun ends the others as soon as one exits
+            time.sleep(_REPORT_SECONDS if job.rank > 0 else 0)
+            raise
+
+
+def _find_process_group() -> AbstractContextManager[None]:
+    """Return the context of a process group, if torchrun started several processes that have
+    none."""
     if _is_initialized() or _count_torchrun_processes(os.environ) < 2:
-        yield this_job()
-        return
+        return nullcontext()
     from megablend.distributed.torch_job import process_group
 
-    with process_group():
-        yield this_job()
+    return process_group()
 
 
 @contextmanager

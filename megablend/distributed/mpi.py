@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import mpi4py
 
-from megablend.distributed.base import exit_code
+from megablend.distributed.base import exit_code, on_failure
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
@@ -124,6 +124,8 @@ class MpiLaunch:
             file=sys.stderr,
             flush=True,
         )
+        for report in on_failure:
+            report(error)
         time.sleep(_ABORT_SECONDS)
         self._comm.Abort(exit_code(error))
         raise SystemExit(exit_code(error))

@@ -1,4 +1,5 @@
-"""`torchrun -m megablend build`: its processes share the work; one that is started alone is told how."""
+"""`torchrun -m megablend build`: its processes share the work; one that is started alone is told how; errors, as under
+mpirun, are one JSON object."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import megablend
+from tests.index.index_data import driver, run
 from tests.runs import documents, make_config, write_source
 
 pytest.importorskip("torch")
@@ -18,6 +21,7 @@ pytestmark = pytest.mark.long
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 ROOT = str(Path(__file__).parents[2])
 RANKS = 4
+Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -77,3 +81,32 @@ def test_one_rank_may_build_by_the_function(config: Path) -> None:
     done = torchrun(WORKER, "api", config)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["built", "8"]
+
+
+def mpirun(*args: object) -> subprocess.CompletedProcess[str]:
+    return run(driver(RANKS)[:-1] + [str(arg) for arg in args])
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_an_error_of_all_ranks_is_one_json_object(launch: Launch, config: Path) -> None:
+    config.write_text(config.read_text().replace(".parquet", ".missing"))
+    for args in (["build", "--dry-run"], ["build"]):
+        done = launch("-m", "megablend", *args, config, "--json")
+        error = json.loads(done.stdout)["error"]
+        assert (error["kind"], error["exit_code"]) == ("ConfigError", 2)
+        assert "matches no file" in error["message"]
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_an_error_of_one_rank_is_one_json_object(launch: Launch, config: Path) -> None:
+    done = launch(WORKER, "one", config)
+    assert json.loads(done.stdout) == {
+        "error": {"kind": "MissingFileError", "message": "/x: no such file", "exit_code": 3}
+    }
+    named = "rank 1: /x: no such file" if launch is mpirun else "(raised on rank 1 of 4)"
+    assert named in done.stderr
+
+
+def test_a_dry_run_is_reported_once(config: Path) -> None:
+    done = torchrun("-m", "megablend", "build", config, "--dry-run", "--json")
+    assert len(json.loads(done.stdout)["sources"]) == 2

@@ -1,9 +1,10 @@
-"""What torchrun starts in the tests: python torchrun_worker.py HOW CONFIG
+"""What launchers start in the tests: python torchrun_worker.py HOW CONFIG
 
 all       every rank runs the command
 restart   the same, but rank 1 fails before it, the first time that the job is started
 first     only rank 0 runs the command
 api       only rank 0 calls megablend.build
+one       every rank runs the command with --json, but rank 1 finds no file
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+from unittest import mock
 
 
 def main() -> None:
     how, config = sys.argv[1:]
-    rank = int(os.environ["RANK"])
+    rank = int(os.environ.get("RANK") or os.environ["PMI_RANK"])
     if how == "restart" and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         sys.exit(9)
     if how in ("first", "api") and rank != 0:
@@ -30,7 +32,13 @@ def main() -> None:
 
     if how == "first":
         torch_job._ARRIVAL_TIMEOUT = datetime.timedelta(seconds=3)
-    sys.argv = ["megablend", "build", config]
+    sys.argv = ["megablend", "build", config, *(["--json"] if how == "one" else [])]
+    if how == "one" and rank == 1:
+        from megablend.errors import MissingFileError
+        from megablend.operations import build
+
+        fail = mock.Mock(side_effect=MissingFileError("/x", "no such file"))
+        vars(build)["list_specs"] = fail
     command()
 
 
