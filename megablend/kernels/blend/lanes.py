@@ -106,7 +106,7 @@ def locate(
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), PART_FIELDS), np.int64)
     counts = np.empty((len(leaf_sources), COUNTS), np.int64)
     num_schedules = len(strides)
-    cycle = make_cycle(stage, -1, num_schedules, seed, start)
+    cycle = Cycle(-1, 0, 0, 0, 0, 0, 0)  # none yet
     for i in range(len(ks)):
         k = int(ks[i])
         if k >= stage.dealt:  # in the tail, which follows the tree's own order
