@@ -7,17 +7,23 @@ from typing import Any
 
 from megablend.errors import ConfigError
 
+_TOO_LONG = 10**100
+"""Python refuses to write integers of more than 4,300 digits, such as the product of several
+numbers."""
+
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
     """Return `value` as an int. Any integer type is accepted, such as numpy's; booleans and strings
     are refused.
 
-    Raises: ConfigError if it is not a whole number, or less than `least`.
+    Raises: ConfigError if it is not a whole number, less than `least`, or too long for messages.
     """
     try:
         number = operator.index(value)
     except TypeError:
         number = None
+    if number is not None and abs(number) >= _TOO_LONG:
+        raise ConfigError(f"found {name} of more than 100 digits, expected a smaller number")
     if number is None or isinstance(value, bool) or (least is not None and number < least):
         bound = "" if least is None else f", {least} or more"
         raise ConfigError(f"found {name} {value!r}, expected a whole number{bound}")

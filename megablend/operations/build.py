@@ -111,6 +111,7 @@ def build(
                 # Repairs also make indexes: make the one of this config the newest again
                 report = _index(session, launch, progress, processes)
             documents = _build_document_tables(session, ledger, report, launch)
+            check_same_settings(launch, {"--checksums": checksums})  # all ranks make them, or none
             if checksums:
                 digest = ledger.index if ledger else report.digest
                 make_checksums(

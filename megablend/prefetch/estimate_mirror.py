@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.arrays import Int64s
+from megablend.errors import ConfigError
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, PIECE_BLOCKS, PORTION_BLOCKS
-from megablend.mirror.members.homes import Homes
+from megablend.mirror.members.homes import MAX_NODES, Homes
 from megablend.prefetch.due_ranges import list_ranges
 from megablend.prefetch.memory_budget import batches_of, plan_budget
 from megablend.prefetch.memory_need import check_memory
@@ -89,8 +90,10 @@ def estimate_mirror(
         num_nodes: the nodes over which the ranks are divided, equally, neighbours together.
         size: bytes of each node's mirror; None: that of the run's `mirror` setting, or no limit.
 
-    Raises: ConfigError if memory is too small.
+    Raises: ConfigError if memory is too small, or if there are too many nodes.
     """
+    if num_nodes > MAX_NODES:
+        raise ConfigError(f"num_nodes: found {num_nodes}, expected at most {MAX_NODES}")
     options = run.runtime.objects.mirror or MirrorOptions.model_construct(folder="")
     size = options.size if size is None else size
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)

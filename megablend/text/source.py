@@ -253,7 +253,8 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         )
     if not listed:
         raise spec.complaint(
-            f"none of its files can be read: {left_out[0]}; get permission to read them"
+            f"none of its files can be read: {left_out[0]}; get permission to read them, or put "
+            "regular files in their place"
         )
     for path in listed:
         if not path.lower().endswith(_ALL_SUFFIXES):

@@ -127,6 +127,17 @@ def test_ranks_with_different_configs(
     assert [each.ranks for each in on_ranks(2, lambda launch: what(first, launch=launch))] == [2, 2]
 
 
+def test_ranks_of_which_one_makes_checksums(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ids": [[1, 2, 3]] * 20}), tmp_path / "a.parquet")
+    config: dict[str, Any] = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "samples": 10}
+    config["sources"] = [{"name": "s", "path": str(tmp_path / "a.parquet")}]
+    for each in on_ranks(
+        2, lambda launch: build(config, launch=launch, checksums=launch.rank == 1)
+    ):
+        with pytest.raises(ConfigError, match="--checksums is False on rank 0, True on rank 1"):
+            raise each
+
+
 def launch_each(*commands: list[str], code: int = 2) -> str:
     """What programs that start with one another, each on one rank, write to stderr; all exit with the same code."""
     parts = [

@@ -178,6 +178,8 @@ def test_of_a_run_that_reads_nothing_remote_there_is_nothing(tmp_path: Path) -> 
     megablend.build(config)
     found = describe_mirror(config, micro_batch_size=1, num_nodes=1, mirror_size="1MB")
     assert (found.needed_bytes, found.epochs, found.size) == (0, (), 1_000_000)
+    with pytest.raises(ConfigError, match="num_nodes: found 1000000, expected at most 65536"):
+        describe_mirror(config, micro_batch_size=1, data_parallel_size=10**6, num_nodes=10**6)
 
 
 @pytest.mark.parametrize(

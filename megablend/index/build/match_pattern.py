@@ -36,6 +36,9 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
         pair = [storage.find(path) for path in paths]
         if all(half.files for half in pair):
             return pair[0]
+        for half in pair:
+            if half.unreadable:
+                return half
         if any(half.files for half in pair):
             raise spec.complaint(_describe_half(kind, pattern, paths, pair))
     if storage.is_folder(pattern):

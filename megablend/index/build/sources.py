@@ -78,7 +78,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
                 del matches[path]
     if not matches:
         raise spec.complaint(
-            f"none of its files can be read: {_first_of(unreadable)}; get permission to read them"
+            f"none of its files can be read: {_first_of(unreadable)}; get permission to read them, or put "
+            "regular files in their place"
         )
     kind = _single_format(spec, matches, storage)
     paths, duplicates_note = _remove_duplicates(kind, matches.values(), links, storage)

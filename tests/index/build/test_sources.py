@@ -152,6 +152,13 @@ def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
 
 
+def test_a_pair_of_which_half_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    os.mkfifo(tmp_path / "a.idx")
+    with pytest.raises(DataError, match=r"a\.idx: cannot be read: a pipe, .* not a regular file"):
+        list_source(spec(tmp_path, "a"), storage=STORAGE)
+
+
 def test_folders_that_look_like_files_are_not_left_out_silently(tmp_path: Path) -> None:
     """Spark and Dask write a folder of files for each table."""
     write(tmp_path / "a.arrow", 1)
