@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from megablend.caches.base import CacheStore
 from megablend.caches.local import LocalCacheStore
-from megablend.errors import CacheError, ConfigError
+from megablend.errors import CacheError, ConfigError, UnsupportedFileError
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.address import check_key, parse_location
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
@@ -70,6 +71,10 @@ def check_location(location: str) -> None:
         raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
     if not location.partition("://")[2].strip("/").partition("/")[2]:
         raise ConfigError(f"{location}: names a whole bucket; {expected}")
+    try:
+        check_key(location, parse_location(location.rstrip("/")).key)
+    except UnsupportedFileError as error:
+        raise ConfigError(f"{error.path}: {error.problem.partition(';')[0]}; {expected}") from None
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import OBJECT_SCHEMES, explain_scheme, find_storage
 from megablend.storage.store_options import make_files_absolute
-from megablend.storage.url_checks import check_signature
+from megablend.storage.url_checks import check_secrets
 
 
 def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
@@ -130,7 +130,7 @@ def _check_url(location: str, base: Path, place: str) -> str:
     if find_storage(scheme) is None:
         raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
     if not is_web(location):
-        _check_signature(location, place)
+        _check_secrets(location, place)
     return location
 
 
@@ -151,7 +151,7 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
         return _absolute_path(location, base, place)
-    _check_signature(location, place)
+    _check_secrets(location, place)
     try:
         check_location(location)
     except ConfigError as error:
@@ -159,10 +159,10 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     return location.rstrip("/")
 
 
-def _check_signature(location: str, place: str) -> None:
-    """Check that a URL does not contain a signature. Raises: ConfigError."""
+def _check_secrets(location: str, place: str) -> None:
+    """Check that a URL contains no signature, user or password. Raises: ConfigError."""
     try:
-        check_signature(location)
+        check_secrets(location)
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
 

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from megablend import jit
 from megablend.caches.base import CacheStore
+from megablend.caches.find import is_remote
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, ResourceError
 from megablend.index.read.snapshot import open_snapshot
@@ -160,4 +161,6 @@ def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | Dam
         with translating(cache.location):
             return describe_index(open_snapshot(cache, digest))
     except (CacheError, ResourceError) as error:
+        if is_remote(cache.location) and isinstance(error.__cause__, OSError):
+            raise  # of this node's disk, not of the index
         return DamagedIndex(digest=digest, problem=str(error))

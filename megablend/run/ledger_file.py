@@ -160,7 +160,7 @@ def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
         ledger = parse_ledger(parsed, skips)
     except OSError as error:
         raise CacheError(
-            f"{place}: cannot read the run's ledger ({cause_of(error)}): {cache_remedy_of(error.errno)}"
+            f"{place}: cannot read the run's ledger ({cause_of(error)}): {cache_remedy_of(error.errno, place)}"
         ) from error
     except UnicodeDecodeError as error:
         raise CacheError(f"{place}: {_UNREADABLE.format(error)}") from None

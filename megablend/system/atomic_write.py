@@ -40,11 +40,10 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
     ):  # MissingFileError is also an OSError, but not of the cache's file system
         raise
     except OSError as error:
-        find_remedy = cache_remedy_of if what == _CACHE else remedy_of
-        remedy = find_remedy(error.errno)
-        raise CacheError(
-            f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}"
-        ) from error
+        place = error.filename or path
+        is_cache = what == _CACHE
+        remedy = cache_remedy_of(error.errno, place) if is_cache else remedy_of(error.errno)
+        raise CacheError(f"{place}: cannot write {what} ({cause_of(error)}): {remedy}") from error
 
 
 class reading:  # noqa: N801  # used like a function
@@ -75,8 +74,10 @@ class reading:  # noqa: N801  # used like a function
     ) -> None:
         is_left_alone = isinstance(error, (MegablendError, *self._apart_from))
         if isinstance(error, OSError) and not is_left_alone:
+            place = error.filename or self._path
+            remedy = cache_remedy_of(error.errno, place)
             raise CacheError(
-                f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {cache_remedy_of(error.errno)}"
+                f"{place}: cannot read the cache ({cause_of(error)}): {remedy}"
             ) from error
 
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 from megablend.errors import REMOVE_REMEDY, MegablendError, ResourceError
 
+_ELSEWHERE = "use another folder"
 _REMEDIES = {
-    errno.EACCES: "get permission for it, or use another folder",
-    errno.EPERM: "get permission for it, or use another folder",
-    errno.EROFS: "make it writable, or use another folder",
+    errno.EACCES: f"get permission for it, or {_ELSEWHERE}",
+    errno.EPERM: f"get permission for it, or {_ELSEWHERE}",
+    errno.EROFS: f"make it writable, or {_ELSEWHERE}",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if it happens again",
-    errno.ENOSPC: "free disk space there, or use another folder",
-    errno.EDQUOT: "free space within the quota there, or use another folder",
+    errno.ENOSPC: f"free disk space there, or {_ELSEWHERE}",
+    errno.EDQUOT: f"free space within the quota there, or {_ELSEWHERE}",
     errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",
     errno.ELOOP: "links are not followed here for security: remove the link",
     errno.ENXIO: "give the path of a file",
@@ -28,6 +29,8 @@ _REMEDIES = {
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
 """The remedies for system errors, by errno."""
+_COPIES = set[str]()
+"""This node's folders of caches in object stores, which the setting `local_cache` names."""
 _ENOUGH_FILES = 1024
 """The number of open files that is enough for a process, as a rule."""
 _NO_THREAD = "can't start new thread"
@@ -47,13 +50,23 @@ def remedy_of(number: int | None) -> str:
     """Return the remedy for a system error, by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         return _open_files_remedy(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
+    return _REMEDIES.get(number or 0, f"check the path and the file system, or {_ELSEWHERE}")
 
 
-def cache_remedy_of(number: int | None) -> str:
+def note_copies(folder: str) -> None:
+    """Note a folder of this node's copies of a cache: remedies for errors in it name the setting."""
+    _COPIES.add(folder)
+
+
+def cache_remedy_of(number: int | None, path: object) -> str:
     """Return the remedy for a system error at a path inside a cache: whatever is in place of a file
     may be removed, since a build writes the file again."""
-    return REMOVE_REMEDY if number in (errno.ENXIO, errno.EISDIR) else remedy_of(number)
+    if number in (errno.ENXIO, errno.EISDIR):
+        return REMOVE_REMEDY
+    remedy = remedy_of(number)
+    if any(f"{path}/".startswith(f"{folder}/") for folder in _COPIES):
+        return remedy.replace(_ELSEWHERE, f"{_ELSEWHERE} (`local_cache`, MEGABLEND_LOCAL_CACHE)")
+    return remedy
 
 
 def _open_files_remedy(limit: int, hard_limit: int) -> str:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -161,7 +163,7 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(
 @pytest.mark.parametrize("kind", ["generations", "documents"])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_damaged_copy_of_a_node_is_downloaded_again_on_opening(
-    tmp_path: Path, remote: str, kind: str, is_cut: bool
+    tmp_path: Path, remote: str, kind: str, is_cut: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, config = configs(tmp_path, remote, order="document")
     megablend.build(config)
@@ -174,6 +176,23 @@ def test_a_damaged_copy_of_a_node_is_downloaded_again_on_opening(
         # Another version of the table, as a new process opens it
         os.utime(path.with_name("manifest.json"))
     assert samples(config) == expected
+    says = f"{name}: damaged table.*; this node's copy was downloaded again"
+    assert is_cut or re.search(says, caplog.text)
+
+
+def test_an_error_of_a_nodes_disk_names_the_setting_and_is_no_damage(
+    tmp_path: Path, remote: str
+) -> None:
+    _, config = configs(tmp_path, remote)
+    megablend.build(config)
+    (folder,) = (tmp_path / "node").glob("*/generations")
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+    says = rf"{folder}/.*: cannot write the cache \(.*use another folder \(`local_cache`"
+    with pytest.raises(megablend.CacheError, match=says):
+        megablend.describe(remote)
+    with pytest.raises(megablend.CacheError, match=says):
+        megablend.open(config)
 
 
 def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(

@@ -448,6 +448,14 @@ def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
         ConfigError, match="--cache: s3://bucket: names a whole bucket; expected a folder"
     ):
         load_config(write(tmp_path, YAML), cache="s3://bucket")
+    with pytest.raises(ConfigError, match="--cache: s3://u:80/c: found 'u:80' as the bucket"):
+        load_config(write(tmp_path, YAML), cache="s3://u:80/c")
+    for key in ("a//b", "../x", "a/.", "a\tb"):
+        with pytest.raises(
+            ConfigError,
+            match=r"--cache: s3://bucket/\S+: its key (has an empty|contains).*; expected a folder, or a prefix",
+        ):
+            load_config(write(tmp_path, YAML), cache=f"s3://bucket/{key}")
     loaded = load_config(write(tmp_path, YAML), cache="s3://bucket/caches/c/")
     assert loaded.cache == loaded.cache_store.location == "s3://bucket/caches/c"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megablend.system.atomic_write import TEMPORARY, translate_os_errors
 from megablend.system.digest import hex_digest
+from megablend.system.failures import note_copies
 from megablend.system.private_folder import find_private_folder
 from megablend.system.safe_open import check_folder, open_again
 from megablend.system.waits import log_slow_wait
@@ -34,6 +35,7 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
     key = hex_digest(f"{location}\n{endpoint or ''}", 12)
     if local_cache:
         folder = Path(local_cache).absolute() / key
+        note_copies(str(folder))
         with translate_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             check_folder(folder)
@@ -43,9 +45,11 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
     with contextlib.suppress(RuntimeError):  # a user without a home
         bases.append(Path("~/.cache").expanduser())
     with translate_os_errors(Path(bases[0] if bases else "/tmp")):
-        return find_private_folder(
+        folder = find_private_folder(
             bases, Path("megablend") / "caches" / key, prefix="megablend-cache-"
         )[0]
+    note_copies(str(folder))
+    return folder
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        remedy = ", or ".join(dict.fromkeys([cache_remedy_of(error.errno), REMOVE_REMEDY]))
+        remedy = ", or ".join(dict.fromkeys([cache_remedy_of(error.errno, path), REMOVE_REMEDY]))
         raise CacheError(f"{path}: cannot be read ({cause_of(error)}): {remedy}") from error
 
 

@@ -34,6 +34,7 @@ from megablend.index.tables.table_folder import add_tables
 from megablend.kernels.document_table import add_lengths
 from megablend.system.atomic_write import checksum, reading
 from megablend.system.digest import hex_digest
+from megablend.system.log import LOG
 
 VERSION = 1
 """Version of the format; part of the key."""
@@ -249,9 +250,10 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
         )
     try:
         table = _open(folder)
-    except DamagedCacheError:
+    except DamagedCacheError as error:
         # Where this is a copy on this node, the store's may be undamaged
         table = _open(snapshot.store.fetch_folder(DOCUMENTS, folder.name, is_fresh=True))
+        LOG.warning("%s; this node's copy was downloaded again", error.problem)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(
             f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} "

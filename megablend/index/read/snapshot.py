@@ -51,6 +51,7 @@ from megablend.lazy import cached_property
 from megablend.storage.base import Storage
 from megablend.storage.location import join
 from megablend.system.atomic_write import checksum, reading
+from megablend.system.log import LOG
 
 
 class Snapshot:
@@ -318,9 +319,10 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     store.fetch_files("splits", [digest])
     try:
         snapshot = _open_folder(store, folder)
-    except DamagedCacheError:
+    except DamagedCacheError as error:
         # Where this is a copy on this node, the store's may be undamaged
         snapshot = _open_folder(store, store.fetch_folder(SNAPSHOTS, digest, is_fresh=True))
+        LOG.warning("%s; this node's copy was downloaded again", error.problem)
     if any(get_format(name).has_group_digests for name in snapshot.sources.formats):
         store.fetch_files("idx")
     return snapshot

@@ -11,7 +11,7 @@ from pathlib import Path
 from megablend.errors import ConfigError, did_you_mean
 from megablend.storage.location import find_scheme, make_absolute
 from megablend.storage.registry import OBJECT_SCHEMES, explain_scheme, find_storage
-from megablend.storage.url_checks import check_signature
+from megablend.storage.url_checks import check_secrets
 
 PAIR = "megatron"
 _SCHEME = re.compile(r"(parquet|arrow):(?!//)")
@@ -108,7 +108,7 @@ def is_in_object_store(word: str) -> bool:
 
 def _parse_options(text: str, query: str) -> Mapping[str, str]:
     try:
-        check_signature(text)
+        check_secrets(text)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     options: dict[str, str] = {}

@@ -203,25 +203,26 @@ def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location",
+    ("location", "says"),
     [
-        "s3://b/k.parquet?X-Amz-Algorithm=AWS4&X-Amz-Signature=s3cr3t",
-        "gs://b/k.parquet?X-Goog-Signature=s3cr3t",
-        "az://c/k.parquet?sv=2024&sig=s3cr3t",
+        ("s3://b/k.parquet?X-Amz-Algorithm=AWS4&X-Amz-Signature=s3cr3t", "with a signature"),
+        ("gs://b/k.parquet?X-Goog-Signature=s3cr3t", "with a signature"),
+        ("az://c/k.parquet?sv=2024&sig=s3cr3t", "with a signature"),
+        ("s3://key:s3cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
     ],
 )
-def test_signatures_that_are_no_part_of_a_key_are_refused_and_not_printed(location: str) -> None:
+def test_secrets_that_are_no_part_of_a_key_are_refused_and_not_printed(
+    location: str, says: str
+) -> None:
     given = {"cache": "c", "sequence_length": 8, "samples": 8}
     source = {"name": "a", "path": location, "weight": 1}
     for config in (
         given | {"sources": [source]},
         given | {"cache": location, "sources": [source | {"path": "x.parquet"}]},
     ):
-        with pytest.raises(
-            ConfigError, match="with a signature, expected a key without one"
-        ) as caught:
+        with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
             load_config(config)
         assert "s3cr3t" not in str(caught.value)
-    with pytest.raises(ConfigError, match="with a signature, expected a key without one") as caught:
+    with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
         parse_address(f"parquet:{location}")
     assert "s3cr3t" not in str(caught.value)
