@@ -167,6 +167,10 @@ class TableFile:
         for batch in self._read_batches(groups, names):
             text_column = _pick(batch, self._text)
             key_column = _pick(batch, self._key) if self._key else pa.nulls(batch.num_rows)
+            if pa.types.is_dictionary(text_column.type):
+                # Arrow decodes no dictionary of views
+                values = text_column.dictionary.cast(pa.large_binary())
+                text_column = pa.DictionaryArray.from_arrays(text_column.indices, values)
             for first in range(0, batch.num_rows, _ROWS):
                 rows = text_column.slice(first, _ROWS)
                 if pa.types.is_dictionary(rows.type):

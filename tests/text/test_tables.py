@@ -72,7 +72,8 @@ def test_nested_columns_and_large_strings(tmp_path: Path) -> None:
 def test_strings_of_all_types(tmp_path: Path, name: str) -> None:
     columns: list[Any] = [pa.array(TEXTS).dictionary_encode()]
     if hasattr(pa, "string_view") and name != "a.parquet":  # as polars writes Arrow
-        columns.append(pa.array(TEXTS, pa.string_view()))
+        views = pa.array(TEXTS, pa.string_view())
+        columns += [views, pa.DictionaryArray.from_arrays(pa.array(range(len(TEXTS))), views)]
     for column in columns:
         path = write(tmp_path / name, {"text": column, "id": column})
         parts = read(path, 1 << 20)
