@@ -8,6 +8,7 @@ launcher; 3 data, cache or system; 70 a bug in megablend; 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -110,10 +111,14 @@ def main() -> NoReturn:
 
 def _open_closed_streams() -> None:
     """Open standard streams that the caller has closed on /dev/null: otherwise files that are
-    opened later would get their descriptors."""
+    opened later would get their descriptors. On stdout, characters that the locale's encoding has
+    not are written as escapes."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.errors == "strict":
+        out.reconfigure(errors="backslashreplace")
 
 
 def _say(message: str) -> None:

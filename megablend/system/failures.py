@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from megablend.errors import REMOVE_REMEDY, MegablendError, ResourceError
+from megablend.errors import REMOVE_REMEDY, ConfigError, MegablendError, ResourceError
 
 _ELSEWHERE = "use another folder"
 _REMEDIES = {
@@ -114,6 +114,11 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
     is_broken_pipe = isinstance(error, BrokenPipeError)
     if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe:
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
+    if isinstance(error, UnicodeEncodeError):
+        return ConfigError(
+            f"{place}: {error.object!a:.200} cannot be written in {error.encoding}: use a name of valid UTF-8, and set "
+            "PYTHONUTF8=1 if the locale has another encoding"
+        )
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
         return ResourceError(
             f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}"

@@ -198,6 +198,20 @@ def test_version() -> None:
     assert run_process("--version").stdout.split()[-1] == megablend.__version__
 
 
+def test_names_that_the_encoding_of_stdout_has_not(tmp_path: Path) -> None:
+    source = write_source(tmp_path, 0, "arrow", [[1, 2, 3]] * 9) | {"name": "\xe4", "weight": 1}
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps(make_config(tmp_path, [source], samples=1)))
+    done = subprocess.run(
+        [sys.executable, "-m", "megablend", "describe", config],
+        env=os.environ | {"PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "\\xe4" in done.stdout, done.stderr
+
+
 def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     sample = SampleDescription(
         split="train",

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 
 import numpy as np
 import pytest
 
-from megablend.errors import CacheError, MissingFileError, ResourceError
+from megablend.errors import CacheError, ConfigError, MissingFileError, ResourceError
 from megablend.system.failures import remedy_of, translate, translating
 
 
@@ -34,6 +35,15 @@ def test_memory_that_is_not_there() -> None:
     says = r"^sample 3: out of memory \(Unable to allocate .*\): .*lower `memory:`"
     with pytest.raises(ResourceError, match=says), translating("sample 3"):
         np.empty(1 << 60, np.uint8)
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("/a\udcff", "utf-8"), ("/\xe4", "ascii")])
+def test_a_name_that_the_encoding_has_not(name: str, encoding: str) -> None:
+    says = (
+        f"^here: {re.escape(ascii(name))} cannot be written in {encoding}: use .* PYTHONUTF8=1 if"
+    )
+    with pytest.raises(ConfigError, match=says), translating("here"):
+        name.encode(encoding)
 
 
 def test_threads_that_are_not_there() -> None:
