@@ -54,6 +54,9 @@ class Failure:
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_DELETION = re.compile(r'source: DeleteFailed \{.*?\bcode: "([A-Za-z0-9.]{1,64})"', re.DOTALL)
+"""The client's words for an object that was not deleted, with a code or status of its own in a response
+that is HTTP 200."""
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
 """The header of a response without bytes to a request for a range of an empty object."""
 _BAD_TIME = "source: InvalidLastModified {"
@@ -100,6 +103,7 @@ _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials in the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
 READ_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` if it is public"
+_DELETE_ACCESS = "get permission to delete it, and end a lock that it has"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
     "NoSuchBucket": (
@@ -129,6 +133,8 @@ _CODES = {
     "PermanentRedirect": (Kind.REFUSED, "the bucket is in another region", _REGION),
     "AccessDenied": (Kind.REFUSED, "access is denied", READ_ACCESS),
     "SlowDown": (Kind.BUSY, "the store asks for fewer requests", ""),
+    "ConditionalRequestConflict": (Kind.AGAIN, "another request was changing the object", ""),
+    "OperationAborted": (Kind.AGAIN, "another request was changing the object", ""),
     "InvalidObjectState": (
         Kind.REFUSED,
         "the object is archived",
@@ -151,6 +157,20 @@ _NO_CREDENTIALS = Failure(
     "no credentials were found",
     "set them in the environment; or set `anonymous: true` for public data",
 )
+_WRITE_FAILURES = {
+    Kind.MISSING: Failure(
+        Kind.UNUSABLE,
+        "there is no such bucket, or uploaded parts are gone",
+        "check the bucket, and repeat the command",
+    ),
+    Kind.CHANGED: Failure(
+        Kind.REFUSED,
+        "the store refuses to replace or remove the object (HTTP 412)",
+        "end a lease or lock that it has, or repeat the command",
+    ),
+}
+"""Failures of requests without a condition that write or remove an object, by the kind that the response
+would have for a read. The parts are gone, too, where they were joined and the response was lost."""
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
@@ -207,7 +227,7 @@ _CONNECTION_FAILURES = (
         ),
     ),
     (
-        ("builder error", "url scheme is not allowed"),
+        ("builder error", "url scheme is not allowed", "badscheme"),
         Failure(
             Kind.REFUSED,
             "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)",
@@ -230,7 +250,9 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
     """Return the meaning of an exception of obstore (or of its credentials), given whether the
     request writes an object."""
     found = _read_failure(error)
-    return _BROKEN_WRITE if is_write and found == _BROKEN else found
+    if not is_write:
+        return found
+    return _BROKEN_WRITE if found == _BROKEN else _WRITE_FAILURES.get(found.kind, found)
 
 
 def _read_failure(error: BaseException) -> Failure:
@@ -238,21 +260,30 @@ def _read_failure(error: BaseException) -> Failure:
     name = type(error).__name__
     if _METADATA.search(text):  # any response from a cloud's own address for credentials
         return _NO_CREDENTIALS
-    found = _CODE.search(text)
+    deletion = _DELETION.search(text)
+    found = deletion or _CODE.search(text)
     code = found[1] if found else ""
     if code in _CODES:
         kind, cause, remedy = _CODES[code]
         return Failure(kind, f"{cause} ({code})", remedy)
+    if deletion is not None and code.isdigit():  # on Azure
+        return _of_status(code, "", text)
+    if deletion is not None:
+        return Failure(
+            Kind.REFUSED, f"the store did not remove the object ({code})", _DELETE_ACCESS
+        )
     status = _STATUS.search(text)
     if status is not None:
         return _of_status(status[1], code, text)
+    if code == "InternalError":  # in a response that is HTTP 200
+        return Failure(Kind.AGAIN, f"the source failed ({code})", "")
     if isinstance(error, FileNotFoundError):
         return Failure(*_STATUSES["404"])
     if "redirect without LOCATION" in text:
         return Failure(
             Kind.REFUSED,
-            "the store redirects elsewhere: the bucket is probably in another region",
-            _REGION,
+            "the server redirects without saying where, as stores do for a bucket of another region",
+            f"{_REGION}; of a web server, check the location",
         )
     if name == "NotSupportedError" or "non-partial response" in text:
         return Failure(

@@ -178,7 +178,9 @@ class ObjectPrefix:
 
         async def remove(key: str) -> None:
             await self._retry(
-                key, lambda store: _or_none(obstore.delete_async(store, self._key(key)))
+                key,
+                lambda store: _or_none(obstore.delete_async(store, self._key(key))),
+                is_write=True,
             )
 
         self._map(remove, keys)

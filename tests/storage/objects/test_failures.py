@@ -266,7 +266,10 @@ def tls(tmp_path: Path, obstore: None) -> Iterator[tuple[str, Path]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(206)
+            elsewhere = {"/plain": {"Location": "http://localhost/x"}, "/nowhere": {}}
+            self.send_response(302 if self.path in elsewhere else 206)
+            for name, value in elsewhere.get(self.path, {}).items():
+                self.send_header(name, value)
             for name, value in {
                 "Content-Range": "bytes 0-0/4",
                 "Content-Length": "1",
@@ -295,6 +298,19 @@ def test_a_certificate_of_a_ca_file_is_trusted(tls: tuple[str, Path]) -> None:
         objects=parse_options({"https://localhost": {}, "https://": {"ca_file": str(tls[1])}})
     )
     assert storage.stat(tls[0]).size == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("plain", r"redirects to a URL that cannot be requested \(from https:// to http://"),
+        ("nowhere", "redirects without saying where.*; of a web server, check the location"),
+    ],
+)
+def test_a_redirect_that_cannot_be_followed(tls: tuple[str, Path], key: str, says: str) -> None:
+    location = f"{tls[0].removesuffix('x')}{key}"
+    error = fail(location, seconds=5, ca_file=str(tls[1]), give_up_after=0.1)
+    assert re.search(f"{location}: cannot be read: the server {says}", str(error))
 
 
 @pytest.mark.usefixtures("obstore")
