@@ -63,9 +63,9 @@ def build_index(
     Returns: the same result on all ranks.
     """
     launch = launch or detect()
-    session = Session(config, cache=cache, storage=storage)
-    report = _index(session, launch, progress, processes)
     try:
+        session = Session(config, cache=cache, storage=storage)
+        report = _index(session, launch, progress, processes)
         documents = _build_document_tables(session, _find_ledger(session, launch), report, launch)
     except BaseException as error:
         launch.abort(error)
@@ -101,10 +101,10 @@ def build(
         error's exit code.
     """
     launch = launch or detect()
-    session = Session(config, cache=cache, storage=storage)
-    report = _index(session, launch, progress, processes)
     built = None
     try:
+        session = Session(config, cache=cache, storage=storage)
+        report = _index(session, launch, progress, processes)
         with translating(session.config.cache):
             ledger = _find_ledger(session, launch)
             if ledger is not None and _repair(session, ledger, report, launch, progress):
@@ -124,9 +124,9 @@ def build(
             if launch.rank == 0:
                 with session.cache.hold(on_wait=report_waiting(progress)):
                     built = commit_run(session, report, documents)
+        built = launch.bcast(built)
     except BaseException as error:
         launch.abort(error)
-    built = launch.bcast(built)
     assert built is not None
     return dataclasses.replace(built, ranks=launch.size)
 
@@ -137,32 +137,25 @@ def _index(
     progress: Callable[[Progress], None] | None,
     processes: int | None,
 ) -> BuildReport:
-    """Check the config, tokenise its text, and index its files. Called by all ranks.
+    """Check the config, tokenise its text, and index its files. Called by all ranks."""
+    with translating("build"):
+        checked_config = session.config
+        check_sample(checked_config)
+        _check_same_config(launch, checked_config)
+        specs = list_specs(checked_config)
+        if has_text(checked_config):
+            from megablend.text.tokenise import tokenise  # imported only if it is needed
 
-    Each phase has its own `abort`, since an error of one rank must end all ranks, and `index_files`
-    sees to that itself.
-    """
-    try:
-        with translating("build"):
-            checked_config = session.config
-            check_sample(checked_config)
-            _check_same_config(launch, checked_config)
-            specs = list_specs(checked_config)
-            if has_text(checked_config):
-                from megablend.text.tokenise import tokenise  # imported only if it is needed
-
-                known = _list_token_files(session) if launch.rank == 0 else None
-                specs = tokenise(
-                    checked_config,
-                    specs,
-                    launch=launch,
-                    storage=session.storage,
-                    known=known,
-                    processes=processes,
-                    progress=progress,
-                )
-    except BaseException as error:
-        launch.abort(error)
+            known = _list_token_files(session) if launch.rank == 0 else None
+            specs = tokenise(
+                checked_config,
+                specs,
+                launch=launch,
+                storage=session.storage,
+                known=known,
+                processes=processes,
+                progress=progress,
+            )
     report = index_files(
         session.cache,
         specs,
@@ -170,14 +163,11 @@ def _index(
         storage=session.storage,
         progress=progress,
     )
-    try:
-        with translating(checked_config.cache):
-            if launch.rank == 0:
-                indexed = open_snapshot(session.cache, report.digest)
-                refuse_token_documents(checked_config, indexed, session.ledger)
-                refuse_known_outliers(checked_config, indexed, session.storage)
-    except BaseException as error:
-        launch.abort(error)
+    with translating(checked_config.cache):
+        if launch.rank == 0:
+            indexed = open_snapshot(session.cache, report.digest)
+            refuse_token_documents(checked_config, indexed, session.ledger)
+            refuse_known_outliers(checked_config, indexed, session.storage)
     if launch.rank == 0:
         _log_report(checked_config.cache, report)
     launch.barrier()  # no rank continues with what rank 0 refuses

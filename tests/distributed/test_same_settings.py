@@ -16,6 +16,7 @@ import pytest
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.same_settings import check_same_settings
 from megablend.errors import ConfigError
+from megablend.operations import build as building
 from megablend.operations.build import build, build_index
 from tests.cli.test_megatron_cache import environment, flags
 from tests.megatron.meeting import on_ranks
@@ -136,6 +137,25 @@ def test_ranks_of_which_one_makes_checksums(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="--checksums is False on rank 0, True on rank 1"):
             raise each
+
+
+@pytest.mark.parametrize("make", [build, build_index])
+def test_a_rank_that_fails_between_two_phases(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"ids": [[1, 2, 3]] * 20}), tmp_path / "a.parquet")
+    config: dict[str, Any] = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "samples": 10}
+    config["sources"] = [{"name": "s", "path": str(tmp_path / "a.parquet")}]
+    index_files = vars(building)["index_files"]
+
+    def index(*args: Any, launch: FailTogether, **settings: Any) -> Any:
+        if launch.rank == 1:
+            raise RecursionError("between")
+        return index_files(*args, launch=launch, **settings)
+
+    monkeypatch.setitem(vars(building), "index_files", index)
+    for each in on_ranks(2, lambda launch: make(config, launch=launch)):
+        assert isinstance(each, RecursionError)
 
 
 def launch_each(*commands: list[str], code: int = 2) -> str:
