@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ def find_document(
         byte = line if byte is None else byte  # token files record rows as offsets
         line = None
     lines_before = 0
+    with_key = dict[int, tuple[str, int]]()
     for token_file in token_files:
         part = read_footer(token_file.path)["part"]
         row: int | None = None
@@ -109,14 +111,24 @@ def find_document(
             else:
                 row = _find_line_around(byte, columns, part["lines"], text_path, storage)
         elif key is not None:
-            row = _find_key(_read_columns(token_file.path, storage), key, token_file.path)
+            columns = _read_columns(token_file.path, storage)
+            found = _find_key(columns, key, token_file.path)
+            with_key |= {columns["offset"][i]: (token_file.path, i) for i in found}
         elif line is not None and lines_before < line <= lines_before + part["lines"]:
             lines = _read_columns(token_file.path, storage)["line"]
             row = _find_equal(lines, line - 1 - lines_before)
         if row is not None:
             return token_file.path, row
         lines_before += part["lines"]
-    asked = key
+    if len(with_key) > 1:
+        places = ", ".join(map(str, islice(with_key, 3)))
+        raise ConfigError(
+            f"{text}: found {len(with_key):,} documents with the key {key!r} (the first at {unit} {places}), expected one; "
+            "give the --byte of one of them"
+        )
+    if with_key:
+        return next(iter(with_key.values()))
+    asked = f"key {key!r}"
     if line is not None:
         asked = f"line {line}"
     elif byte is not None:
@@ -212,13 +224,13 @@ def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
     return count_line_ends(file, storage, start, stop) > 0
 
 
-def _find_key(columns: Mapping[str, Any], key: str, path: str) -> int | None:
-    """Return the row with a key; None if there is none. Raises: ConfigError without keys."""
+def _find_key(columns: Mapping[str, Any], key: str, path: str) -> list[int]:
+    """Return the rows with a key. Raises: ConfigError without keys."""
     if "key" not in columns:
         raise ConfigError(
             f"{path}: has no keys, since its source names none; give --line or --byte"
         )
-    return columns["key"].index(key) if key in columns["key"] else None
+    return [row for row, each in enumerate(columns["key"]) if each == key]
 
 
 def _read_columns(path: str, storage: Storage) -> dict[str, Any]:

@@ -144,10 +144,23 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert run("find", path, "a.jsonl", "--key", "k20").returncode == 0
     missing = run("find", path, "a.jsonl", "--key", "none")
     assert missing.returncode == 2
-    assert "has no document at none" in missing.stderr
+    assert "has no document at key 'none'" in missing.stderr
     assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
     blank = run("find", path, "a.jsonl", "--line", 6)
     assert "has no document at line 6: that place is blank" in blank.stderr
+
+
+def test_a_key_that_several_documents_have(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    rows = [json.dumps({"id": i % 299, "text": "many words " * 30}) + "\n" for i in range(300)]
+    (tmp_path / "data/a.jsonl").write_text("".join(rows))  # in several parts
+    config = make_config(tmp_path)
+    build(config)
+    last = len("".join(rows[:-1]))
+    expected = rf"found 2 documents with the key '0' \(the first at byte 0, {last}\)"
+    with pytest.raises(ConfigError, match=expected):
+        find(config, "a.jsonl", key="0")
+    assert find(config, "a.jsonl", byte=last).found == find(config, "a.jsonl", line=300).found
 
 
 DOCUMENTS = int(os.environ.get("MEGABLEND_TEST_TEXT_DOCUMENTS", "10000"))
