@@ -10,7 +10,11 @@ from megablend.formats import FORMATS
 from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, find_suffix, list_suffixes
 from megablend.index.build.source_spec import SourceSpec
-from megablend.index.build.split_names import find_split_folders, find_split_patterns
+from megablend.index.build.split_names import (
+    find_split_folders,
+    find_split_patterns,
+    is_cached_copy,
+)
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found
@@ -75,6 +79,8 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
                     f"it has the splits {', '.join(split_patterns)}, so give the files of one: specify them as "
                     f"`{split_patterns[split]}`"
                 )
+            if any(map(is_cached_copy, names)):
+                below = f"{below.removesuffix('*')}data-*"  # as `save_to_disk` names its files
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return (

@@ -1,4 +1,5 @@
-"""Splits of a dataset, by the names of its files and folders: a source should have one of them."""
+"""Splits of a dataset and copies of its rows, by the names of its files and folders: a source should
+have one of them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,9 @@ _SPLIT_WORD = re.compile(
 )
 """Matches the name of a split within the name of a folder or a file, such as `train_sft`,
 `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
+_CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
+"""Matches the names of files in which Hugging Face's `map`, `filter` and `shuffle` keep their
+results, in the folder of the dataset that they read."""
 _MAX_DICT_BYTES = 1 << 20
 """Largest number of bytes of a DATASET_DICT that are read."""
 
@@ -91,4 +95,23 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
     return (
         f"its patterns match files of several splits ({listed}); give each source the files of "
         "one split only"
+    )
+
+
+def is_cached_copy(path: str) -> bool:
+    """Whether a file, by its name, has results that Hugging Face's datasets keeps next to the
+    data."""
+    return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
+
+
+def describe_cached_copies(paths: Collection[str]) -> str | None:
+    """Return a warning, about a source, if some of its files have results of others; None
+    otherwise."""
+    copies = list(filter(is_cached_copy, paths))
+    if not copies or len(copies) == len(paths):
+        return None
+    return (
+        f"its patterns match {len(copies):,} files in which Hugging Face's datasets keeps results of `map` and `filter` "
+        f"({min(copies)}), next to the data that they were made of; give only the files of one of them, such as "
+        "`data-*.arrow`"
     )

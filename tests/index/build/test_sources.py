@@ -330,6 +330,18 @@ def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) ->
         list_source(spec(tmp_path, "books"), storage=STORAGE)
 
 
+def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> None:
+    cached = ["cache-149d20b4530ae6d3", "cache-5b577d3f989b5078_00000_of_00002"]
+    for seed, name in enumerate(["data-00000-of-00001", *cached]):
+        write(tmp_path / f"d/{name}.arrow", seed)
+    note = list_source(spec(tmp_path, "d/*.arrow"), storage=STORAGE).note
+    assert re.match(rf"source 'source': .* match 2 files .* \(\S*/{cached[0]}.arrow\)", note or "")
+    with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/data-\*\.arrow`"):
+        list_source(spec(tmp_path, "d"), storage=STORAGE)
+    for pattern in ("d/data-*.arrow", "d/cache-149*.arrow"):
+        assert list_source(spec(tmp_path, pattern), storage=STORAGE).note is None
+
+
 @pytest.mark.parametrize(
     ("names", "pattern", "splits"),
     [
