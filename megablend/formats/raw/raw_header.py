@@ -160,6 +160,13 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         end = start + int(struct.unpack_from(kind, head, 8)[0])
         if header_bytes != end <= size and head[start : start + 1] == b"{":
             return f".npy whose header ends at byte {end}"
+    # The number of samples, where each begins, and where the last one ends: at the file's end
+    count, first = struct.unpack_from("<2I", head)
+    last_at = 4 * (count + 1)
+    if count and last_at + 4 <= first <= size:
+        (end,) = struct.unpack("<I", storage.read(path, last_at, 4))
+        if end == size:
+            return "a LitData chunk, or a shard of MosaicML Streaming"
     return None
 
 

@@ -333,6 +333,11 @@ def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
     buffers["Arrow"] = (folder / "Arrow").read_bytes()
     buffers["zip"] = (folder / "zip.npz").read_bytes()
     buffers[".npy"] = (folder / "npy.npy").read_bytes()
+    # Two samples of 100 bytes, after their number and offsets (MosaicML has its settings there, too)
+    for kind, settings in (("a LitData chunk", b""), ("a LitData chunk, or a shard of M", b"{}")):
+        first = 16 + len(settings)
+        offsets = struct.pack("<4I", 2, first, first + 100, first + 200)
+        buffers[kind] = offsets + settings + tokens
     buffers["gzip"] = gzip.compress(tokens)
     buffers["zstd"] = pa.compress(tokens, codec="zstd", asbytes=True)
     found = dict[str, tuple[bytes, dict[str, OptionValue]]]()
@@ -343,7 +348,10 @@ def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
     return found
 
 
-KINDS = ("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy")
+KINDS = (
+    *("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy"),
+    *("a LitData chunk", "a LitData chunk, or a shard of M"),
+)
 
 
 def contradiction(path: Path, **options: OptionValue) -> str | None:
