@@ -5,7 +5,7 @@ of a kernel costs more than its work."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +37,10 @@ class Listing(NamedTuple):
             entries.itemsize,
         )
         return Listing(entries, offsets, columns)
+
+    def __reduce__(self) -> tuple[Callable[..., Listing], tuple[npt.NDArray[Any], Int64s]]:
+        # The arrays have other addresses in a worker that is not forked
+        return Listing.of, (self.entries, self.offsets)
 
 
 Stretch: TypeAlias = tuple[int, int, Listing]

@@ -1,5 +1,6 @@
 """What single orders promise beyond the contract: their twins, their constants, what they hold in memory."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -148,3 +149,12 @@ def test_large_sources_are_frozen_too() -> None:
         69,
         65,
     ]
+
+
+def test_an_order_in_another_process_has_its_own_addresses() -> None:
+    order = SequentialOrder(ListedBlocks([3, 1, 2]), 0)
+    expected = spans(order, 0, 6)
+    copied = pickle.loads(pickle.dumps(order))
+    entries, offsets, columns = copied._listing
+    assert columns[2:4] == (offsets.ctypes.data, entries.ctypes.data)
+    assert spans(copied, 0, 6) == expected
