@@ -289,9 +289,8 @@ def megatron_cache(
         try:
             memory = None if max_memory is None else parse_bytes(max_memory)
             objects = load_storage_settings(storage_file).alone()
-            check_same_settings(
-                job.world, {name: flags[name] for name in flags if name != "data_cache_path"}
-            )
+            alike = {name: flags[name] for name in flags if name != "data_cache_path"}
+            check_same_settings(job.world, alike | {"dry_run": dry_run, "shared_fs": shared_fs})
             if job.rank == 0:  # one rank builds the tokenizer, for all
                 request = request_of_flags(
                     flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)}

@@ -199,5 +199,7 @@ def test_caches_of_megatron_that_mpirun_started_with_different_flags(tmp_path: P
     )
     says = "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks with the same config and flags"
     assert says in found
+    same = ["megatron-cache", *flags(tmp_path / "cache", *data)]
+    assert "dry_run is False on rank 0, True on rank 1" in launch_each(same, [*same, "--dry-run"])
     assert not (tmp_path / "cache").exists()
     launch_each(*[["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", 1)]] * 2, code=0)
