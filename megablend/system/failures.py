@@ -65,6 +65,8 @@ def cache_remedy_of(number: int | None, path: object) -> str:
         return REMOVE_REMEDY
     remedy = remedy_of(number)
     if any(f"{path}/".startswith(f"{folder}/") for folder in _COPIES):
+        if number == errno.ENOENT:
+            return f"{remedy}: start the job again, which downloads it to `local_cache`"
         return remedy.replace(_ELSEWHERE, f"{_ELSEWHERE} (`local_cache`, MEGABLEND_LOCAL_CACHE)")
     return remedy
 

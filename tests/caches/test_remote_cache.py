@@ -186,7 +186,10 @@ def test_an_error_of_a_nodes_disk_names_the_setting_and_is_no_damage(
     _, config = configs(tmp_path, remote)
     megablend.build(config)
     (folder,) = (tmp_path / "node").glob("*/generations")
+    dataset = megablend.open(config)
     shutil.rmtree(folder)
+    with pytest.raises(megablend.CacheError, match=r"start the job again, .* to `local_cache`"):
+        read_samples(dataset)
     folder.write_text("not a folder")
     says = rf"{folder}/.*: cannot write the cache \(.*use another folder \(`local_cache`"
     with pytest.raises(megablend.CacheError, match=says):
