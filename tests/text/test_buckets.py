@@ -78,3 +78,13 @@ def test_a_refused_put_leaves_nothing(
     found = {name for name in folder.list_files(digest) if name.endswith(".parquet")}
     assert found == set(expected)
     assert len(calls) == len(expected) + 1
+
+
+def test_a_file_is_there_after_requests_that_collided(
+    tmp_path: Path, remote_moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TokenFolder(remote_moto, ObjectOptions())
+    (tmp_path / "part").write_bytes(b"tokens")
+    monkeypatch.setattr(ObjectPrefix, "create", lambda *_: False)
+    folder.commit(tmp_path / "part", "a/0.parquet")
+    assert folder.read("a/0.parquet") == b"tokens"
