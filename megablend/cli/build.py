@@ -10,9 +10,11 @@ import click
 
 from megablend.cli.options import as_json, command, finish, in_cache
 from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
+from megablend.errors import ConfigError
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
+    from megablend.distributed.base import Communicator
     from megablend.operations.build_results import BuildResult, BuiltIndex
     from megablend.operations.dry_run import DryRun
 
@@ -104,11 +106,23 @@ def _run(
     from megablend.distributed.find_job import program_launch
 
     with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
+        _check_alike(launch, dry_run=False)
         built = make(config, progress=progress, launch=launch, **settings)
     if launch.rank != 0:
         return None
     finish(built, as_json, show)
     return built
+
+
+def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
+    """Check that all ranks have `--dry-run`, or none: those without it would wait for the others.
+    Collective. Raises: ConfigError."""
+    from megablend.distributed.same_settings import check_same_settings
+
+    try:
+        check_same_settings(launch, {"--dry-run": dry_run})
+    except ConfigError as error:
+        launch.abort(error)
 
 
 def _report_dry_run(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
@@ -117,6 +131,7 @@ def _report_dry_run(config: str, cache: str | None, processes: int | None, as_js
     from megablend.operations.dry_run import dry_run
 
     with program_launch() as launch:
+        _check_alike(launch, dry_run=True)
         if launch.rank > 0:
             return
     estimates = dry_run(config, cache=cache, processes=processes)

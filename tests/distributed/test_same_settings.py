@@ -187,6 +187,9 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
     found = launch_each(*(["build", str(tmp_path / f"{seed}.json")] for seed in (1, 1, 2)))
     says = "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all ranks with the same"
     assert says in found
+    same = ["build", str(tmp_path / "1.json")]
+    found = launch_each(same, [*same, "--dry-run"])
+    assert found.count("--dry-run is False on rank 0, True on rank 1") == 1
     assert not (tmp_path / "cache").exists()
     launch_each(*[["build", str(tmp_path / "1.json")]] * 3, code=0)
 
