@@ -168,8 +168,10 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:
-    """Return the text of a sample."""
-    text: str = decoder.decode(list(sample.tokens), skip_special_tokens=False)
+    """Return the text of a sample. Ids that the tokenizer does not have are left out, as it leaves
+    them out; it takes 32 bits."""
+    ids = [token for token in sample.tokens if 0 <= token < 1 << 32]
+    text: str = decoder.decode(ids, skip_special_tokens=False)
     return text
 
 

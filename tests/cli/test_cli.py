@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import yaml
 
@@ -119,6 +120,17 @@ def test_show_decodes(tmp_path: Path, built: Path) -> None:
         "text"
     ]
     assert "w" in text
+    # Ids that no tokenizer has
+    np.array([1, -5, 2**40, 2], np.int64).tofile(tmp_path / "odd.bin")
+    raw = {"path": "odd.bin", "format": "raw", "format_options": {"dtype": "int64"}}
+    odd = {"cache": "odd", "sequence_length": 3, "samples": 1, "sources": [{"name": "a", **raw}]}
+    (tmp_path / "odd.json").write_text(json.dumps(odd))
+    assert run("build", tmp_path / "odd.json").returncode == 0
+    shown = run(
+        *("show", tmp_path / "odd.json", "--sample", 0, "--json"),
+        *("--tokenizer", tmp_path / "t.json"),
+    )
+    assert as_json(shown)["text"] == "w1 w2"
     done = run("show", built, "--sample", 0, "--tokenizer", built)
     assert done.returncode == 2
     assert "cannot be loaded as a tokenizer.json" in done.stderr
