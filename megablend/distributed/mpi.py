@@ -115,7 +115,7 @@ class MpiLaunch:
         """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
-        time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
+        time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))
         error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
