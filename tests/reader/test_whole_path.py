@@ -1,6 +1,9 @@
 """From files to samples: every token of every document as often as its epochs say, whoever reads and however often it stops."""
 
+import pickle
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -257,6 +260,37 @@ def test_workers_change_nothing(config: dict[str, Any], workers: int, context: s
     )
     assert len(found) == len(alone) == 30
     assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+
+
+_READ_ALL = """
+import pickle, sys, torch
+datasets = pickle.load(sys.stdin.buffer)
+torch.save([[dataset[k] for k in range(len(dataset))] for dataset in datasets], sys.argv[1])
+"""
+
+
+def test_another_process_reads_the_same(config: dict[str, Any], tmp_path: Path) -> None:
+    heavier = {"samples": 240, "sources": {"s1": {"weight": 9}}}
+    ways = (
+        {"inter_document_masking": True},
+        {"samples": None, "stages": [{"samples": 120}, heavier]},
+    )
+    datasets = list[megablend.Dataset]()
+    for order in ORDERS:
+        for number, settings in enumerate(ways):
+            whole = config | {"order": order, "run": f"{order}-{number}"} | settings
+            used = {key: value for key, value in whole.items() if value is not None}
+            megablend.build(used)
+            datasets += [megablend.open(used, split) for split in ("train", "valid")]
+    expected = [[dataset[k] for k in range(len(dataset))] for dataset in datasets]
+    command = [sys.executable, "-c", _READ_ALL, tmp_path / "samples"]
+    subprocess.run(command, input=pickle.dumps(datasets), check=True, timeout=300)
+    found = torch.load(tmp_path / "samples", weights_only=False)
+    for own, others in zip(expected, found, strict=True):
+        for sample, other in zip(own, others, strict=True):
+            assert sample.keys() == other.keys()
+            for name, value in sample.items():
+                np.testing.assert_array_equal(value, other[name])
 
 
 @pytest.mark.parametrize("seed", range(6))
