@@ -12,6 +12,9 @@ from megablend.system.failures import translate
 T = TypeVar("T")
 on_failure: list[Callable[[BaseException], None]] = []
 """What a command does with the error that ends it, before it ends: print it as JSON."""
+REPORT_SECONDS = 3.0
+"""The time that the first rank has to report an error in this way, alone, before others do, or end
+it."""
 
 
 class Communicator(Protocol):

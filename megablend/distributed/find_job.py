@@ -14,13 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from megablend.distributed.base import Communicator, on_failure
+from megablend.distributed.base import REPORT_SECONDS, Communicator, on_failure
 from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import detect, read_count
 from megablend.errors import LaunchError
-
-_REPORT_SECONDS = 0.3
-"""The time that the first rank has to report an error, before the others exit."""
 
 
 def this_job() -> Job:
@@ -58,13 +55,14 @@ def program_job() -> Iterator[Job]:
     LaunchError."""
     with _find_process_group():
         job = this_job()
-        if job.rank > 0:
+        is_silent = job.rank > 0 and bool(on_failure)
+        if is_silent:
             on_failure.clear()
         try:
             yield job
         except BaseException:
             # torchrun ends the others as soon as one exits
-            time.sleep(_REPORT_SECONDS if job.rank > 0 else 0)
+            time.sleep(REPORT_SECONDS if is_silent else 0)
             raise
 
 

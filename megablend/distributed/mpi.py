@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import mpi4py
 
-from megablend.distributed.base import exit_code, on_failure
+from megablend.distributed.base import REPORT_SECONDS, exit_code, on_failure
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
@@ -113,9 +113,13 @@ class MpiLaunch:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
+        if isinstance(error, SystemExit):  # of an inner `abort`
+            raise error
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
         time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))
+        if on_failure and self.rank > 0:
+            time.sleep(REPORT_SECONDS)
         error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
