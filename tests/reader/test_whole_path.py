@@ -271,7 +271,7 @@ torch.save([[dataset[k] for k in range(len(dataset))] for dataset in datasets], 
 
 def test_another_process_reads_the_same(config: dict[str, Any], tmp_path: Path) -> None:
     heavier = {"samples": 240, "sources": {"s1": {"weight": 9}}}
-    ways = (
+    ways: tuple[dict[str, Any], ...] = (
         {"inter_document_masking": True},
         {"samples": None, "stages": [{"samples": 120}, heavier]},
     )
@@ -283,7 +283,7 @@ def test_another_process_reads_the_same(config: dict[str, Any], tmp_path: Path) 
             megablend.build(used)
             datasets += [megablend.open(used, split) for split in ("train", "valid")]
     expected = [[dataset[k] for k in range(len(dataset))] for dataset in datasets]
-    command = [sys.executable, "-c", _READ_ALL, tmp_path / "samples"]
+    command = [sys.executable, "-c", _READ_ALL, str(tmp_path / "samples")]
     subprocess.run(command, input=pickle.dumps(datasets), check=True, timeout=300)
     found = torch.load(tmp_path / "samples", weights_only=False)
     for own, others in zip(expected, found, strict=True):
