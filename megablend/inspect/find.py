@@ -94,8 +94,8 @@ def find(
             file.
         batch_size: samples per step, over all ranks; if given, steps are also reported.
         limit: the most samples to list; further epochs are then not examined.
-        line, byte, key: place of a document if `file` is a file of text; at most one of them. See
-            `megablend.text.places.find_document`.
+        line, byte, key: place of a document if `file` is a file of text; at most one of them and of
+            `row`. See `megablend.text.places.find_document`.
 
     Raises: the errors of BlockStore.read; CacheError; ConfigError if no file or several files
         match, or there is no such row or document.
@@ -103,9 +103,12 @@ def find(
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     if limit is not None:
         limit = min(whole_number("limit", limit, least=1), sys.maxsize)  # as islice requires
+    places = sum(each is not None for each in (row, line, byte, key))
+    if places > 1:
+        raise ConfigError(f"found {places} of row, line, byte and key, expected one at most")
     opened = Session(what, cache=cache, run=run).open(split)
     skips = skips_of(opened)
-    if line is not None or byte is not None or key is not None:
+    if places and row is None:
         texts = TextPlaces(opened)
         storage = opened.store.storage
         file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)

@@ -11,6 +11,7 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.run.run import Run
 from megablend.storage.location import find_scheme
+from megablend.text.token_names import group_by_folder
 
 _NAMED_FILES = 5
 """The most files that a message names."""
@@ -50,13 +51,13 @@ def match_files(run: Run, file: str) -> list[int]:
         by_ending = [i for i, path in resolved.items() if path.endswith(normal)]
     snapshot = run.store.snapshot
     if by_ending or not isinstance(snapshot, JoinedSnapshot):
-        _check_is_one_path(file, [paths[i] for i in by_ending], snapshot.digest)
+        _check_is_one_path(file, [paths[i] for i in by_ending], run)
         return by_ending
     # The file may have been renamed
     former = snapshot.list_former_paths(run.store.roots).items()
     renamed = [i for i, path in former if path in absolute or path.endswith(endings)]
     current = [snapshot.path(i, run.store.roots) for i in renamed]
-    _check_is_one_path(file, current, snapshot.digest)
+    _check_is_one_path(file, current, run)
     return match_files(run, current[0])
 
 
@@ -89,13 +90,21 @@ def _resolve_links(location: str) -> str:
     return location if find_scheme(location) else os.path.realpath(location)
 
 
-def _check_is_one_path(file: str, paths: Sequence[str], index: str) -> None:
+def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
     """Check that `paths`, the paths that match `file`, are all the same. Raises: ConfigError if
     they differ, or there are none."""
     distinct = sorted(set(paths))
     if not distinct:
+        snapshot = run.store.snapshot
+        indexed = (snapshot.path(i, run.store.roots) for i in range(snapshot.num_files))
+        if any(
+            f"/{file}".endswith(f"/{each[0].text}") for each in group_by_folder(indexed).values()
+        ):
+            raise ConfigError(
+                f"{file}: is a file of text, whose rows are not known; give --line, --byte or --key of one of its documents"
+            )
         raise ConfigError(
-            f"{file}: the index {index} has no file with this path or ending; `megablend "
+            f"{file}: the index {snapshot.digest} has no file with this path or ending; `megablend "
             "describe` lists the sources"
         )
     if len(distinct) > 1:

@@ -99,7 +99,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ks = [self.run.sections[-1].start if k is None else operator.index(k)]
         run = self.run.view_at(ks[0])
         try:
-            with translating(f"sample {k}"):
+            with translating(self._name(ks[0])):
                 sample = sample_dict(run.settings, read_samples(run, self.block_cache, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
@@ -115,9 +115,14 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def sample(self, k: int) -> Sample:
         """Return the provenance of sample k: source, ordinal, blocks, tokens, document starts.
         Raises: the errors of indexing."""
-        with translating(f"sample {k}"):
-            number = operator.index(k)
+        number = operator.index(k)
+        with translating(self._name(number)):
             return read_sample(self.run.view_at(number), self.block_cache, number)
+
+    def _name(self, number: int) -> str:
+        """Return the name of a sample in messages. Numbers that Python refuses to write are beyond
+        the run, which reading them says."""
+        return f"sample {min(max(number, -1), self.run.num_samples)}"
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
         """Return the provenance of samples `ks`; blocks of neighbouring ones of the same length are

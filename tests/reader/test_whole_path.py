@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -341,6 +341,15 @@ def test_none_gives_a_padding_sample(config: dict[str, Any]) -> None:
 def test_samples_out_of_range(config: dict[str, Any], k: int) -> None:
     with pytest.raises(IndexError, match=rf"{k} is out of range: the plan has 240 samples"):
         megablend.open(config)[k]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_samples_of_numbers_that_python_does_not_write(config: dict[str, Any], sign: int) -> None:
+    dataset = megablend.open(config)
+    read: Callable[[int], object]
+    for read in (dataset.__getitem__, dataset.sample, lambda k: dataset.samples([k])):
+        with pytest.raises(IndexError, match="of more than 100 digits is out of range"):
+            read(sign * 10**5_000)
 
 
 @pytest.mark.parametrize("k", [1.0, "1", slice(0, 3)])

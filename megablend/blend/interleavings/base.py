@@ -102,9 +102,10 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     given = np.asarray(ks)
     # numpy has objects for integers that are too large for 64 bits
     if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):
-        raise IndexError(
-            f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples"
-        )
+        farthest = max(given.flat, key=abs)
+        # Python refuses to write integers of more than 4,300 digits
+        named = farthest if abs(farthest) < 10**100 else "number of more than 100 digits"
+        raise IndexError(f"sample {named} is out of range: the plan has {num_samples} samples")
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"sample numbers must be integers, found {given.dtype}")
     outside = (given < 0) | (given >= num_samples)
