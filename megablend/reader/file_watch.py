@@ -8,9 +8,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -101,6 +102,7 @@ class FileWatch:
     ) -> None:
         self._checker = checker
         self._files = list(files)
+        self._per_second = per_second
         self._pause = 1 / per_second if per_second else 0.0
         self._findings: list[_Finding] = []  # the thread's findings; it ends with the first one
         self._progress = _Progress()
@@ -109,6 +111,10 @@ class FileWatch:
         self._is_stopped = True
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Callable[..., FileWatch], tuple[FileChecker, list[RunFile]]]:
+        # Another process has neither its thread nor what that has found
+        return partial(FileWatch, per_second=self._per_second), (self._checker, self._files)
 
     def start(self, position: int = 0) -> None:
         """Start checking, unless a thread of this process does so already. A file for which an

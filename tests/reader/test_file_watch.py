@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 import megablend
 from megablend.errors import MissingFileError
@@ -129,6 +131,21 @@ def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(
         watch.raise_found()
         assert checker.checks == number
     watch.close()
+
+
+def test_a_loader_in_another_process_continues_and_checks_files_itself(
+    loader: megablend.Loader, tmp_path: Path
+) -> None:
+    batches = iter(loader)
+    next(batches)
+    again = pickle.loads(pickle.dumps(loader))
+    found = [batch["tokens"] for batch in again]
+    assert torch.equal(torch.cat(found), torch.cat([batch["tokens"] for batch in batches]))
+    assert again.state_dict() == loader.state_dict()
+    (tmp_path / "source0" / "1.arrow").unlink()
+    again._watch.start()
+    with pytest.raises(MissingFileError, match="restore the file and resume"):
+        await_error(again._watch)
 
 
 EXIT = """
