@@ -309,7 +309,8 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     """
     start = min(at, plan.num_samples)
     end = plan.num_samples
-    samples = (plan.counts(end) - plan.counts(start)).tolist()
+    given = plan.counts(start)
+    samples = (plan.counts(end) - given).tolist()
     read = plan.count_tokens(start).tolist()
     total = plan.count_tokens(end).tolist()
     extra = run.extra_token
@@ -320,12 +321,14 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
         if epoch_tokens:
             ordinal = plan.count_within(source, epoch_tokens, extra)
             repeat = plan.first_sample_from(source, ordinal)
+        if repeat is not None and repeat < start:  # then its next sample, if there is one
+            repeat = plan.sample_of_count(source, int(given[source])) if samples[source] else None
         outlooks.append(
             Outlook(
                 share=samples[source] / max(1, end - start),
                 tokens=total[source] - read[source],
                 epochs=float(plan.epochs.count(source, total[source])),
-                first_repeat=None if repeat is None else max(repeat, start),
+                first_repeat=repeat,
             )
         )
     # The plan before the amendment may lack the last sources

@@ -338,6 +338,24 @@ def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -
         assert (sample is None) == (again is None)
 
 
+def test_the_first_repeat_after_an_earlier_one_is_a_sample_of_its_source(
+    tmp_path: Path, data: list[dict[str, Any]]
+) -> None:
+    """All sources have begun a second epoch before the amendment, after which s0 is not read."""
+    config = make_config(tmp_path, data, stages=[{"samples": 6400}])
+    megablend.build(config)
+    edited = config | {"stages": [{"samples": 6400}, {"sources": {"s0": {"weight": 0}}}]}
+    edited["samples"] = 6400
+    found = megablend.amend(edited, at=6000)
+    sources = [each.source for each in read_samples(megablend.open(edited), range(found.at, 6400))]
+    assert [each.after.first_repeat for each in found.sources] == [
+        None,
+        found.at + sources.index(1),
+        None,
+    ]
+    assert found.sources[0].before.first_repeat is not None
+
+
 def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[str, Any]) -> None:
     megablend.skip(config, 100, 140, batch_size=4)
     edited = config | {"stages": [FIRST, NEXT]}
