@@ -39,11 +39,12 @@ class LineParser:
         self._get_text: Callable[[Any], str] = attrgetter("text")
         self._get_key: Callable[[Any], object] = attrgetter("key")
         names = {"text": fields.text, "key": fields.key or ""}
-        # msgspec's structs have no keys that JSON escapes
+        # msgspec's structs have no key twice, and none that JSON escapes
         is_plain = all(
             json.dumps(name, ensure_ascii=False)[1:-1] == name for name in names.values()
         )
-        if not is_plain or any("." in name for name in names.values()):
+        is_same = fields.text == fields.key
+        if is_same or not is_plain or any("." in name for name in names.values()):
             # Values stay undecoded until they are needed: a fault in another value does not matter
             decoder = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw)))
             decode_text = msgspec.json.Decoder(str).decode
