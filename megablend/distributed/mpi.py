@@ -113,8 +113,6 @@ class MpiLaunch:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
-        if isinstance(error, SystemExit):  # of an inner `abort`
-            raise error
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
         time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))

@@ -189,7 +189,7 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
     assert says in found
     same = ["build", str(tmp_path / "1.json")]
     found = launch_each(same, [*same, "--dry-run"])
-    assert found.count("--dry-run is False on rank 0, True on rank 1") == 1
+    assert "--dry-run is False on rank 0, True on rank 1" in found
     assert not (tmp_path / "cache").exists()
     launch_each(*[["build", str(tmp_path / "1.json")]] * 3, code=0)
 

@@ -107,6 +107,12 @@ def test_an_error_of_one_rank_is_one_json_object(launch: Launch, config: Path) -
     assert named in done.stderr
 
 
+def test_a_rank_that_exits_ends_the_others(config: Path) -> None:
+    done = mpirun(WORKER, "exit", config)
+    assert done.returncode == 70
+    assert "rank 1: 5" in done.stderr
+
+
 def test_a_dry_run_is_reported_once(config: Path) -> None:
     done = torchrun("-m", "megablend", "build", config, "--dry-run", "--json")
     assert len(json.loads(done.stdout)["sources"]) == 2

@@ -5,6 +5,7 @@ restart   the same, but rank 1 fails before it, the first time that the job is s
 first     only rank 0 runs the command
 api       only rank 0 calls megablend.build
 one       every rank runs the command with --json, but rank 1 finds no file
+exit      every rank runs the command, but rank 1 exits, as a program's handler of signals may
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def main() -> None:
     if how == "first":
         torch_job._ARRIVAL_TIMEOUT = datetime.timedelta(seconds=3)
     sys.argv = ["megablend", "build", config, *(["--json"] if how == "one" else [])]
-    if how == "one" and rank == 1:
+    if how in ("one", "exit") and rank == 1:
         from megablend.errors import MissingFileError
         from megablend.operations import build
 
-        fail = mock.Mock(side_effect=MissingFileError("/x", "no such file"))
-        vars(build)["list_specs"] = fail
+        error = MissingFileError("/x", "no such file") if how == "one" else SystemExit(5)
+        vars(build)["list_specs"] = mock.Mock(side_effect=error)
     command()
 
 
