@@ -133,6 +133,9 @@ _CODES = {
     "PermanentRedirect": (Kind.REFUSED, "the bucket is in another region", _REGION),
     "AccessDenied": (Kind.REFUSED, "access is denied", READ_ACCESS),
     "SlowDown": (Kind.BUSY, "the store asks for fewer requests", ""),
+    "ServiceUnavailable": (Kind.BUSY, "the source is busy", ""),
+    "RequestTimeout": (Kind.AGAIN, "the store waited too long for the request", ""),
+    "InternalError": (Kind.AGAIN, "the source failed", ""),
     "ConditionalRequestConflict": (Kind.AGAIN, "another request was changing the object", ""),
     "OperationAborted": (Kind.AGAIN, "another request was changing the object", ""),
     "InvalidObjectState": (
@@ -275,8 +278,6 @@ def _read_failure(error: BaseException) -> Failure:
     status = _STATUS.search(text)
     if status is not None:
         return _of_status(status[1], code, text)
-    if code == "InternalError":  # in a response that is HTTP 200
-        return Failure(Kind.AGAIN, f"the source failed ({code})", "")
     if isinstance(error, FileNotFoundError):
         return Failure(*_STATUSES["404"])
     if "redirect without LOCATION" in text:

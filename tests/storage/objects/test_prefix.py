@@ -163,6 +163,7 @@ def test_a_lost_response_to_the_joining_of_parts_and_refused_removals(
             "ObjectLocked": "the store did not remove the object (ObjectLocked): get permission to delete it",
             "403": "access is denied (HTTP 403): get permission to read, write, list and delete",
             "InternalError": "the source failed (InternalError); tried ",
+            "ServiceUnavailable": "the source is busy (ServiceUnavailable); tried ",
         }.items():
             with pytest.raises(CacheError) as caught:
                 prefix.remove([code])
