@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -21,6 +22,8 @@ from megablend.storage.find import Found
 
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """Endings of MosaicML MDS shards."""
+_SHARD = re.compile(r"-\d{5}-of-\d{5}")
+"""Matches the number of one of several files, as Hugging Face writes it."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 """Endings of files that hold settings, not data."""
 
@@ -79,8 +82,13 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
                     f"it has the splits {', '.join(split_patterns)}, so give the files of one: specify them as "
                     f"`{split_patterns[split]}`"
                 )
-            if any(map(is_cached_copy, names)):
-                below = f"{below.removesuffix('*')}data-*"  # as `save_to_disk` names its files
+            data = [
+                name for name in names if find_suffix(name, suffixes) and not is_cached_copy(name)
+            ]
+            if 0 < len(data) < endings.total():
+                # As `data-*.arrow` of `save_to_disk`, or `json-train.arrow` of `load_dataset`
+                name = location.escape_wildcards(location.get_name(min(data)))
+                return f"specify its files as `{below.removesuffix('*')}{_SHARD.sub('-*', name)}`"
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return (

@@ -338,7 +338,10 @@ def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> No
     assert re.match(rf"source 'source': .* match 2 files .* \(\S*/{cached[0]}.arrow\)", note or "")
     with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/data-\*\.arrow`"):
         list_source(spec(tmp_path, "d"), storage=STORAGE)
-    for pattern in ("d/data-*.arrow", "d/cache-149*.arrow"):
+    (tmp_path / "d/data-00000-of-00001.arrow").rename(tmp_path / "d/json-train.arrow")
+    with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/json-train\.arrow`"):
+        list_source(spec(tmp_path, "d"), storage=STORAGE)
+    for pattern in ("d/json-*.arrow", "d/cache-149*.arrow"):
         assert list_source(spec(tmp_path, pattern), storage=STORAGE).note is None
 
 
