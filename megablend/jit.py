@@ -43,6 +43,8 @@ except ValueError as error:
         "environment"
     ) from error
 
+from numba.core.compiler_lock import global_compiler_lock
+
 from megablend.jit_cache import KernelCache
 from megablend.system.log import LOG
 from megablend.system.private_folder import private_kernel_folder
@@ -86,12 +88,21 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
     """Hold the node's lock of a kernel: one process compiles the kernel, while no process loads it;
     any number of processes may load it at the same time."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
-    with contextlib.ExitStack() as stack:
+    with global_compiler_lock, contextlib.ExitStack() as stack:
         # On a full disk, or a file system without locks, numba's own renames must suffice
         with contextlib.suppress(OSError):
             lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)
         yield
+
+
+# A child that is forked meanwhile would have the node's lock for good, and find numba's held by a
+# thread that it does not have
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 
 def _announce() -> None:

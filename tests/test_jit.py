@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
 
 from megablend import jit
 from megablend.jit_cache import KernelCache
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from tests.preloaded import python
+from tests.reader.test_forks import run_in_child
 
 PACKAGE = Path(jit.__file__).parent
 ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
@@ -84,6 +86,26 @@ def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
         fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
         assert fresh(*ARGUMENTS) == 6
         assert turns[1:] == [fcntl.LOCK_SH, fcntl.LOCK_EX]
+
+
+@compiled
+def test_a_process_that_forks_waits_until_no_other_thread_loads() -> None:
+    """A child would find the locks held by a thread that it does not have."""
+    is_held = threading.Event()
+    is_forking = threading.Event()
+    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+
+    def load() -> None:
+        with jit._turn(gather_lengths.py_func), global_compiler_lock:  # type: ignore[attr-defined]
+            is_held.set()
+            is_forking.wait()
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    is_held.wait()
+    os.register_at_fork(before=is_forking.set)  # comes first, since it is registered last
+    assert run_in_child(lambda: fresh(*ARGUMENTS) == 6) == 0
+    thread.join()
 
 
 @compiled
