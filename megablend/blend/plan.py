@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +143,11 @@ class StagesPlan(LocatesMany):
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._tails = dict[int, Tails]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Other threads may add plans while these are pickled
+        copies = {"_plans": dict(self._plans), "_tails": dict(self._tails)}
+        return {**self.__dict__, **copies}
 
     @property
     def epochs(self) -> Epochs:

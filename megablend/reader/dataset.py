@@ -58,6 +58,9 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Samples that training has consumed: where new loaders begin. Neither the dataset nor its
         loaders update it."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)  # as in Run
+
     def __len__(self) -> int:
         if not self._warned_of_shuffling:
             self._warned_of_shuffling = warn_if_shuffled()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,10 @@ class Locator:
         self._first_samples = first_samples
         self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process makes the readings that it needs; here, other threads add some meanwhile
+        return {**self.__dict__, "_readings": {}}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
         """Return the readings of a source, in order; none if no snapshot of this split has the

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,10 @@ class Run:
     """The first sample of each stage that the config lists, from which on its masks hold."""
     section: Section | None = None
     """The part of the run that this is a view of; None if it is the whole run."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Other threads may add cached properties while these are pickled
+        return dict(self.__dict__)
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:

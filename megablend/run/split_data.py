@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ class SplitSources:
     seed: int
     snapshots: tuple[SplitData, ...]
     """The snapshots that the split reads, in order: at least one; for valid and test, one."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)  # as in Run
 
     @cached_property
     def parts(self) -> npt.NDArray[np.void]:

@@ -1,5 +1,7 @@
 """From files to samples: every token of every document as often as its epochs say, whoever reads and however often it stops."""
 
+import io
+import itertools
 import pickle
 import random
 import subprocess
@@ -291,6 +293,46 @@ def test_another_process_reads_the_same(config: dict[str, Any], tmp_path: Path) 
             assert sample.keys() == other.keys()
             for name, value in sample.items():
                 np.testing.assert_array_equal(value, other[name])
+
+
+class _Interrupted(pickle.Pickler):
+    """Calls a function before one of megablend's objects, given by its number, is pickled, as another thread may."""
+
+    def __init__(self, file: io.BytesIO, at: int, call: Callable[[], Any]) -> None:
+        super().__init__(file)
+        self.num_left = at
+        self._call = call
+
+    def reducer_override(self, found: Any) -> Any:
+        if type(found).__module__.startswith("megablend."):
+            self.num_left -= 1
+            if self.num_left == -1:
+                self._call()
+        return NotImplemented
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_it_is_pickled_while_another_thread_reads(config: dict[str, Any], is_used: bool) -> None:
+    first: dict[str, Any] = {"samples": 80, "sources": {"s2": {"weight": 0}}}
+    stages = [
+        first,
+        {"samples": 160, "sources": {"s1": {"weight": 9}}},
+        {"samples": 240, "sources": {"s2": {"weight": 9}}},
+    ]
+    del config["samples"]
+    config |= {"order": "document", "run": "stages", "stages": stages}
+    megablend.build(config)
+    expected = megablend.open(config)[239]["tokens"]
+    for number in itertools.count():
+        dataset = megablend.open(config)
+        if is_used:
+            dataset.__getitems__(range(0, 160, 20))  # two of the stages and of the sources
+        file = io.BytesIO()
+        pickler = _Interrupted(file, number, partial(dataset.__getitems__, range(0, 240, 10)))
+        pickler.dump(dataset)
+        assert torch.equal(pickle.loads(file.getvalue())[239]["tokens"], expected)
+        if pickler.num_left >= 0:
+            break
 
 
 @pytest.mark.parametrize("seed", range(6))
