@@ -13,6 +13,7 @@ from megablend.errors import CacheError, ConfigError, UnsupportedFileError
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.address import check_key, parse_location
+from megablend.storage.url_checks import check_secrets
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
@@ -69,6 +70,7 @@ def check_location(location: str) -> None:
         raise ConfigError(f"{location}: web servers are read-only; {expected}")
     if scheme not in SCHEMES:
         raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
+    check_secrets(location)
     if not location.partition("://")[2].strip("/").partition("/")[2]:
         raise ConfigError(f"{location}: names a whole bucket; {expected}")
     try:

@@ -130,7 +130,10 @@ def _check_url(location: str, base: Path, place: str) -> str:
     if find_storage(scheme) is None:
         raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
     if not is_web(location):
-        _check_secrets(location, place)
+        try:
+            check_secrets(location)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
     return location
 
 
@@ -151,20 +154,11 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
         return _absolute_path(location, base, place)
-    _check_secrets(location, place)
     try:
         check_location(location)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return location.rstrip("/")
-
-
-def _check_secrets(location: str, place: str) -> None:
-    """Check that a URL contains no signature, user or password. Raises: ConfigError."""
-    try:
-        check_secrets(location)
-    except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:

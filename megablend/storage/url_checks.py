@@ -5,26 +5,28 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from megablend.errors import ConfigError
+
 _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>[0-9]{1,5}))?"
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """The begin of a parameter in the query of a signed URL."""
-_USER = re.compile(r"(?<=\b(s3|gs|az)://)[^/?#]*@")
+_USER = re.compile(r"(?i)(?<=\b(s3|gs|az)://)[^/?#]*@")
 """A user or a password before the bucket."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def check_secrets(location: str) -> None:
     """Refuse a URL with the scheme of a store that is signed, or has a user or a password.
-    Raises: ValueError, without what is secret."""
+    Raises: ConfigError, without what is secret."""
     plain, _, query = location.partition("?")
     if _USER.search(plain) is not None:
-        raise ValueError(
+        raise ConfigError(
             f"found {_USER.sub('...@', plain)} with a user or password, expected a bucket alone: credentials come from the "
             "environment"
         )
     if _SIGNATURE.search(query) is not None:
-        raise ValueError(
+        raise ConfigError(
             f"found {plain}?... with a signature, expected a key without one: credentials come from the environment; a signed "
             "URL begins with https://"
         )

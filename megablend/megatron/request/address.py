@@ -107,10 +107,7 @@ def is_in_object_store(word: str) -> bool:
 
 
 def _parse_options(text: str, query: str) -> Mapping[str, str]:
-    try:
-        check_secrets(text)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    check_secrets(text)
     options: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")

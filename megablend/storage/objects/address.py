@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from megablend.errors import ConfigError, UnsupportedFileError
-from megablend.storage.url_checks import is_server_url
+from megablend.storage.url_checks import check_secrets, is_server_url
 
 WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -45,6 +45,7 @@ def parse_location(location: str) -> Address:
         return _parse_url(location, scheme)
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
+        check_secrets(location)
         raise ConfigError(
             f"{location}: found {bucket!r} as the bucket, expected {_EXPECTED.get(scheme, 'a bucket')}"
         )

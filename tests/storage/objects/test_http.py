@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.caches.find import find_store
 from megablend.config import load_config
 from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
 from megablend.megatron.request.address import parse_address
@@ -209,6 +210,7 @@ def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
         ("gs://b/k.parquet?X-Goog-Signature=s3cr3t", "with a signature"),
         ("az://c/k.parquet?sv=2024&sig=s3cr3t", "with a signature"),
         ("s3://key:s3cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("S3://key:s3cr3t@b/k.parquet", r"(?i)s3://\.\.\.@b/k.parquet with a user or password"),
     ],
 )
 def test_secrets_that_are_no_part_of_a_key_are_refused_and_not_printed(
@@ -223,6 +225,7 @@ def test_secrets_that_are_no_part_of_a_key_are_refused_and_not_printed(
         with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
             load_config(config)
         assert "s3cr3t" not in str(caught.value)
-    with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
-        parse_address(f"parquet:{location}")
-    assert "s3cr3t" not in str(caught.value)
+    for use in (lambda: parse_address(f"parquet:{location}"), lambda: find_store(location)):
+        with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
+            use()
+        assert "s3cr3t" not in str(caught.value)
