@@ -8,6 +8,7 @@ Megatron's own constructor opens the files, and the object becomes an ordinary o
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +26,15 @@ Open = Callable[[], Any]
 
 _open_lock = threading.RLock()
 _shared_numbers = np.zeros(0, np.int32)
+
+
+def _renew_lock() -> None:
+    """Replace the lock after a fork: another thread of the parent may have held it."""
+    global _open_lock
+    _open_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def defer(cls: type[Any], opener: Open, length: int, **attributes: Any) -> Any:

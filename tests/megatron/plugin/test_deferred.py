@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from megablend.megatron.plugin import deferred
 from tests.megatron.plugin_data import assert_same_samples, plugin_config
 from tests.megatron.reference import config_of, megatron_build
 from tests.pairs import write_pair
+from tests.reader.test_forks import run_in_child
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
@@ -112,6 +114,25 @@ def test_many_threads_open_a_dataset_once(
         found = list(pool.map(lambda k: dataset[k % 3]["tokens"].tolist(), range(64)))
     assert found == [dataset[k % 3]["tokens"].tolist() for k in range(64)]
     assert len(calls) == 1
+
+
+def test_a_forked_child_opens_what_another_thread_was_opening(opened: list[Any]) -> None:
+    dataset = opened[0].datasets[1]
+    is_held = threading.Event()
+    is_over = threading.Event()
+
+    def hold() -> None:
+        with deferred._open_lock:
+            is_held.set()
+            is_over.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        is_held.wait()
+        try:
+            assert run_in_child(lambda: "tokens" in dataset[0]) == 0
+        finally:
+            is_over.set()
 
 
 @pytest.mark.parametrize("use_first", [False, True])
