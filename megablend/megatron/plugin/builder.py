@@ -60,6 +60,7 @@ from megablend.megatron.request.address import PAIR, parse_address
 from megablend.megatron.request.config import request_of, whole_sizes
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.location import find_scheme
 from megablend.storage.objects.helper import closing_helper
 from megablend.system.log import LOG
 
@@ -188,6 +189,9 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """Open the datasets; None if the cache is not marked complete, or cannot be opened: the
         build finds out what is wrong with it."""
         try:
+            # Whether objects are as they were is not in the marker: the build compares them
+            if any(map(find_scheme, self._look_at_pairs())):
+                return None
             marker = self._read_marker()
             if marker is not None or not self._has_marker:
                 return self._open(marker)

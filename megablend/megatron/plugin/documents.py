@@ -22,6 +22,7 @@ from megablend.megatron.pair_files import PairState, check_open_size, look_at_pa
 from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
 
 
 class SequenceIndex:
@@ -166,8 +167,8 @@ class PairDocuments(Documents):
         self.dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         self.storage = storage
         self._catalog = catalog
-        self._etag = entry["etags"][0]
-        """The etag of the `.idx` when its lengths were read."""
+        self._etag, self._data_etag = entry["etags"]
+        """The etags of the `.idx` and the `.bin` when the lengths were read."""
         self._checked = False
         self._files = look_at_pair(prefix) if files is None else files
         """The states of the files when the documents were first opened, in whichever process."""
@@ -250,7 +251,14 @@ class PairDocuments(Documents):
         If it was copied or touched, its lengths are read and compared, once per process.
         """
         path = f"{self.path_prefix}.idx"
-        self.storage.stat(f"{self.path_prefix}.bin")
+        data = f"{self.path_prefix}.bin"
+        if self.storage.stat(data).etag != self._data_etag and find_scheme(data):
+            # Of a local file, sizes and times are compared, where the dataset is opened
+            raise ChangedFileError(
+                data,
+                "was replaced after this job began to build its datasets: restart the job (without "
+                "fast_cache_load), or restore the file first",
+            )
         if self.storage.stat(path).etag != self._etag:
             stored = lengths_of(self.path_prefix, storage=self.storage)
             if not np.array_equal(read_lengths(stored), self.sequence_lengths):

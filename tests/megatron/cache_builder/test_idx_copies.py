@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError, ConfigError
+from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copy_path, make_copies
 from megablend.storage.by_scheme import make_storage
 from tests.megatron.cache_builder.objects_driver import read_all
-from tests.megatron.plugin_data import draw_documents, environment, write_word
+from tests.megatron.plugin_data import draw_documents, environment, plugin_config, write_word
 from tests.preloaded import python
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.conftest import S3Server
@@ -144,3 +146,42 @@ def test_megatron_cache_takes_prefixes_in_a_bucket(
             made[name] = [path.read_bytes() for path in cache.glob("*_index.npy")]
     assert sorted(made["local"]) == sorted(made["remote"])
     assert len(made["remote"]) == 6
+
+
+def test_an_object_that_was_replaced_since_the_build_is_refused_and_the_next_job_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same lengths, and with others."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    word = write_word(tmp_path / "data", "megatron", draw_documents(0))
+    with FaultySource({}) as source:
+        config = plugin_config(
+            tmp_path / "cache",
+            blend=(["s3://b/pair", "s3://b/other"], [1.0, 1.0]),
+            split="100,0,0",
+            storage={"s3://": {"endpoint": source.url}},
+        )
+
+        def put(documents: list[list[int]]) -> None:
+            write_word(tmp_path / "data", "megatron", documents)
+            for suffix in (".bin", ".idx"):
+                source.files[f"b/pair{suffix}"] = Path(word + suffix).read_bytes()
+                source.files.setdefault(f"b/other{suffix}", source.files[f"b/pair{suffix}"])
+
+        def build() -> Any:
+            builder: Any = MegablendDatasetBuilder
+            return builder(MegablendGPTDataset, [40, 0, 0], lambda: True, config).build()[0]
+
+        put(draw_documents(0))
+        dataset = build()
+        again = [[token + 1 for token in document] for document in draw_documents(0)]
+        put(again)
+        with pytest.raises(ChangedFileError, match=r"pair\.bin: was replaced after this job began"):
+            [dataset[k] for k in range(40)]
+        expected = {token for each in (*again, *draw_documents(0)) for token in each}
+        replaced = build()
+        assert {t for k in range(40) for t in replaced[k]["tokens"].tolist()} <= expected
+        put(draw_documents(1))
+        other = build()
+        assert not {t for k in range(40) for t in other[k]["tokens"].tolist()} <= expected
