@@ -52,6 +52,7 @@ class MpiLaunch:
         self.size = int(self._comm.Get_size())
         self._sent: list[Any] = []
         self._inbox: list[tuple[int, Any]] = []
+        self._has_aborted = False
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, and until all posts have arrived; call `on_wait` at intervals.
@@ -113,6 +114,9 @@ class MpiLaunch:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
+        if self._has_aborted:  # within another `abort` of this rank, which waits to be terminated
+            raise error
+        self._has_aborted = True
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
         time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))
