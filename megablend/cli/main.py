@@ -137,10 +137,15 @@ def _end(error: BaseException) -> NoReturn:
 
 def _print_error(error: BaseException) -> None:
     """Print an error as one JSON object on stdout, if stdout can be written."""
-    kind, message, code = type(error).__name__, str(error), exit_code(error)
+    kind = type(error).__name__
+    message = str(error)
+    code = exit_code(error)
     if isinstance(error, click.ClickException):
-        kind, message, code = "UsageError", error.format_message(), EXIT_USAGE
+        kind = "UsageError"
+        message = error.format_message()
+        code = EXIT_USAGE
     elif isinstance(error, KeyboardInterrupt):
-        kind, message = "Interrupted", "interrupted"
+        kind = "Interrupted"
+        message = "interrupted"
     with contextlib.suppress(OSError):
         print_json({"error": {"kind": kind, "message": message, "exit_code": code}})
