@@ -189,9 +189,7 @@ class Connection:
             unanswered = self._pending
             self._pending = {}
             # In another thread: callbacks of the futures may send requests, which take the lock
-            threading.Thread(
-                target=_fail_all, args=(list(unanswered.values()),), daemon=True
-            ).start()
+            threading.Thread(target=_fail_all, args=(unanswered,), daemon=True).start()
         connection.close()
 
 
@@ -209,8 +207,11 @@ def _repeat(function: Callable[[], T]) -> T:
     return function()
 
 
-def _fail_all(answers: list[Future[bytes]]) -> None:
-    """Fail the futures that are not cancelled."""
-    for answer in answers:
-        if answer.set_running_or_notify_cancel():
-            answer.set_exception(_EndedError("the node process ended"))
+def _fail_all(pending: dict[int, Future[bytes]]) -> None:
+    """Fail the futures that are not cancelled. Each is taken out first: the thread that receives may
+    still take one that was answered."""
+    with contextlib.suppress(KeyError):  # none is left
+        while True:
+            _, answer = pending.popitem()
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(_EndedError("the node process ended"))

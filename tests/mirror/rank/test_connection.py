@@ -7,6 +7,7 @@ import stat
 import tempfile
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,41 @@ def test_a_kill_that_was_not_noticed_yet_fails_no_request(
         answer = connected.request(Kind.STATUS, b"").result(500)
         assert str(before).encode() not in answer
         is_over.set()
+
+
+def test_an_answer_that_comes_as_the_connection_is_lost_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the unanswered requests fail, one after another, the second one's answer is taken."""
+    is_failing = threading.Event()
+    is_answered = threading.Event()
+    frames = list[tuple[int, int, bytes]]()
+    read = read_frame
+
+    def read_second(*arguments: Any) -> tuple[int, int, bytes]:
+        if threading.current_thread().name != "megablend-mirror":
+            return read(*arguments)
+        while len(frames) < 3:
+            frames.append(read(*arguments))
+        is_failing.wait(60)
+        if len(frames) == 3:
+            frames.append(frames[1])
+            return frames[1]
+        raise EOFError
+
+    def wait_for_answer(_: object) -> None:
+        is_failing.set()
+        is_answered.wait(60)
+
+    with mirror(tmp_path / "m", "s3://bucket") as settings:
+        connect(settings).command(Kind.STATUS)
+        monkeypatch.setattr(connection, "read_frame", read_second)
+        connected = connect(settings)
+        answers = [connected.request(Kind.CHECK, b"") for _ in range(3)]
+        answers[0].add_done_callback(wait_for_answer)
+        answers[1].add_done_callback(lambda _: is_answered.set())
+        connected.close()
+        assert wait(answers, timeout=60).not_done == set()
 
 
 def test_a_process_of_another_version_can_stop_a_node_process(
