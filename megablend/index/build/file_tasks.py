@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import CacheStore
-from megablend.errors import CacheError, ChangedFileError, ConfigError
+from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
 from megablend.formats.base import is_divisible
 from megablend.formats.flat import DOCUMENTS
 from megablend.index.build.file_parts import join, num_parts, part_span
@@ -39,7 +39,10 @@ _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
 """Cost of reading a fragment, in bytes of a file that are read in the same time."""
-_CHANGED_REMEDY = "let its writer finish, then build again"
+_CHANGED = (
+    "changed while it was being indexed, or is not the same file on all nodes; let its writer finish, or put it on a "
+    "file system that all ranks share, then build again"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +209,22 @@ def index_part(work: FileTask, part: int, storage: Storage) -> Fragment:
             index = kind.index_part(file.path, read, span=span, storage=storage)
         else:
             index = kind.index(file.path, read, storage=storage)
+        body = sampled_content_digest(file.path, file.size, storage)
     except ConfigError as error:
         raise column.complaint(error) from error
-    body = sampled_content_digest(file.path, file.size, storage)
-    if stat_file(kind.files(file.path), column.root, storage).etag != file.etag:
-        raise ChangedFileError(file.path, f"changed while it was being indexed; {_CHANGED_REMEDY}")
+    except DataError:
+        _check_unchanged(work, storage)  # a file that was replaced may look damaged
+        raise
+    _check_unchanged(work, storage)
     return Fragment.of(index, body)
+
+
+def _check_unchanged(work: FileTask, storage: Storage) -> None:
+    """Check that the file is still the one that was listed, perhaps by another rank. Raises:
+    ChangedFileError, MissingFileError."""
+    paths = work.column.kind.files(work.file.path)
+    if stat_file(paths, work.column.root, storage).etag != work.file.etag:
+        raise ChangedFileError(work.file.path, _CHANGED)
 
 
 def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[str]:
@@ -246,9 +259,7 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
     if len({(part.structure, part.body) for part in parts}) > 1:
         for name in names:
             store.remove("fragments", name)
-        raise ChangedFileError(
-            work.file.path, f"changed while it was being indexed; {_CHANGED_REMEDY}"
-        )
+        raise ChangedFileError(work.file.path, _CHANGED)
     joined = Fragment.of(join([part.make_index() for part in parts]), parts[0].body)
     publish_fragment(store, work.fragment, joined)
     for name in names:

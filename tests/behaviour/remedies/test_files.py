@@ -327,7 +327,8 @@ STILL_WRITTEN: dict[str, tuple[Step, Any, str, Write, str]] = {
         file_tasks,
         "sampled_content_digest",
         parquet({"ids": ROWS[::-1]}),
-        "changed while it was being indexed; let its writer finish, then build again",
+        "changed while it was being indexed, or is not the same file on all nodes; let its writer finish, or put it "
+        "on a file system that all ranks share, then build again",
     ),
     "a.idx": (
         file("a.bin", pair()),

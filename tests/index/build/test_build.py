@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex
-from megablend.index.build.build import SourceSpec
+from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.storage.base import Storage
@@ -224,6 +225,22 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(
     with pytest.raises(ChangedFileError, match=r"a\.arrow: changed while it was being indexed"):
         build(cache, spec(data, "a.arrow"))
     assert not list((cache / "fragments").iterdir())
+
+
+def test_a_file_that_is_replaced_by_a_shorter_one_is_not_called_damaged(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a rank see it whose node has another file than the rank that listed it."""
+    listed = SourceSpec.with_files
+
+    def replace(source: SourceSpec, files: Iterable[SourceFile]) -> SourceSpec:
+        source = listed(source, files)
+        os.truncate(data / "c.arrow", 1000)
+        return source
+
+    monkeypatch.setattr(SourceSpec, "with_files", replace)
+    with pytest.raises(ChangedFileError, match=r"c\.arrow: changed .* not the same file on all"):
+        build(cache, spec(data))
 
 
 def test_a_bad_file_leaves_the_fragments_of_the_others(
