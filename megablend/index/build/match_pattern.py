@@ -12,6 +12,7 @@ from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, find_suffix, list_suffixes
 from megablend.index.build.source_spec import SourceSpec
 from megablend.index.build.split_names import (
+    describe_table,
     find_split_folders,
     find_split_patterns,
     is_cached_copy,
@@ -70,6 +71,9 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
         names = storage.glob(below)
         endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
         if endings:
+            table = describe_table(folder, names, storage)
+            if table is not None:
+                return table
             split_folders = find_split_folders(folder, names, storage)
             if split_folders:
                 by_split = {location.get_name(each): each for each in split_folders}

@@ -21,7 +21,11 @@ from megablend.formats.base import Format
 from megablend.formats.registry import find_suffix, list_suffixes
 from megablend.index.build.match_pattern import advise_on_folder, match_pattern
 from megablend.index.build.source_spec import SourceSpec
-from megablend.index.build.split_names import describe_cached_copies, describe_mixed_splits
+from megablend.index.build.split_names import (
+    describe_cached_copies,
+    describe_mixed_splits,
+    describe_table,
+)
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Match
@@ -83,8 +87,14 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
         )
     kind = _single_format(spec, matches, storage)
     paths, duplicates_note = _remove_duplicates(kind, matches.values(), links, storage)
-    by_names = describe_mixed_splits(root, paths), describe_cached_copies(paths)
-    notes = filter(None, (duplicates_note, *by_names))
+    notes = [
+        duplicates_note,
+        describe_mixed_splits(root, paths),
+        describe_cached_copies(paths),
+    ]
+    # Files that are named one by one may be those that a table has
+    if any(map(location.has_wildcard, spec.patterns)):
+        notes.append(describe_table(root, paths, storage))
     try:
         kind.check_options(dict(spec.read.options))
     except ValueError as error:
@@ -96,7 +106,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
         root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
-        note="; ".join(f"source {spec.name!r}: {note}" for note in notes) or None,
+        note="; ".join(f"source {spec.name!r}: {note}" for note in notes if note) or None,
     )
 
 

@@ -1,5 +1,5 @@
-"""Splits of a dataset and copies of its rows, by the names of its files and folders: a source should
-have one of them."""
+"""Splits of a dataset, copies of its rows and their former versions, by the names of its files and
+folders: a source should have one of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ _SPLIT_WORD = re.compile(
 _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
 """Matches the names of files in which Hugging Face's `map`, `filter` and `shuffle` keep their
 results, in the folder of the dataset that they read."""
+_TABLE_LOGS = {
+    "Delta": "_delta_log/*.json",
+    "Iceberg": "metadata/*.metadata.json",
+    "Hudi": ".hoodie/hoodie.properties",
+}
+"""For each table format, a pattern for files of the log that says which data files a table has now."""
+_UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Occurs in the names of all data files that these tables have."""
 _MAX_DICT_BYTES = 1 << 20
 """Largest number of bytes of a DATASET_DICT that are read."""
 
@@ -115,3 +123,18 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
         f"({min(copies)}), next to the data that they were made of; give only the files of one of them, such as "
         "`data-*.arrow`"
     )
+
+
+def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
+    """Return what is wrong with reading all data files `paths` of a folder, if it is the one of a
+    table, or the one with the data of an Iceberg table; None otherwise."""
+    if not any(map(_UUID.search, paths)):
+        return None  # without a request to an object store
+    top = location.get_parent(folder) if location.get_name(folder) == "data" else folder
+    for name, log in _TABLE_LOGS.items():
+        if storage.find(location.join(location.escape_wildcards(top), log)).files:
+            return (
+                f"{top} is a {name} table, whose folder may also have files with rows that were deleted or replaced: list "
+                "the files that the table has now, or write its rows to files of their own"
+            )
+    return None

@@ -346,6 +346,30 @@ def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("log", "table"),
+    [
+        ("t/_delta_log/00000000000000000000.json", "Delta"),
+        ("t/metadata/v1.metadata.json", "Iceberg"),
+        ("t/.hoodie/hoodie.properties", "Hudi"),
+    ],
+)
+def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -> None:
+    file = tmp_path / "t/data/part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
+    write(file, 1)
+    assert list_source(spec(tmp_path, "t/**/*.arrow"), storage=STORAGE).note is None
+    (tmp_path / log).parent.mkdir()
+    (tmp_path / log).write_text("{}")
+    for pattern in ("t/**/*.arrow", "t/data/*.arrow"):
+        note = list_source(spec(tmp_path, pattern), storage=STORAGE).note
+        assert (note or "").startswith(f"source 'source': {tmp_path}/t is a {table} table, ")
+    for folder in ("t", "t/data"):
+        with pytest.raises(ConfigError, match=rf"/t is a {table} table, .*: list the files that "):
+            list_source(spec(tmp_path, folder), storage=STORAGE)
+    # As the list that a table's library gives
+    assert list_source(spec(tmp_path, f"t/data/{file.name}"), storage=STORAGE).note is None
+
+
+@pytest.mark.parametrize(
     ("names", "pattern", "splits"),
     [
         (["d/train/a", "d/validation/a"], "d/**/*.arrow", ("train", "validation")),
