@@ -216,8 +216,9 @@ class CacheStore(Protocol):
         """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is
         not the present version."""
 
-    def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record, and those of its versions that were set aside."""
+    def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
+        """Remove a record, and those of its versions that were set aside. Raises: OvertakenError if
+        `after` is given, and is not the present version."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """Remove a record so that it can be restored. Returns: the place where it is now."""

@@ -249,8 +249,8 @@ class LocalCacheStore:
         replace_file(path, data.encode())
         flush_folder(path.parent)  # a committed ledger must survive a power failure
 
-    def remove_record(self, kind: str, name: str) -> None:
-        """See CacheStore."""
+    def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
+        """See CacheStore; called like `write_record`."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.unlink(missing_ok=True)

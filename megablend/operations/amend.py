@@ -27,7 +27,7 @@ from megablend.run.commit import compile_others, keep_companion, precompute_orde
 from megablend.run.compile import Compiled
 from megablend.run.fitting_steps import fitting_unit
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import load_ledger, save_ledger
+from megablend.run.ledger_file import save_ledger
 from megablend.run.plan_stages import plan_stages
 from megablend.run.run import Run
 from megablend.run.skips import load_skips
@@ -154,10 +154,6 @@ def amend(
     amended = dataclasses.replace(compiled.ledger, request=checked_config.request_digest)
     if not dry_run:
         with checked_config.cache_store.hold():
-            if load_ledger(checked_config.cache_store, checked_config.run) != ledger:
-                raise CacheError(
-                    f"{checked_config.cache}: run {checked_config.run!r} was changed by another process just now; try again"
-                )
             save_ledger(checked_config.cache_store, amended, replaces=ledger)
     amendment = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
     left_out = _describe_left_out(checked_config, cut, amended, ledger)

@@ -25,8 +25,14 @@ from megablend.operations.differences import Difference, compare_blends, describ
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import load_ledger, run_names, save_ledger
-from megablend.run.skips import copy_skips, forget_skips
+from megablend.run.ledger_file import (
+    load_ledger,
+    overtaken,
+    read_ledger,
+    run_names,
+    save_ledger,
+)
+from megablend.run.skips import copy_skips, forget_skips, load_skips
 from megablend.storage.location import find_scheme
 from megablend.system.atomic_write import translate_os_errors
 
@@ -129,11 +135,16 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     if run == new:
         raise ConfigError(f"{cache}: run {run!r} has this name already; give it another one")
     with _changing(cache, run) as store:
-        ledger = _load(cache, run)
+        record, ledger = read_ledger(store, run)
+        if ledger is None:
+            raise overtaken(store, run)
         is_taken = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        # If a rename was interrupted, both names may have this ledger already
-        if is_taken and load_ledger(cache, new) != renamed:
+        # If a rename was interrupted, both names may have this ledger already, with its skips
+        if is_taken and (
+            load_ledger(cache, new) != renamed
+            or load_skips(store, renamed) != load_skips(store, ledger)
+        ):
             raise ConfigError(
                 f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
             )
@@ -141,8 +152,9 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
             # Skips come before the ledger, so that a run of the new name never lacks them
             skips = copy_skips(store, ledger, new)
             save_ledger(cache, renamed, skips=skips)
+        # Not what another process has made of the run in a cache without locks
+        store.remove_record(RUNS, run, record)
         forget_skips(store, run)
-        store.remove_record(RUNS, run)
 
 
 def reset_run(what: ConfigLike, run: str) -> Path | str:

@@ -96,7 +96,7 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     Raises: CacheError if the file cannot be read or is damaged, or if it or its plan has a
         newer version.
     """
-    return _load(find_store(cache), run)[1]
+    return read_ledger(find_store(cache), run)[1]
 
 
 def count_skips(store: CacheStore, run: str) -> int:
@@ -113,18 +113,18 @@ def save_ledger(
 
     Args:
         replaces: the ledger that was loaded before; None for a run that had none.
-        skips: number of ranges that the run skips; None keeps the number in the replaced ledger.
+        skips: number of ranges that the run skips, instead of the number in `replaces`; None keeps
+            the number that the ledger has now.
 
-    Raises: CacheError if it cannot be written; OvertakenError if another process has replaced
-        the ledger since `replaces` was loaded, in a cache that cannot be locked.
+    Raises: CacheError if it cannot be written; OvertakenError if another process has replaced or
+        removed the ledger, or the number, since `replaces` was loaded.
     """
     store = find_store(cache)
-    record, current = _load(store, ledger.run)
-    if record is not None and record.number >= 0 and current not in (replaces, ledger):
-        raise OvertakenError(
-            f"{store.describe_record(RUNS, ledger.run)}: another process changed run "
-            f"{ledger.run!r} in the meantime; repeat the command"
-        )
+    record, current = read_ledger(store, ledger.run)
+    # One that is gone was removed, reset or renamed, and is not brought back
+    counts = {each.skips for each in (current, replaces) if each is not None}
+    if current not in (replaces, ledger) or (skips is not None and len(counts) > 1):
+        raise overtaken(store, ledger.run)
     if skips is None:
         skips = 0 if current is None else current.skips or 0
     store.write_record(
@@ -132,6 +132,14 @@ def save_ledger(
         ledger.run,
         seal_ledger(dump_ledger(ledger.run, ledger.stages, ledger.request), skips),
         record,
+    )
+
+
+def overtaken(store: CacheStore, run: str) -> OvertakenError:
+    """The error for a run that another process has changed since its ledger was loaded."""
+    return OvertakenError(
+        f"{store.describe_record(RUNS, run)}: another process changed run {run!r} in the meantime; "
+        "repeat the command"
     )
 
 
@@ -145,8 +153,9 @@ def list_runs(store: CacheStore) -> list[Ledger]:
     return [ledger for name in run_names(store) if (ledger := load_ledger(store, name)) is not None]
 
 
-def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
-    """A run's record, and the ledger that it holds. Raises: see `load_ledger`."""
+def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
+    """A run's record, and the ledger that it holds; None and None if the run was never built.
+    Raises: see `load_ledger`."""
     place = store.describe_record(RUNS, run)
     try:
         record = store.read_record(RUNS, run)

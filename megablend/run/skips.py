@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from megablend.caches.base import SKIPS, CacheStore, Record
 from megablend.errors import CacheError
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import count_skips, save_ledger
+from megablend.run.ledger_file import count_skips, load_ledger, overtaken, save_ledger
 from megablend.run.run import Run
 from megablend.system.atomic_write import reading
 from megablend.system.digest import digest_json
@@ -114,22 +114,28 @@ def lacks_checksum(cache: CacheStore, run: str) -> bool:
 
 
 def save_skip(cache: CacheStore, ledger: Ledger, start: int, stop: int) -> None:
-    """Add a range to the skips of a run. Raises: CacheError."""
+    """Add a range to the skips of a run. Raises: CacheError; OvertakenError if `ledger` is not its
+    present one."""
+    present = _load_same(cache, ledger)  # before a range is stored that nobody counts
     plan = next(link.digest for link in ledger.links if stop <= link.stop)
     entries, record = _read(cache, ledger.run)
     entries = [*entries, (start, stop, plan)]
     _write(cache, ledger.run, entries, record)
-    save_ledger(cache, ledger, replaces=ledger, skips=len(entries))
+    save_ledger(cache, ledger, replaces=present, skips=len(entries))
 
 
 def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
     """Copy the skips of a run's plan to the run named `new`; they replace those of an earlier run
     of that name.
 
-    Returns: the number of ranges. Raises: CacheError.
+    Returns: the number of ranges. Raises: CacheError; OvertakenError if another process has
+        removed some since `ledger` was loaded.
     """
     load_skips(cache, ledger)  # raises an error if some of them are lost
-    entries = [entry for entry in _read(cache, ledger.run)[0] if entry[2] in ledger.digests]
+    stored = _read(cache, ledger.run)[0]
+    if len(stored) < (ledger.skips or 0):  # not lost: the ledger changed since it was loaded
+        raise overtaken(cache, ledger.run)
+    entries = [entry for entry in stored if entry[2] in ledger.digests]
     record = cache.read_record(SKIPS, new)
     if entries:
         _write(cache, new, entries, record)
@@ -146,19 +152,30 @@ def forget_skips(cache: CacheStore, run: str) -> None:
 
 
 def remove_skips(cache: CacheStore, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises:
-    CacheError."""
+    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises: as
+    `save_skip`."""
+    present = _load_same(cache, ledger)
     try:
         entries, record = _read(cache, ledger.run)
     except CacheError:
         entries = []
         record = None
     kept = [entry for entry in entries if entry[2] not in ledger.digests]
-    save_ledger(cache, ledger, replaces=ledger, skips=len(kept))
+    save_ledger(cache, ledger, replaces=present, skips=len(kept))
     if kept:
         _write(cache, ledger.run, kept, record)
+    elif record is not None:
+        cache.remove_record(SKIPS, ledger.run, record)
     else:
         forget_skips(cache, ledger.run)
+
+
+def _load_same(cache: CacheStore, ledger: Ledger) -> Ledger:
+    """Load a run's ledger as it is now. Raises: OvertakenError if it is not `ledger`."""
+    present = load_ledger(cache, ledger.run)
+    if present != ledger:
+        raise overtaken(cache, ledger.run)
+    return present
 
 
 def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:

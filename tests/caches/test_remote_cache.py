@@ -13,13 +13,17 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
+from megablend.caches.base import OvertakenError
 from megablend.errors import MegablendError
+from megablend.operations import manage_runs
+from megablend.run.skips import copy_skips
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.runs import documents, make_config, read_samples, write_source
@@ -89,6 +93,46 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     assert megablend.open(longer, state=state).consumed_samples == 50
     megablend.remove_run(remote, "other")
     assert megablend.list_runs(remote) == []
+
+
+@pytest.mark.parametrize("change", ["extend", "skip", "rename", "remove"])
+def test_a_rename_loses_nothing_of_what_another_node_does_meanwhile(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    _, config = configs(tmp_path, remote, run="demo")
+    megablend.build(config)
+    megablend.skip(config, 0, 4, batch_size=4)
+    changes: dict[str, Callable[[], object]] = {
+        "extend": lambda: megablend.build(config | {"samples": 60}),
+        "skip": lambda: megablend.skip(config, 8, 12, batch_size=4),
+        "rename": lambda: megablend.rename_run(config, "demo", "other"),
+        "remove": lambda: megablend.remove_run(config, "demo"),
+    }
+    found = list[tuple[str, Any]]()
+
+    def copy_after_the_change(*arguments: Any) -> int:
+        monkeypatch.setattr(manage_runs, "copy_skips", copy_skips)
+        changes[change]()
+        found.extend(_skipped(remote).items())
+        return copy_skips(*arguments)
+
+    monkeypatch.setattr(manage_runs, "copy_skips", copy_after_the_change)
+    with pytest.raises(OvertakenError, match=r"in the meantime; repeat the command$"):
+        megablend.rename_run(config, "demo", "other")
+    assert found == [each for each in _skipped(remote).items() if each in found]
+    if change in ("extend", "skip"):
+        megablend.remove_run(config, "other")
+        megablend.rename_run(config, "demo", "other")
+        assert _skipped(remote) == {"other": found[0][1]}
+
+
+def _skipped(cache: str) -> dict[str, Any]:
+    """By run: where its stages end, and what it skips."""
+    return {
+        each.run: (each.stages, megablend.list_skips(cache, run=each.run).to_dict()["skips"])
+        for each in megablend.list_runs(cache)
+        if isinstance(each, manage_runs.RunSummary)
+    }
 
 
 def test_commands_take_its_url(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
+from megablend.caches.base import OvertakenError
+from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError, StateError
 from tests.cli.commands import run
 from tests.inspect.test_find import make_run
@@ -242,3 +245,34 @@ def test_a_renamed_run_keeps_its_skips_and_gets_no_others(config: dict[str, Any]
     assert not Path(config["cache"], "runs", "skips", "other.json").exists()
     megablend.rename_run(config, "other", "demo")
     assert megablend.open(config).skips.ranges == ()
+
+
+@pytest.mark.parametrize("change", ["extend", "reset", "rename"])
+@pytest.mark.parametrize("command", ["skip", "unskip"])
+def test_what_another_process_made_of_the_run_meanwhile_stays(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, change: str, command: str
+) -> None:
+    changes: dict[str, Callable[[], object]] = {
+        "extend": lambda: megablend.build(config | {"samples": 240}),
+        "reset": lambda: megablend.reset_run(config, "demo"),
+        "rename": lambda: megablend.rename_run(config, "demo", "other"),
+    }
+    commands: dict[str, Callable[[], object]] = {
+        "skip": lambda: megablend.skip(config, 0, 16, batch_size=4),
+        "unskip": lambda: megablend.unskip(config),
+    }
+    hold = LocalCacheStore.hold
+    found = []
+
+    def hold_after_the_change(store: LocalCacheStore, **options: Any) -> Any:
+        monkeypatch.setattr(LocalCacheStore, "hold", hold)
+        changes[change]()
+        found.append(megablend.list_runs(config))
+        return hold(store, **options)
+
+    monkeypatch.setattr(LocalCacheStore, "hold", hold_after_the_change)
+    says = "another process changed run 'demo' in the meantime; repeat the command$"
+    with pytest.raises(OvertakenError, match=says):
+        commands[command]()
+    assert [megablend.list_runs(config)] == found
+    assert not list(Path(config["cache"], "runs", "skips").glob("*.json"))

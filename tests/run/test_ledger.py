@@ -162,7 +162,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         BLEND,
         replace(BLEND, order="document", interleaving="sequential", plan_version=2),
     ):
-        save_ledger(str(tmp_path), ledger(100, 200, blend=blend))
+        replaced = load_ledger(str(tmp_path), "demo")
+        save_ledger(str(tmp_path), ledger(100, 200, blend=blend), replaces=replaced)
         assert load_ledger(str(tmp_path), "demo") == ledger(100, 200, blend=blend)
         assert list_runs(find_store(tmp_path)) == [ledger(100, 200, blend=blend)]
 

@@ -295,9 +295,12 @@ class ObjectCacheStore:
         if not self._chain(kind, name).append(data, number):
             raise self._overtaken(kind, name)
 
-    def remove_record(self, kind: str, name: str) -> None:
+    def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
         """See CacheStore. The record's versions are kept, and one more marks the removal."""
-        self.set_aside_record(kind, name)
+        if after is None:
+            self.set_aside_record(kind, name)
+        elif not self._chain(kind, name).append(None, after.number):
+            raise self._overtaken(kind, name)
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """See CacheStore. One more version marks the removal; removing that version restores the
