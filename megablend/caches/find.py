@@ -66,10 +66,11 @@ def check_location(location: str) -> None:
     """Check that a URL can be the location of a cache. Raises: ConfigError."""
     scheme = find_scheme(location)
     expected = "expected a folder, or a prefix such as s3://bucket/caches/name"
+    # Not the rest of these, which may be secret
     if scheme in ("http", "https"):
-        raise ConfigError(f"{location}: web servers are read-only; {expected}")
+        raise ConfigError(f"{scheme}://...: web servers are read-only; {expected}")
     if scheme not in SCHEMES:
-        raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
+        raise ConfigError(f"{scheme}://...: cannot hold a cache; {expected}")
     check_secrets(location)
     if not location.partition("://")[2].strip("/").partition("/")[2]:
         raise ConfigError(f"{location}: names a whole bucket; {expected}")

@@ -106,7 +106,8 @@ class Session:
         """Name of the run. Raises: ConfigError if a cache is given without one."""
         if self._run is None and self.is_cache:
             raise ConfigError(
-                f"{self.what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
+                f"{self.cache.location}: found a cache without the name of a run, expected both; "
+                "`megablend runs list` lists its runs"
             )
         return self.config.run if self._run is None else self._run
 

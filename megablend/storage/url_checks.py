@@ -11,8 +11,8 @@ _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """The begin of a parameter in the query of a signed URL."""
-_USER = re.compile(r"(?i)(?<=\b(s3|gs|az)://)[^/?#]*@")
-"""A user or a password before the bucket."""
+_USER = re.compile(r"(?i)(?<=\b(s3|gs|az)://)([^/?#]*|[^/?#:]+:[^?#]*)@")
+"""A user or a password before the bucket; a password may have slashes."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 

@@ -16,6 +16,7 @@ from megablend.caches.find import find_store
 from megablend.config import load_config
 from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
 from megablend.megatron.request.address import parse_address
+from megablend.operations.session import Session
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.objects.address import parse_location
 from tests.runs import documents, make_config, write_source
@@ -210,6 +211,7 @@ def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
         ("gs://b/k.parquet?X-Goog-Signature=s3cr3t", "with a signature"),
         ("az://c/k.parquet?sv=2024&sig=s3cr3t", "with a signature"),
         ("s3://key:s3cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://key:s3/cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
         ("S3://key:s3cr3t@b/k.parquet", r"(?i)s3://\.\.\.@b/k.parquet with a user or password"),
     ],
 )
@@ -224,8 +226,24 @@ def test_secrets_that_are_no_part_of_a_key_are_refused_and_not_printed(
     ):
         with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
             load_config(config)
-        assert "s3cr3t" not in str(caught.value)
-    for use in (lambda: parse_address(f"parquet:{location}"), lambda: find_store(location)):
+        assert "cr3t" not in str(caught.value)
+    for use in (
+        lambda: parse_address(f"parquet:{location}"),
+        lambda: find_store(location),
+        lambda: Session(location).run,
+    ):
         with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
+            use()
+        assert "cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "location", ["https://u:s3cr3t@h/c", "http://h/c?sig=s3cr3t", "ftp://u:s3cr3t@h/c"]
+)
+def test_secrets_of_urls_that_cannot_be_caches_are_not_printed(location: str) -> None:
+    for use in (lambda: find_store(location), lambda: Session(location).run):
+        with pytest.raises(
+            ConfigError, match=r"^\w+://\.\.\.: .* expected a folder, or a prefix"
+        ) as caught:
             use()
         assert "s3cr3t" not in str(caught.value)
