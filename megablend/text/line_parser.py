@@ -21,6 +21,15 @@ from megablend.text.lines import Lines
 _Key = str | int | float | bool | None
 _ONE_A_LINE = "; expected one object per line: `jq -c '.[]' FILE` converts an array, `jq -c . FILE` other JSON"
 _BOM = b"\xef\xbb\xbf"
+_OTHER_FILES = {
+    b"\x1f\x8b": "the file is compressed: end its name in `.gz`",
+    b"\x28\xb5\x2f\xfd": "the file is compressed: end its name in `.zst`",
+    b"BZh": "the file is compressed by bzip2: compress it by gzip or zstd instead",
+    b"\xfd7zXZ": "the file is compressed by xz: compress it by gzip or zstd instead",
+    b"\xff\xfe": "the file is in UTF-16: convert it, `iconv -f UTF-16 -t UTF-8`",
+    b"\xfe\xff": "the file is in UTF-16: convert it, `iconv -f UTF-16 -t UTF-8`",
+}
+"""The first bytes of files that are no JSON Lines, and what such a file is."""
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
 _OPEN = ord("{")
@@ -138,7 +147,10 @@ class LineParser:
         try:
             record = json.loads(line.decode("utf-8"), parse_int=_read_integer)
         except UnicodeDecodeError as error:
-            return BadDocument("invalid UTF-8", f"is not UTF-8 at its byte {error.start}", place)
+            hints = [f"; {hint}" for begin, hint in _OTHER_FILES.items() if line.startswith(begin)]
+            hint = hints[0] if hints and place.offset == 0 else ""
+            reason = f"is not UTF-8 at its byte {error.start}{hint}"
+            return BadDocument("invalid UTF-8", reason, place)
         except (ValueError, RecursionError) as error:
             hint = _ONE_A_LINE if line.strip() in (b"{", b"[") or line.startswith(b"[{") else ""
             return BadDocument("not JSON", f"is not JSON ({error}){hint}", place)

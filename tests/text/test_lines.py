@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +197,23 @@ def test_bad_documents_are_counted_with_their_place(tmp_path: Path, line: bytes)
     assert len(documents_of(portions)) == 1000
     assert (bad.kind, bad.place) == (BAD[line][0], (500 * len(good), 500))
     assert BAD[line][1] in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("convert", "remedy"),
+    [
+        (gzip.compress, r"is not UTF-8 at its byte 1; the file is compressed: end .* in `\.gz`$"),
+        (bz2.compress, "is compressed by bzip2: compress it by gzip"),
+        (lzma.compress, "is compressed by xz: compress it by gzip"),
+        (lambda data: data.decode().encode("utf-16"), "is in UTF-16: convert it"),
+    ],
+)
+def test_files_that_are_no_json_lines_are_told(
+    tmp_path: Path, convert: Callable[[bytes], bytes], remedy: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", convert(b'{"text": "a"}\n'))
+    ((_, portions),) = read(path, 1 << 20)
+    assert re.search(remedy, portions[0].bad[0].reason)
 
 
 def test_what_is_not_bad(tmp_path: Path) -> None:
