@@ -127,7 +127,7 @@ class Loader:
         self._pass: _Pass | None = None
         # Batches before the loaded state that Lightning includes in its count of the next iteration
         self._counted_before = 0
-        options = choose_start_method(checked_options(options), dataset.run)
+        options = choose_start_method(checked_options(options), dataset.run, dataset.transform)
         if options["num_workers"] > 0:
             options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         self._check_lanes(options["num_workers"])

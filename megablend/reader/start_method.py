@@ -14,7 +14,10 @@ import multiprocessing.connection
 import os
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from pickle import PicklingError
+from types import FunctionType
 from typing import Any
 
 from megablend.errors import ConfigError
@@ -78,11 +81,13 @@ def _find_start(pid: int) -> str | None:
     return None if state == "Z" else start_time
 
 
-def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
+def choose_start_method(
+    options: Mapping[str, Any], run: Run, transform: Callable[..., Any] | None
+) -> dict[str, Any]:
     """Return options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
-    Raises: ConfigError if `fork` is requested but cannot work, or if a worker runs the script
-        that started it.
+    Raises: ConfigError if `fork` is requested but cannot work, if a worker runs the script that
+        started it, or if the transform or another function cannot be sent to workers.
     """
     remote = [path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES]
     if not options["num_workers"] or not remote:
@@ -92,6 +97,9 @@ def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
             "the script is run again by a worker that it started: put its code under `if __name__ == '__main__':`, which is "
             "required for workers that read from an object store"
         )
+    for name in ("collate_fn", "worker_init_fn"):
+        _check_function(name, options.get(name))
+    _check_function("transform", transform)
     context = options.get("multiprocessing_context")
     if context is None:
         return {**options, "multiprocessing_context": "forkserver"}
@@ -102,6 +110,19 @@ def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
             "does not work after a fork"
         )
     return dict(options)
+
+
+def _check_function(name: str, function: Callable[..., Any] | None) -> None:
+    """Check that workers that are not forked can find a function. Raises: ConfigError."""
+    if not isinstance(function, FunctionType):
+        return  # it may be large
+    try:
+        ForkingPickler.dumps(function)
+    except (PicklingError, AttributeError) as error:
+        raise ConfigError(
+            f"{name}: found {function.__qualname__}, expected a function at the top of a module: workers that read from an "
+            "object store are not forked, and import it by its name"
+        ) from error
 
 
 def _list_locations(run: Run) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ConfigError
@@ -74,6 +75,19 @@ def test_workers_are_not_forked_and_give_the_same_batches(remote: Any) -> None:
             num_workers=1,
             multiprocessing_context="fork",
         )
+
+
+def test_functions_that_workers_cannot_import_are_named(remote: Any) -> None:
+    _, config = remote
+    dataset = megablend.open(config)
+    sizes: Any = {"micro_batch_size": 2, "num_workers": 1}
+    with pytest.raises(ConfigError, match=r"^transform: found \S*<lambda>, expected a function at"):
+        megablend.Loader(dataset, transform=lambda sample: sample, **sizes)
+    with pytest.raises(ConfigError, match=r"^collate_fn: found \S*<lambda>, expected a function"):
+        megablend.Loader(dataset, collate_fn=lambda samples: samples, **sizes)
+    megablend.Loader(dataset, transform=lambda sample: sample, micro_batch_size=2)
+    megablend.Loader(dataset, transform=dict, **sizes)
+    megablend.Loader(dataset, collate_fn=default_collate, **sizes)
 
 
 def run_script(folder: Path, text: str, config: dict[str, Any]) -> subprocess.CompletedProcess[str]:
