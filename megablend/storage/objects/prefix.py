@@ -103,7 +103,7 @@ class ObjectPrefix:
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
             return await self._retry(
-                key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES
+                key, lambda store: _read_range(store, self._key(key), start, stop), stop - start
             )
 
         with path.open("xb") as file:

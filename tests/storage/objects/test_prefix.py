@@ -171,3 +171,19 @@ def test_a_lost_response_to_the_joining_of_parts_and_refused_removals(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_small_object_is_not_waited_for_as_long_as_a_large_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waits = list[float]()
+
+    async def answer(seconds: float, *_: Any, **__: Any) -> bytes:
+        waits.append(seconds)
+        return b"0123"
+
+    monkeypatch.setattr("megablend.storage.objects.prefix.attempt_within", answer)
+    options = parse_options({"s3://": {"endpoint": "http://127.0.0.1:9"}})
+    ObjectPrefix("s3://b/c", options).download("a", 4, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"0123"
+    assert [round(each) for each in waits] == [35]
