@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -117,24 +118,31 @@ class MpiLaunch:
         if self._has_aborted:  # within another `abort` of this rank, which waits to be terminated
             raise error
         self._has_aborted = True
+        error = translate(error, "this rank") or error
+        try:
+            self._report(error)
+        finally:  # a full or closed stderr must not leave the other ranks waiting
+            self._comm.Abort(exit_code(error))
+        raise SystemExit(exit_code(error))
+
+    def _report(self, error: BaseException) -> None:
+        """Print "rank r: message" to stderr, unless a lower rank terminates this one before."""
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
         time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))
         if on_failure and self.rank > 0:
             time.sleep(REPORT_SECONDS)
-        error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
-        print(
-            f"{trace}rank {self.rank}: {str(error) or type(error).__name__}",
-            file=sys.stderr,
-            flush=True,
-        )
+        with contextlib.suppress(OSError):
+            print(
+                f"{trace}rank {self.rank}: {str(error) or type(error).__name__}",
+                file=sys.stderr,
+                flush=True,
+            )
         for report in on_failure:
             report(error)
         time.sleep(_ABORT_SECONDS)
-        self._comm.Abort(exit_code(error))
-        raise SystemExit(exit_code(error))
 
     def _has_unreceived_posts(self) -> bool:
         """Return whether rank 0 has not yet received all posts of this rank, and forget received

@@ -137,6 +137,18 @@ def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     assert result.stderr.count("matches no file") == 1
 
 
+def test_an_error_that_cannot_be_printed_ends_all() -> None:
+    use = (
+        "import sys; from megablend.distributed.launch import detect; from megablend.errors import CacheError\n"
+        "launch = detect()\n"
+        "if launch.rank == 0: launch.barrier()\n"
+        "sys.stderr = open('/dev/full', 'w')\n"
+        "launch.abort(CacheError('full'))"
+    )
+    result = run(["timeout", "60", *driver(2)[:-1], "-c", use])
+    assert result.returncode == 3, result.stderr
+
+
 def test_one_process_needs_no_mpi4py(tmp_path: Path) -> None:
     """It comes with the extras `mpi` and `mpich`; without it all works but builds by several MPI ranks."""
     write(tmp_path / "0.arrow", 0)
