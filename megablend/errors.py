@@ -31,6 +31,11 @@ CHANGED_REMEDY = (
 )
 """The remedy for a file that is not the one that was indexed. A rebuild alone does not move a run
 to the new index."""
+NOT_ONE_FILE = (
+    "or is not the same file on all nodes; let its writer finish, or put it on a file system that all ranks share, then "
+    "build again"
+)
+"""The other cause of a change during a build, and the remedies."""
 WITHOUT_IT = (
     "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
 )

@@ -1,9 +1,13 @@
-"""Replacing locks in a forked child: a thread that the child does not have may have held them."""
+"""Child processes: replacing locks in a forked one, since a thread that it does not have may have
+held them; and starting one that Ctrl-C does not reach."""
 
 from __future__ import annotations
 
 import os
-from typing import Protocol
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any, Protocol
 from weakref import WeakSet
 
 
@@ -30,3 +34,16 @@ def _unlock_all() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock_all)
+
+
+def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that Ctrl-C does not reach, not even while it starts: its parent ends it.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, **options)  # inherits the signals that are blocked
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from megablend.errors import ResourceError
+from megablend.system.after_fork import start_uninterrupted
 from megablend.text.engine import without_threads
 from megablend.text.parts import Entry
 from megablend.text.setup import Setup
@@ -103,7 +104,7 @@ class _Process:
         stack.callback(self.connection.close)
         paths = os.pathsep.join(filter(None, sys.path))
         with worker_end:
-            self._process = subprocess.Popen(
+            self._process = start_uninterrupted(
                 [sys.executable, "-m", __name__, str(os.getpid()), str(worker_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is for the result of the command alone
@@ -155,7 +156,6 @@ def _main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         return  # the rank ended before `prctl`, so no signal will come
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank kills its workers if interrupted
     _serve(Connection(int(sys.argv[2])))
 
 

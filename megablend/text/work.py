@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from megablend.errors import (
-    CHANGED_REMEDY,
+    NOT_ONE_FILE,
     ChangedFileError,
     CorruptFileError,
     DataError,
@@ -35,7 +35,7 @@ from megablend.text.prove import MIN_CHECKED, choose_checked, first_difference
 from megablend.text.setup import Setup, load_part
 from megablend.text.tables import is_table
 from megablend.text.tasks import Task
-from megablend.text.text_file import count_line_ends
+from megablend.text.text_file import TextFile, count_line_ends
 from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file
 from megablend.text.token_names import TokenName
 
@@ -81,14 +81,22 @@ class Worker:
                 self._make_missing(task, parts, report)
             else:
                 report(task.cost, 0, 0)
-        except self._setup.left_out as error:
+        except DataError as error:
+            self._check_unchanged(file)  # text that was replaced may look damaged
+            if not isinstance(error, self._setup.left_out):
+                raise
             return Entry(size=file.size, etag=file.etag, unreadable=str(error))
-        if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
-            raise ChangedFileError(
-                file.path, f"changed while it was being tokenised; {CHANGED_REMEDY}"
-            )
+        self._check_unchanged(file)
         made = tuple(parts[number] for number in sorted(parts))
         return Entry(size=file.size, etag=file.etag, parts=made)
+
+    def _check_unchanged(self, file: TextFile) -> None:
+        """Check that the text is still the one that was listed, perhaps by another rank. Raises:
+        ChangedFileError, MissingFileError."""
+        if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
+            raise ChangedFileError(
+                file.path, f"changed while it was being tokenised, {NOT_ONE_FILE}"
+            )
 
     def _make_missing(self, task: Task, parts: dict[int, Part], report: Report) -> None:
         for part in self._setup.open_parts(task):

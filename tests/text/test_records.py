@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megablend.errors import CorruptFileError
+from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.operations.build import build
 from megablend.operations.session import Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.by_scheme import make_storage
 from megablend.text.estimate import estimate_pending
 from megablend.text.source import find_text, list_bad
+from megablend.text.tasks import plan_tasks
 from megablend.text.verify_text import verify_text
 from tests.text.test_build import make_config
 
@@ -78,3 +80,25 @@ def test_what_is_damaged_from_its_beginning_is_left_out_of_estimates_and_builds(
         (skipped,) = build(config).index.skipped
         assert name in skipped
         assert find_text(opened, spec, STORAGE).pending == []
+
+
+@pytest.mark.parametrize("left_out", [b'{"text": "b', b""])
+def test_text_that_is_replaced_by_shorter_text_is_not_called_damaged(
+    tmp_path: Path, left_out: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a rank see it whose node has other text than the rank that listed it."""
+    path = tmp_path / "data/a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"text": "a"}\n' * 9)
+
+    def replace(*arguments: Any) -> Any:
+        tasks = plan_tasks(*arguments)
+        path.write_bytes(left_out)
+        return tasks
+
+    monkeypatch.setattr("megablend.text.tokenise.plan_tasks", replace)
+    config = make_config(tmp_path, samples=1)
+    with pytest.raises(
+        ChangedFileError, match=r"a\.jsonl: changed while .* being tokenised, or is"
+    ):
+        build(config, processes=1)

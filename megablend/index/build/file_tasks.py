@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import CacheStore
-from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
+from megablend.errors import NOT_ONE_FILE, CacheError, ChangedFileError, ConfigError, DataError
 from megablend.formats.base import is_divisible
 from megablend.formats.flat import DOCUMENTS
 from megablend.index.build.file_parts import join, num_parts, part_span
@@ -39,10 +39,7 @@ _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
 """Cost of reading a fragment, in bytes of a file that are read in the same time."""
-_CHANGED = (
-    "changed while it was being indexed, or is not the same file on all nodes; let its writer finish, or put it on a "
-    "file system that all ranks share, then build again"
-)
+_CHANGED = f"changed while it was being indexed, {NOT_ONE_FILE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from typing import Any
 from megablend.errors import DataError
 from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.object_options import carrying_queries
+from megablend.system.after_fork import start_uninterrupted
 
 _THREADS = 64
 """The number of calls that a helper works on at a time."""
@@ -40,7 +40,7 @@ class Helper:
         self._connection, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
-        self._process = subprocess.Popen(
+        self._process = start_uninterrupted(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
         )
         theirs.close()
@@ -150,7 +150,6 @@ def closing_helper() -> Iterator[None]:
 
 def serve(descriptor: int) -> None:
     """Run in the helper: answer calls until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     connection = Connection(descriptor)
     lock = threading.Lock()
 
