@@ -7,8 +7,10 @@ from time import perf_counter
 from megablend import jit
 from megablend.caches.base import CacheStore
 from megablend.caches.find import is_remote
+from megablend.config import Source
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, ResourceError
+from megablend.index.build.sources import list_sources
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.inspect.describe_run import Loaders, Mirrors, describe_index, describe_planned
@@ -18,11 +20,13 @@ from megablend.inspect.description import (
     Description,
     FilesDescription,
     IndexDescription,
+    SourceFiles,
 )
-from megablend.inspect.what_if import foresee_run, list_files
+from megablend.inspect.what_if import foresee_run
 from megablend.operations.manage_runs import list_runs_of
 from megablend.operations.runs import newest_snapshot
 from megablend.operations.session import ConfigLike, Session
+from megablend.operations.source_specs import list_specs
 from megablend.operations.token_documents import refuse_token_documents
 from megablend.storage.base import Storage
 from megablend.storage.mirror_values import parse_mirror_size
@@ -84,7 +88,7 @@ def describe(
             sequence_length=config.sequence_length,
             committed=False,
             note=planned,
-            files=list_files(session),
+            files=_list_files(session),
         )
     if not planned.committed:  # `build` would also refuse them
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
@@ -164,3 +168,32 @@ def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | Dam
         if is_remote(cache.location) and isinstance(error.__cause__, OSError):
             raise  # of this node's disk, not of the index
         return DamagedIndex(digest=digest, problem=str(error))
+
+
+def _list_files(session: Session) -> tuple[SourceFiles, ...]:
+    """List the files of each source, which are known without an index.
+
+    Raises: ConfigError if a path matches no file; MissingFileError.
+    """
+    configured = session.config.all_sources
+    listed = []
+    for listing in list_sources(list_specs(session.config, session.storage), session.storage):
+        source = configured[listing.name]
+        listed.append(
+            SourceFiles(
+                name=source.name,
+                format=listing.read.format,
+                files=len(listing.files),
+                bytes=sum(file.size for file in listing.files),
+                share=_share(source),
+            )
+        )
+    return tuple(listed)
+
+
+def _share(source: Source) -> dict[str, float | str] | None:
+    """See `SourceFiles.share`."""
+    if source.unit is None:
+        return None
+    number = getattr(source, source.unit)
+    return {source.unit: number if isinstance(number, str) else float(number)}
