@@ -30,7 +30,7 @@ from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_
 from megablend.storage.find import SPECIAL, Found, find_files
 from megablend.storage.futures import call_now
 from megablend.system import count_cpus
-from megablend.system.failures import cause_of, remedy_of
+from megablend.system.failures import cause_of, read_remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
 """The size from which a read is first checked against the file's size: a read allocates the
@@ -256,10 +256,8 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    # The last part of the remedy is for files that are written
-    remedy = remedy_of(error.errno).removesuffix(", or use another folder")
     kind = RefusedFileError if isinstance(error, PermissionError) else DataError
-    return kind(path, f"cannot be read: {cause_of(error)}: {remedy}")
+    return kind(path, f"cannot be read: {cause_of(error)}: {read_remedy_of(error.errno)}")
 
 
 def replaced_error(path: str) -> ChangedFileError:

@@ -53,6 +53,11 @@ def remedy_of(number: int | None) -> str:
     return _REMEDIES.get(number or 0, f"check the path and the file system, or {_ELSEWHERE}")
 
 
+def read_remedy_of(number: int | None) -> str:
+    """Return the remedy for a system error of reading data, which is in no other folder."""
+    return remedy_of(number).removesuffix(f", or {_ELSEWHERE}")
+
+
 def note_copies(folder: str) -> None:
     """Note a folder of this node's copies of a cache: remedies for errors in it name the setting."""
     _COPIES.add(folder)

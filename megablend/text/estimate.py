@@ -68,7 +68,7 @@ def estimate_pending(
     setup = source.setup
     tasks = list[Task]()
     for file in source.pending:
-        with contextlib.suppress(*setup.left_out):
+        with contextlib.suppress(*setup.skipped_errors):
             tasks += plan_tasks(file, storage, setup.fields)
     if find_obstacle(setup.tokenizer, sum(file.cost for file in source.files)) is None:
         setup = replace(setup, engine="gigatoken")
@@ -82,7 +82,7 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
     step = -(-len(tasks) // _NUM_SAMPLED) or 1
     trial = _Trial(setup)
     for task in tasks[::step]:
-        with contextlib.suppress(*setup.left_out):
+        with contextlib.suppress(*setup.skipped_errors):
             trial.add(task)
     num_bytes = trial.count_text_bytes(tasks)
     scale = num_bytes / max(1, trial.text_bytes)

@@ -26,7 +26,7 @@ class Setup:
 
     tokenizer: TokenizerFile
     engine: str
-    """The name of the engine. gigatoken is proved."""
+    """The name of the engine that tokenises; gigatoken only if it was proved to give the same tokens."""
     fields: TextFields
     bos: bool
     add_special_tokens: bool
@@ -39,8 +39,8 @@ class Setup:
     part_bytes: int
 
     @property
-    def left_out(self) -> tuple[type[CorruptFileError], ...]:
-        """The errors for which a file is left out."""
+    def skipped_errors(self) -> tuple[type[CorruptFileError], ...]:
+        """The errors for which a file is left out: none unless `on_unreadable: skip` is set."""
         return (CorruptFileError,) if self.skips_unreadable else ()
 
     def name_part(self, file: str, part: OpenPart) -> str:

@@ -202,7 +202,7 @@ def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task
             twins = () if done else tuple(dict.fromkeys(own + by_size.get(file.size, [])))
             try:
                 planned = plan_tasks(file, setup.storage, setup.fields, setup.part_bytes)
-            except setup.left_out as error:
+            except setup.skipped_errors as error:
                 source.entries[file.name] = Entry(
                     size=file.size, etag=file.etag, unreadable=str(error)
                 )

@@ -83,7 +83,7 @@ class Worker:
                 report(task.cost, 0, 0)
         except DataError as error:
             self._check_unchanged(file)  # text that was replaced may look damaged
-            if not isinstance(error, self._setup.left_out):
+            if not isinstance(error, self._setup.skipped_errors):
                 raise
             return Entry(size=file.size, etag=file.etag, unreadable=str(error))
         self._check_unchanged(file)

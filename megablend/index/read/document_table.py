@@ -53,6 +53,7 @@ START_COLUMNS = np.dtype(
 )
 _GROUP = "group"
 """Name of the column of checksums."""
+_REBUILD = "`megablend build CONFIG`"
 _CHECKED_BYTES = 16 << 20
 """Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files,
 only the rows that are looked up are compared."""
@@ -246,7 +247,7 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
-            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"
+            f"{folder}: source {entry.name!r} has no document table; rebuild the index ({_REBUILD})"
         )
     try:
         table = _open(folder)
@@ -258,7 +259,7 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
         raise CacheError(
             f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} "
             f"tokens, but source {entry.name!r} has {entry.rows:,} and {entry.tokens:,}: remove "
-            "that folder, then rebuild the index (`megablend build CONFIG`)"
+            f"that folder, then rebuild the index ({_REBUILD})"
         )
     return table
 

@@ -6,10 +6,11 @@
         gets them anew, since their bytes were wrong. Status 412: this node is in another view, and
         more than held pages is requested.
     POST /v1/tell?view=[&greets=&session=][&list=&session=&formed=]
-        needs: pages that a node holds. The first request has none, but `greets`, the digest of the
-        node's list of nodes, and its session; the last one of those with all pages that it holds at
-        first has them again, as `list`, and whether its nodes have met. Status 412: this node does
-        not know the view.
+        needs: pages that a node holds. A node tells all of them at first, in several requests, and
+        later those that are new. The very first request has no pages, but `greets`, the digest of
+        the node's list of nodes, and its session. The last request of the first pages has that
+        digest as `list`, the session, and, as `formed`, whether its nodes have met. Status 412:
+        this node does not know the view.
     POST /v1/due[?more=1]
         needs: pages that a node will request, instead of those that it announced before, or, with
         `more`, in addition to them.

@@ -28,42 +28,12 @@ _STATISTICS_DTYPES = {
 }
 """The dtype of statistics for each physical type, signed (False) or unsigned (True). No token
 column is an unsigned INT64."""
-
-
-def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
-    """Return the smallest and the largest value of the chunks that have statistics; None if no
-    chunk has any.
-
-    Args:
-        chunks: CHUNK_DTYPE [n].
-    """
-    is_unsigned = column.dtype.startswith("u")
-    dtype = np.dtype(_STATISTICS_DTYPES.get((Physical(column.physical), is_unsigned), "V0"))
-    if not dtype.itemsize:
-        return None
-    # max_value and min_value, unless they are marked as not exact
-    is_exact = chunks["ranges"] & (1 << 7 | 1 << 8) == 0
-    has_new = _has_fields(chunks, (5, 6), dtype.itemsize) & is_exact
-    # The deprecated max and min, which compare signed values
-    has_old = _has_fields(chunks, (1, 2), dtype.itemsize) & (not is_unsigned) & ~has_new
-    lows, highs = (
-        np.concatenate([chunks[new][has_new], chunks[old][has_old]])
-        .astype(f"<u{dtype.itemsize}")
-        .view(dtype)
-        for new, old in (("min_value", "old_min"), ("max_value", "old_max"))
-    )
-    valid = lows <= highs
-    if not valid.any():
-        return None
-    return int(lows[valid].min()), int(highs[valid].max())
-
-
-def _has_fields(chunks: Chunks, fields: tuple[int, int], width: int) -> npt.NDArray[np.bool_]:
-    """Whether chunks have both fields of Statistics, given by their ids, in `width` bytes: bool
-    [n]."""
-    bits = sum(1 << (field if width == 4 else field + 8) for field in fields)
-    has: npt.NDArray[np.bool_] = chunks["ranges"] & bits == bits
-    return has
+_NEW_FIELDS = (5, 6)
+"""The ids of `max_value` and `min_value` in Statistics of the Parquet format."""
+_OLD_FIELDS = (1, 2)
+"""The ids of `max` and `min`, which are deprecated."""
+_INEXACT = 1 << 7 | 1 << 8
+"""The bits of CHUNK_DTYPE's `ranges` where `is_max_value_exact` or `is_min_value_exact` is false."""
 
 
 def index_file(
@@ -118,6 +88,42 @@ def index_file(
         note=found.note,
         token_range=find_value_range(chunks, column),
     )
+
+
+def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
+    """Return the smallest and the largest value of the chunks that have statistics; None if no
+    chunk has any.
+
+    Args:
+        chunks: CHUNK_DTYPE [n].
+    """
+    is_unsigned = column.dtype.startswith("u")
+    dtype = np.dtype(_STATISTICS_DTYPES.get((Physical(column.physical), is_unsigned), "V0"))
+    if not dtype.itemsize:
+        return None
+    is_exact = chunks["ranges"] & _INEXACT == 0
+    has_new = _has_fields(chunks, _NEW_FIELDS, dtype.itemsize) & is_exact
+    # These compare signed values
+    has_old = _has_fields(chunks, _OLD_FIELDS, dtype.itemsize) & (not is_unsigned) & ~has_new
+    lows, highs = (
+        np.concatenate([chunks[new][has_new], chunks[old][has_old]])
+        .astype(f"<u{dtype.itemsize}")
+        .view(dtype)
+        for new, old in (("min_value", "old_min"), ("max_value", "old_max"))
+    )
+    valid = lows <= highs
+    if not valid.any():
+        return None
+    return int(lows[valid].min()), int(highs[valid].max())
+
+
+def _has_fields(chunks: Chunks, fields: tuple[int, int], width: int) -> npt.NDArray[np.bool_]:
+    """Whether chunks have both fields of Statistics, given by their ids, in `width` bytes: bool
+    [n]."""
+    # As `column_chunk` sets them: one bit for values of 4 bytes, another for values of 8
+    bits = sum(1 << (field if width == 4 else field + 8) for field in fields)
+    has: npt.NDArray[np.bool_] = chunks["ranges"] & bits == bits
+    return has
 
 
 def _check_chunks(chunks: Chunks, column: Column) -> None:
