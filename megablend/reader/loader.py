@@ -24,8 +24,8 @@ from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_p
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
-from megablend.reader.start_method import WorkerStart, choose_start_method
-from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
+from megablend.reader.start_method import choose_start_method, start_worker
+from megablend.reader.transform import AHEAD, Threads, Transform, transformed
 from megablend.run.fitting_steps import unfit_lanes
 from megablend.run.run_files import list_files
 from megablend.storage.store_options import find_options
@@ -129,7 +129,7 @@ class Loader:
         self._counted_before = 0
         options = choose_start_method(checked_options(options), dataset.run, dataset.transform)
         if options["num_workers"] > 0:
-            options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
+            options["worker_init_fn"] = partial(start_worker, options.get("worker_init_fn"))
         self._check_lanes(options["num_workers"])
         self._loader: DataLoader[Any]
         if "collate_fn" in options:  # it takes single samples
@@ -155,10 +155,8 @@ class Loader:
         self._check_memory(first=self.sampler.next_start())
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         batches: torch.utils.data.Dataset[Any] = self._steps
-        if dataset.transform is not None:
-            batches = TransformedSteps(batches, dataset.transform)
         if num_workers > 0:
-            batches = CountedSteps(batches, self._steps)
+            batches = CountedSteps(self._steps, dataset.transform)
         return DataLoader(batches, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ from megablend.arrays import Float64s, Int64s
 from megablend.errors import ConfigError
 from megablend.prefetch.read_counts import ReadCounts
 from megablend.reader.batch_dataset import BatchDataset
+from megablend.reader.transform import Transform, apply_to_batch
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.system.atomic_write import replace_file
@@ -31,20 +32,23 @@ class CountedBatch(NamedTuple):
 
 
 class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
-    """Batches with their read counters, for a DataLoader's workers.
+    """Batches, transformed in the process that reads them, with their read counters; for a
+    DataLoader's workers.
 
     Args:
-        batches: the batches, by the numbers of their samples.
-        steps: the BatchDataset that reads for them.
+        steps: batches before the transform, by the numbers of their samples.
+        transform: the function of each sample, if there is one.
     """
 
-    def __init__(self, batches: torch.utils.data.Dataset[Any], steps: BatchDataset) -> None:
-        self._batches = batches
+    def __init__(self, steps: BatchDataset, transform: Transform | None) -> None:
         self._steps = steps
+        self._transform = transform
 
     def __getitem__(self, ks: list[int]) -> CountedBatch:
-        """Return the batch of samples `ks`. Raises: see `batches`."""
-        batch = self._batches[ks]
+        """Return the batch of samples `ks`. Raises: the errors of the steps; TransformError."""
+        batch: Any = self._steps[ks]
+        if self._transform is not None:
+            batch = apply_to_batch(self._transform, batch, ks)
         return CountedBatch(batch, self._steps.meter.take())
 
 

@@ -30,27 +30,17 @@ _POLL_SECONDS = 5.0
 it."""
 
 
-class WorkerStart:
-    """A `worker_init_fn` that lets the worker end when its parent does, also while the worker is
-    blocked in a read. Picklable.
-
-    Args:
-        own: the user's `worker_init_fn`.
-    """
-
-    def __init__(self, own: Callable[[int], Any] | None) -> None:
-        self._own = own
-
-    def __call__(self, worker_id: int) -> None:
-        """Begin to watch the parent, and do what the user's function does."""
-        parent = multiprocessing.parent_process()
-        if parent is not None and parent.pid is not None:
-            arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))
-            threading.Thread(
-                target=_end_with, args=arguments, name="megablend-parent", daemon=True
-            ).start()
-        if self._own is not None:
-            self._own(worker_id)
+def start_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
+    """Let the worker end when its parent does, also while the worker is blocked in a read; and do
+    what the user's `worker_init_fn`, `own`, does."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))
+        threading.Thread(
+            target=_end_with, args=arguments, name="megablend-parent", daemon=True
+        ).start()
+    if own is not None:
+        own(worker_id)
 
 
 def _end_with(sentinel: int, pid: int, started: str | None) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -66,39 +66,18 @@ def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
     return sample
 
 
-class TransformedSteps(torch.utils.data.Dataset[Any]):
-    """Batches by step, transformed in the process that reads them; for a DataLoader's workers.
-
-    Args:
-        steps: batches before the transform, by the numbers of their samples.
-    """
-
-    def __init__(self, steps: torch.utils.data.Dataset[Any], transform: Transform) -> None:
-        self._steps = steps
-        self._transform = transform
-
-    def __getitem__(self, ks: list[int]) -> Any:
-        """Return the batch of samples `ks`. Raises: the errors of the steps; TransformError."""
-        return apply_to_batch(self._transform, self._steps[ks], ks)
-
-
-class Generation(NamedTuple):
-    """A mark of the work that is submitted to the same Threads: work of an earlier generation is no
-    longer done."""
-
-    process: int
-    """Process id."""
-    num_closes: int
-    """The number of times that the threads were closed in this process."""
-
-
 class Threads:
     """The transform threads. They are started on demand, also after `close` and in a forked
     child."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a new generation, without threads."""
         self._pool: ThreadPoolExecutor | None = None
-        self._generation = Generation(os.getpid(), 0)
+        self._process = os.getpid()
+        self._generation = object()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call `function(*args)` in a thread."""
@@ -108,20 +87,18 @@ class Threads:
             )
         return self._pool.submit(function, *args)
 
-    def get_generation(self) -> Generation:
-        """Return the current generation. A forked child, which does not have its parent's threads,
-        begins a new one."""
-        if self._generation.process != os.getpid():
-            self._pool = None
-            self._generation = Generation(os.getpid(), 0)
+    def get_generation(self) -> object:
+        """Return the mark of the current generation: work of an earlier one is no longer done. A
+        forked child, which does not have its parent's threads, begins a new one."""
+        if self._process != os.getpid():
+            self._begin()
         return self._generation
 
     def close(self) -> None:
         """Stop the threads and cancel pending work."""
-        process, num_closes = self.get_generation()
+        self.get_generation()
         pool = self._pool
-        self._pool = None
-        self._generation = Generation(process, num_closes + 1)
+        self._begin()
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
