@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeAlias
 
 from megablend.formats.fetch import FileRead, fetch_now, start_fetch
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
@@ -17,23 +17,16 @@ from megablend.storage.futures import call_now, forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
 from megablend.storage.waits import Waits
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestedRanges:
-    """Ranges that were requested for files, pending or complete."""
-
-    files: list[FileRead]
-    fetched: Future[list[FetchedRanges]]
-    """For each of `files`, the ranges that were requested for it."""
-
-    def add_to_files(self) -> None:
-        """Pass the complete ranges to the files. Raises: see Storage.read."""
-        for file, fetched in zip(self.files, self.fetched.result(), strict=True):
-            file.add(fetched)
-
-
-_COMPLETE = RequestedRanges([], call_now(list))
+Requested: TypeAlias = Future[list[tuple[FileRead, FetchedRanges]]]
+"""The ranges that were requested, each with the file that they are for."""
+_COMPLETE: Requested = call_now(list)
 """Stands for ranges that were passed to their files already."""
+
+
+def add_to_files(requested: Requested) -> None:
+    """Pass complete ranges to their files. Raises: see Storage.read."""
+    for file, fetched in requested.result():
+        file.add(fetched)
 
 
 class RangeRequests:
@@ -52,26 +45,28 @@ class RangeRequests:
         self._shared: dict[RangeKey, Future[FetchedRanges]] = {}
         self._claiming = threading.Lock()
 
-    def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> RequestedRanges | None:
+    def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> Requested | None:
         """Request the ranges that files need next; None if they need no more.
 
         Args:
             owned: receives the shared ranges that the caller's read owns from now on, and which
                 it has to `release` when it is done.
         """
+        new = list[Future[FetchedRanges]]()
         with self._claiming:
             needed = [(file, ranges) for file in files for ranges in file.next_ranges()]
-            claims = [self._claim(ranges, owned) for _, ranges in needed]
+            shared = [self._claim(ranges, owned, new) for _, ranges in needed]
         if not needed:
             return None
         answers_at_once = all(
             self._storage.limits(ranges.path).is_synchronous for _, ranges in needed
         )
-        if answers_at_once and not any(claims):
+        if answers_at_once and not any(shared):
             self._fetch_now(needed)
             return _COMPLETE
-        fetching = self._start([ranges for _, ranges in needed], claims)
-        return RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
+        fetching = self._start([ranges for _, ranges in needed], shared, new)
+        files = [file for file, _ in needed]
+        return gather_futures(fetching, lambda fetched: list(zip(files, fetched, strict=True)))
 
     def _fetch_now(self, needed: Sequence[tuple[FileRead, FileRanges]]) -> None:
         """Read ranges that no other read needs, in this thread, and pass them to their files."""
@@ -89,9 +84,14 @@ class RangeRequests:
             for key in owned:
                 self._shared.pop(key, None)
 
-    def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
+    def _claim(
+        self, ranges: FileRanges, owned: list[RangeKey], new: list[Future[FetchedRanges]]
+    ) -> Future[FetchedRanges] | None:
         """Become the owner of shared ranges, or join the read that owns them; None for ranges that
         are not shared.
+
+        Args:
+            owned, new: receive the ranges' key and future if the caller becomes their owner.
 
         The caller holds `_claiming`, and has found the ranges missing since it took that lock:
         otherwise the owner could finish in between, and the ranges would be requested again.
@@ -99,30 +99,35 @@ class RangeRequests:
         if not ranges.is_shared:
             return None
         key = (ranges.path, int(ranges.offsets[0]))
-        existing = self._shared.get(key)
-        if existing is not None:
-            return _Claim(existing, is_owner=False)
-        created = Future[FetchedRanges]()
-        self._shared[key] = created
-        owned.append(key)
-        return _Claim(created, is_owner=True)
+        if key not in self._shared:
+            self._shared[key] = Future()
+            owned.append(key)
+            new.append(self._shared[key])
+        return self._shared[key]
 
     def _start(
-        self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]
+        self,
+        requests: Sequence[FileRanges],
+        shared: Sequence[Future[FetchedRanges] | None],
+        unrequested: list[Future[FetchedRanges]],
     ) -> list[Future[FetchedRanges]]:
         """Request ranges from the storage, except those that another read owns; return what each
-        of `requests` is awaited with."""
+        of `requests` is awaited with.
+
+        Args:
+            shared: for each of the requests, what `_claim` returned.
+            unrequested: those of them that the caller owns; becomes empty.
+        """
         fetching = list[Future[FetchedRanges]]()
-        unrequested = [claim.future for claim in claims if claim and claim.is_owner]
         try:
-            for ranges, claim in zip(requests, claims, strict=True):
-                if claim is None:
+            for ranges, future in zip(requests, shared, strict=True):
+                if future is None:
                     fetching.append(self._request(ranges))
                     continue
-                if claim.is_owner:
-                    forward_result(self._request(ranges), claim.future)
-                    unrequested.remove(claim.future)
-                fetching.append(claim.future)
+                if future in unrequested:
+                    forward_result(self._request(ranges), future)
+                    unrequested.remove(future)
+                fetching.append(future)
         except BaseException as error:
             for future in unrequested:  # other reads may already wait for it
                 future.set_exception(error)
@@ -139,12 +144,3 @@ class RangeRequests:
             lambda done: self._meter.add_fetch(done, size, perf_counter() - started)
         )
         return fetched
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Claim:
-    """The shared ranges that a read has."""
-
-    future: Future[FetchedRanges]
-    is_owner: bool
-    """Whether the read itself requests the ranges."""

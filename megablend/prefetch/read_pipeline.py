@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 from megablend.errors import MegablendError
 from megablend.formats.decoded import DecodedBlocks
 from megablend.index.blocks.block_store import BlockStore
-from megablend.prefetch.range_requests import RangeRequests, RequestedRanges
+from megablend.prefetch.range_requests import RangeRequests, Requested, add_to_files
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.reads import Read
-from megablend.storage.ranges import FetchedRanges
 from megablend.storage.waits import Waits
 from megablend.system.failures import translate, translating
 
@@ -176,10 +175,10 @@ class ReadPipeline:
             requested = self._requests.request(read.file_reads, read.shared)
             if requested is None:
                 break
-            if not requested.fetched.done():
+            if not requested.done():
                 self._continue_when_fetched(read, requested)
                 return
-            requested.add_to_files()
+            add_to_files(requested)
         if self._decodes_in_place:
             self._decode(read)
         elif self._store.reads_more(read.file_reads):
@@ -188,20 +187,19 @@ class ReadPipeline:
         else:
             self._submit(self._decoding, self._decode, read)
 
-    def _continue_when_fetched(self, read: Read, requested: RequestedRanges) -> None:
+    def _continue_when_fetched(self, read: Read, requested: Requested) -> None:
         """Continue a read when its requests are complete."""
-        files = requested.files
 
-        # The callback must not refer to `requested`: its future keeps the callback, and this cycle
-        # would keep what was fetched until the garbage collector comes
-        def submit(fetched: Future[list[FetchedRanges]]) -> None:
+        # The callback must not refer to `requested`, which keeps the callback: this cycle would keep
+        # what was fetched until the garbage collector comes
+        def submit(fetched: Requested) -> None:
             def proceed(read: Read) -> None:
-                RequestedRanges(files, fetched).add_to_files()
+                add_to_files(fetched)
                 self._request(read)
 
             self._submit(self._fetching, proceed, read)
 
-        requested.fetched.add_done_callback(submit)
+        requested.add_done_callback(submit)
 
     def _decode(self, read: Read) -> None:
         """Decode the blocks of a read, whose ranges have all been fetched."""
