@@ -15,7 +15,7 @@ from itertools import islice
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.inspect.match_files import locate_file, match_files
-from megablend.inspect.sample_pieces import EpochSample, FoundPiece, iterate_samples
+from megablend.inspect.sample_pieces import FoundPiece, iterate_samples
 from megablend.inspect.stored_tokens import list_stored_ranges
 from megablend.inspect.text_places import TextPlaces
 from megablend.operations.results import Record
@@ -125,7 +125,8 @@ def find(
                 # The split may have less of the file in one snapshot than in another
                 tokens=max((len(stored) for stored in ranges if stored is not None), default=0),
                 samples=tuple(
-                    _describe_sample(sample, skips, batch_size) for sample in islice(samples, limit)
+                    _describe_sample(*sample, skips, batch_size)
+                    for sample in islice(samples, limit)
                 ),
                 complete=next(samples, None) is None,
             )
@@ -154,17 +155,23 @@ def _group_by_source(run: Run, files: Sequence[int]) -> dict[tuple[str, int], li
     return by_source
 
 
-def _describe_sample(found: EpochSample, skips: Skips, batch_size: int | None) -> FoundSample:
+def _describe_sample(
+    sample: int,
+    epoch: int,
+    pieces: tuple[FoundPiece, ...],
+    skips: Skips,
+    batch_size: int | None,
+) -> FoundSample:
     """Describe a sample with its place in the training: whether it is skipped, or the step that
     reads it."""
-    skipped = skips.next_sample(found.sample) != found.sample
+    skipped = skips.next_sample(sample) != sample
     step = None
     if batch_size is not None and not skipped:
-        step = skips.count_trained(found.sample) // batch_size
+        step = skips.count_trained(sample) // batch_size
     return FoundSample(
-        sample=found.sample,
-        epoch=found.epoch,
-        pieces=found.pieces,
+        sample=sample,
+        epoch=epoch,
+        pieces=pieces,
         skipped=skipped,
         step=step,
         counts_steps=batch_size is not None,

@@ -45,21 +45,16 @@ class SamplePieces(NamedTuple):
     offsets: Int64s
 
 
-class EpochSample(NamedTuple):
-    """A sample that has requested tokens, the epoch in which it reads them, and its pieces of
-    them."""
-
-    sample: int
-    epoch: int
-    pieces: tuple[FoundPiece, ...]
-
-
-def iterate_samples(run: Run, source: int, ranges: Sequence[range | None]) -> Iterator[EpochSample]:
-    """Yields the samples that have stored tokens of a source, epoch by epoch, within an epoch by
+def iterate_samples(
+    run: Run, source: int, ranges: Sequence[range | None]
+) -> Iterator[tuple[int, int, tuple[FoundPiece, ...]]]:
+    """Find the samples that have stored tokens of a source, epoch by epoch, within an epoch by
     number. An epoch is examined when its first sample is needed.
 
     Args:
         ranges: for each of the source's readings, the requested stored tokens; None for none.
+
+    Yields: a sample, the epoch in which it reads such tokens, and its pieces of them.
     """
     end = _find_end(run, source)
     for reading, stored in zip(run.locator.readings(source), ranges, strict=True):
@@ -76,7 +71,7 @@ def iterate_samples(run: Run, source: int, ranges: Sequence[range | None]) -> It
                     FoundPiece(first_token=first, stop_token=stop, offset=offset)
                     for _, first, stop, offset in of_sample
                 )
-                yield EpochSample(sample, epoch, pieces)
+                yield sample, epoch, pieces
 
 
 def _find_end(run: Run, source: int) -> int:

@@ -6,16 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError, did_you_mean
-from megablend.inspect.description import (
-    FilesDescription,
-    IndexDescription,
-    RunDescription,
-    SplitDescription,
-)
+from megablend.inspect.description import FilesDescription, RunDescription
 
 SORTS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
@@ -26,7 +21,6 @@ SORTS: dict[str, tuple[str, ...]] = {
 }
 """The attributes by which each `sort` may sort; the first one that a source has is used. Names are
 in ascending, numbers in descending order."""
-_Listing = TypeVar("_Listing", IndexDescription, SplitDescription)
 
 
 def select_sources(
@@ -55,15 +49,27 @@ def select_sources(
         raise ConfigError(
             f"match {match!r} matches no source; patterns may contain * and ?, such as 'web-*'"
         )
-    selection = _Selection(top, sort, match)
+
+    def select(listed: Sequence[Any]) -> dict[str, Any]:
+        """Return the selected sources of a list, sorted, and the number of the others."""
+        sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
+        if sort is not None and sources:
+            _sort(sources, SORTS[sort])
+        sources = sources[: top or None]
+        return {"sources": tuple(sources), "sources_left_out": len(listed) - len(sources) or None}
+
     if isinstance(described, FilesDescription):
-        files = selection.apply(described.files)
-        num_left_out = len(described.files) - len(files)
-        return replace(described, files=files, sources_left_out=num_left_out or None)
+        selected = select(described.files)
+        return replace(
+            described, files=selected["sources"], sources_left_out=selected["sources_left_out"]
+        )
     return replace(
         described,
-        index=selection.apply_to(described.index),
-        splits={name: selection.apply_to(split) for name, split in described.splits.items()},
+        index=replace(described.index, **select(described.index.sources)),
+        splits={
+            name: replace(split, **select(split.sources))
+            for name, split in described.splits.items()
+        },
     )
 
 
@@ -75,31 +81,6 @@ def _list_names(described: FilesDescription | RunDescription) -> list[str]:
     return of_index + [
         source.name for split in described.splits.values() for source in split.sources
     ]
-
-
-class _Selection(NamedTuple):
-    """See the arguments of `select_sources`."""
-
-    top: int | None
-    sort: str | None
-    match: str | None
-
-    def apply(self, listed: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the selected sources of a list, sorted."""
-        sources = [
-            source
-            for source in listed
-            if self.match is None or fnmatchcase(source.name, self.match)
-        ]
-        if self.sort is not None and sources:
-            _sort(sources, SORTS[self.sort])
-        return tuple(sources[: self.top or None])
-
-    def apply_to(self, described: _Listing) -> _Listing:
-        """Return the description of an index or a split with only the selected sources."""
-        sources = self.apply(described.sources)
-        num_left_out = len(described.sources) - len(sources)
-        return replace(described, sources=sources, sources_left_out=num_left_out or None)
 
 
 def _sort(sources: list[Any], names: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ from megablend.errors import ConfigError
 from megablend.index.build.build_report import Progress
 from megablend.operations.open import open_dataset
 from megablend.operations.session import ConfigLike
-from megablend.prefetch.due_ranges import list_ranges
-from megablend.storage.hints import Filled, takes_hints
+from megablend.prefetch.due_ranges import find_mirror, list_ranges
+from megablend.storage.hints import Filled
 from megablend.system.failures import translating
 
 _BATCH = 1 << 16
@@ -39,15 +39,13 @@ def fill_mirror(
     ResourceError if no node process responds.
     """
     run = open_dataset(config, cache=cache).run
-    storage = run.store.storage
-    snapshot = run.store.snapshot
-    firsts = [column.files.start for column in snapshot.columns]
-    paths = [snapshot.path(file, run.store.roots) for file in firsts]
-    if not takes_hints(storage) or not any(takes_hints(storage, path) for path in paths):
+    storage = find_mirror(run)
+    if storage is None:
         raise ConfigError(
             "nothing that this run reads is mirrored\n"
             "set `mirror` under `storage`, with `prefixes` that cover the files of its sources"
         )
+    snapshot = run.store.snapshot
     filled = Filled()
     num_done = 0
     first_blocks = snapshot.files.first_block  # by file, and the end of the last one

@@ -16,12 +16,22 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.read.snapshot import Snapshot
 from megablend.prefetch.read_schedule import StepSequence, locate_steps
 from megablend.run.run import Run
-from megablend.storage.hints import DueRanges
+from megablend.storage.hints import DueRanges, HintedStorage, takes_hints
 
 CHUNK_SAMPLES = 1 << 14
 """Samples that are located together, which bounds the memory that this takes."""
 MAX_BLOCKS = 1 << 20
 """The most blocks of one plan; the blocks of later steps are left out."""
+
+
+def find_mirror(run: Run) -> HintedStorage | None:
+    """Return the run's storage if it keeps copies of files of the run; None if it keeps none."""
+    storage = run.store.storage
+    snapshot = run.store.snapshot
+    paths = (snapshot.path(each.files.start, run.store.roots) for each in snapshot.columns)
+    if takes_hints(storage) and any(takes_hints(storage, path) for path in paths):
+        return storage
+    return None
 
 
 def plan_due(

@@ -13,10 +13,10 @@ import weakref
 from dataclasses import dataclass
 
 from megablend.errors import MegablendError
-from megablend.prefetch.due_ranges import plan_due
+from megablend.prefetch.due_ranges import find_mirror, plan_due
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.run.run import Run
-from megablend.storage.hints import HintedStorage, takes_hints
+from megablend.storage.hints import HintedStorage
 from megablend.system.log import LOG
 
 MAX_SAMPLES = 1 << 22
@@ -60,30 +60,18 @@ def report_due(run: Run, future: StepSequence, progress: LoaderProgress) -> DueR
         future: the loader's steps from now on.
         progress: the loader's progress in `future`.
     """
-    storage = run.store.storage
-    first_files = [column.files.start for column in run.store.snapshot.columns]
-    paths = [run.store.snapshot.path(file, run.store.roots) for file in first_files]
-    if any(takes_hints(storage, path) for path in paths) and takes_hints(storage):
-        return DueReporter(run, future, storage, progress)
-    return None
+    storage = find_mirror(run)
+    if storage is None:
+        return None
+    return DueReporter(_Announcer(run, future, storage, progress))
 
 
 class DueReporter:
-    """Announces to a storage what a loader will read, in a thread that ends with this object.
+    """Announces to a storage what a loader will read, in a thread that ends with this object."""
 
-    Args:
-        run: the run that is read.
-        future: the loader's steps from now on.
-        storage: the storage that announcements go to.
-        progress: the loader's progress in `future`.
-    """
-
-    def __init__(
-        self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
-    ) -> None:
+    def __init__(self, announcer: _Announcer) -> None:
         end = threading.Event()
         # The thread must not refer to this object, which could not be garbage-collected then
-        announcer = _Announcer(run, future, storage, progress)
         thread = threading.Thread(
             target=announcer.announce_until, args=(end,), name="megablend-due", daemon=True
         )
@@ -96,7 +84,14 @@ class DueReporter:
 
 
 class _Announcer:
-    """The work of the thread of a DueReporter, with its arguments."""
+    """The work of the thread of a DueReporter.
+
+    Args:
+        run: the run that is read.
+        future: the loader's steps from now on.
+        storage: the storage that announcements go to.
+        progress: the loader's progress in `future`.
+    """
 
     def __init__(
         self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
