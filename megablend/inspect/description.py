@@ -34,7 +34,6 @@ class SourceDescription(Record):
         "share_given": "actual_share",
         "unread_tokens_of_last_epoch": "tokens_left_in_epoch",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"document_lengths", "withdrawn_tokens"})
     name: str
     blocks: int
     documents: int
@@ -106,7 +105,6 @@ class StageSource(Record):
 class StageDescription(Record):
     """One stage of a run: samples [start, stop)."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
     start: int
     stop: int
     sequence_length: int
@@ -121,9 +119,6 @@ class SplitDescription(Record):
     """The samples, sources and stages of one split of a run."""
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {"problem", "steps", "stages", "sources_left_out"}
-    )
     samples: int
     tokens: int
     blended: bool
@@ -169,7 +164,6 @@ class IndexDescription(Record):
     """An index of a cache, or all indexes of a run together, with sums over its sources. A file
     that several indexes have, unchanged, counts once."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     digest: str
     index_bytes: int
     files: int
@@ -207,20 +201,6 @@ class BadDocuments(Record):
 class RunDescription(Record):
     """A description of what a run reads, or would read if it were built."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {
-            "read_amplification",
-            "fitting_lanes",
-            "memory_per_rank",
-            "memory_limit_per_rank",
-            "most_lanes",
-            "fitting_unit",
-            "full_share_stages",
-            "transfer",
-            "mirror",
-            "bad_documents",
-        }
-    )
     cache: str
     run: str
     order: str
@@ -308,7 +288,6 @@ class FilesDescription(Record):
     """A description of a run whose sources are not indexed yet, so that only their files are
     known."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     cache: str
     run: str
     order: str

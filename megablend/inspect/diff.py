@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ class DiffResult(Record):
     is_by_samples: bool
     """Whether samples were compared: not with a state, which has only digests."""
 
-    def _has(self, name: str) -> bool:
-        return self.is_by_samples if name == "parts_at" else name != "is_by_samples"
+    def _has(self, field: Field[Any]) -> bool:
+        return self.is_by_samples if field.name == "parts_at" else field.name != "is_by_samples"
 
 
 @translating("diff")

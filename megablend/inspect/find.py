@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from itertools import islice
+from typing import Any
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
@@ -40,8 +41,8 @@ class FoundSample(Record):
     counts_steps: bool
     """Whether a `batch_size` was given, so that the dict has `step`."""
 
-    def _has(self, name: str) -> bool:
-        return self.counts_steps if name == "step" else name != "counts_steps"
+    def _has(self, field: Field[Any]) -> bool:
+        return self.counts_steps if field.name == "step" else field.name != "counts_steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

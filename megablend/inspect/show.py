@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from megablend.text.places import TextPlace
 class Piece(Record):
     """Tokens of a sample that come from one block."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"texts"})
     file: str
     block: int
     """Number of the block in the index; `export` counts the blocks of each file."""
@@ -47,7 +45,6 @@ class Piece(Record):
 class SampleDescription(Record):
     """The contents of a sample, and the places where they are stored."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"appended"})
     sample: int
     split: str
     source: str

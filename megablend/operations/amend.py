@@ -91,7 +91,7 @@ class Amendment(Record):
     changes: tuple[dict[str, Any], ...]
     """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
-    note: str | None = None
+    note: str | None
     """Files that the config's paths match now, but that are not in the index that the run reads; and
     stages and skipped ranges that the amended run no longer has. None if there are none."""
 
@@ -155,10 +155,16 @@ def amend(
     if not dry_run:
         with checked_config.cache_store.hold():
             save_ledger(checked_config.cache_store, amended, replaces=ledger)
-    amendment = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
-    left_out = _describe_left_out(checked_config, cut, amended, ledger)
-    notes = [*([] if note is None else [note]), *left_out]
-    return dataclasses.replace(amendment, note="; ".join(notes) or None)
+    notes = [] if note is None else [note]
+    notes += _describe_left_out(checked_config, cut, amended, ledger)
+    return _describe(
+        compiled.run,
+        before,
+        cut.num_samples,
+        sample,
+        committed=not dry_run,
+        note="; ".join(notes) or None,
+    )
 
 
 def _compile_amended(
@@ -258,7 +264,9 @@ def _check_stages(config: Config, cut: Ledger) -> None:
         )
 
 
-def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool) -> Amendment:
+def _describe(
+    run: Run, before: Run, at: int, requested: int, *, committed: bool, note: str | None
+) -> Amendment:
     """Describe what an amendment changes. `run`: the amended run; `before`: as it was."""
     ledger = before.ledger
     number = run.ledger.starts.index(at)
@@ -294,6 +302,7 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
             AmendedSource(name=name, before=old, after=now)
             for name, old, now in zip(names, *outlooks, strict=True)
         ),
+        note=note,
     )
 
 

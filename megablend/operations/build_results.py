@@ -33,7 +33,7 @@ class BuildResult(BuiltIndex):
     problems: tuple[str, ...]
     """A line for each file of the older index that is missing or changed, if the run is `pinned`:
     the run cannot be read to its end."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
     """Properties of the plan that deserve a second look; see `find_warnings`."""
 
     @property

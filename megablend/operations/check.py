@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from megablend.config import Config
 from megablend.config.numbers import whole_number
@@ -42,9 +42,6 @@ from megablend.storage.base import Storage
 class CheckResult(Record):
     """The result of checking data files."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {"older_problems", "warnings", "uncommitted", "unfit_steps"}
-    )
     index: str
     """Digest of the index that the files were compared with."""
     files: int

@@ -4,7 +4,6 @@ building anything."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from megablend.system.failures import translating
 class DryRun(Record):
     """The estimated cost of indexing a source of which nothing is indexed yet."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"tokenising"})
     name: str
     files: int
     bytes: int

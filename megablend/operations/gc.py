@@ -26,7 +26,6 @@ DEFAULT_DAYS = 7.0
 class GcResult(Record):
     """The indexes and files that `gc` removed, or with `dry_run` would remove."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"token_files"})
     OLD_KEYS: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
     cache: str
     """The cache's absolute path."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from megablend.caches.base import RUNS, CacheStore
 from megablend.caches.find import find_existing, is_remote
@@ -57,7 +57,6 @@ class RunSummary(Record):
 class StageCommitment(Record):
     """A stage of a run: samples [start, stop)."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
     start: int
     stop: int
     end: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from html import escape
 from typing import Any, ClassVar
 
@@ -24,11 +24,11 @@ _LISTED = 20
 
 class Record:
     """Base of the frozen dataclasses that functions of megablend return. It makes the dict that
-    `--json` prints, and the HTML that notebooks show."""
+    `--json` prints, and the HTML that notebooks show. Both lack the fields that have a default,
+    None or an empty tuple, as long as they have it."""
 
     __slots__ = ()
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
-    """Keys that the dict lacks if the attribute is None or an empty tuple."""
+
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
     """Further keys of the dict, which release 0.1.0 had, each with the attribute whose value it
     has."""
@@ -38,15 +38,15 @@ class Record:
         values = {name: _to_json(value) for name, value in self._shown().items()}
         return values | {old: values[new] for old, new in self.OLD_KEYS.items() if new in values}
 
-    def _has(self, name: str) -> bool:
+    def _has(self, field: Field[Any]) -> bool:
         """Return whether a field is a key of the dict."""
-        return name not in self.OPTIONAL or getattr(self, name) not in (None, ())
+        return field.default is MISSING or getattr(self, field.name) not in (None, ())
 
     def _shown(self) -> dict[str, Any]:
         """Return the attributes that the dict has, by their names."""
         # Subclasses are dataclasses
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        return {name: getattr(self, name) for name in names if self._has(name)}
+        shown = filter(self._has, fields(self))  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in shown}
 
     def __repr__(self) -> str:
         items = [

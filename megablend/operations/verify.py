@@ -31,7 +31,7 @@ class VerifyResult(Record):
     """Whether the data files were also read."""
     problems: tuple[str, ...]
     """A line for each problem, which names file and place."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """A line if the cache holds no index yet, and for each record that is valid, but that this
     release would write in another way."""
 

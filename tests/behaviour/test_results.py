@@ -198,6 +198,6 @@ def test_files_are_listed_through_a_storage_of_your_own(config: dict[str, Any]) 
 
 def test_a_result_of_verify_is_no_condition() -> None:
     """It was a list of problems once."""
-    result = VerifyResult(cache="/c", data=False, problems=())
+    result = VerifyResult(cache="/c", data=False, problems=(), notes=())
     with pytest.raises(TypeError, match="check its `problems`"):
         bool(result)
