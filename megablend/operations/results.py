@@ -45,8 +45,8 @@ class Record:
     def _shown(self) -> dict[str, Any]:
         """Return the attributes that the dict has, by their names."""
         # Subclasses are dataclasses
-        shown = filter(self._has, fields(self))  # type: ignore[arg-type]
-        return {field.name: getattr(self, field.name) for field in shown}
+        names = [field.name for field in fields(self) if self._has(field)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         items = [

@@ -63,8 +63,7 @@ class StoppedError(Exception):
 
 
 class Commits:
-    """Commits a rank's finished artefacts in batches. As a context, it commits the last ones if it
-    ends without an error, and removes files that were not committed.
+    """Commits a rank's finished artefacts in batches, the last ones by `finish`.
 
     Args:
         cache: folder of the cache, in which WORK_FOLDER exists.
@@ -94,21 +93,6 @@ class Commits:
         # which another file may have then
         weakref.finalize(self, os.close, fd)
         return fd
-
-    def __enter__(self) -> Commits:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.close()
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
@@ -200,7 +184,7 @@ class Commits:
 
     def _commit(self, batch: Sequence[Artefact]) -> None:
         if self._flushes_together:
-            _syncfs(self._cache)
+            _syncfs(self._cache_fd)
         descriptions = [artefact.description_name for artefact in batch]
         # While damaged arrays are replaced one by one, their description must not exist
         if not new_files.AVAILABLE or new_files.contains_any(
@@ -263,16 +247,12 @@ def can_flush_together(folder: Path) -> bool:
     return ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _LOCAL_FILE_SYSTEMS
 
 
-def _syncfs(folder: Path) -> None:
-    """Wait until all files of the folder's file system are on the disk. Raises: OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        while _libc().syncfs(fd):
-            number = ctypes.get_errno()
-            if number != errno.EINTR:
-                raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(fd)
+def _syncfs(folder: int) -> None:
+    """Wait until all files of the file system of an open folder are on the disk. Raises: OSError."""
+    while _libc().syncfs(folder):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 @cache

@@ -189,8 +189,9 @@ def write_marker(
             Path(f"{path}{_BEGUN}").unlink(missing_ok=True)
 
 
-def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """List all markers of a cache with their contents, the oldest first, valid or not.
+def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """List all markers of a cache with their contents, the oldest first, valid or not; without
+    those that are damaged.
 
     They are sorted by number, because modification times may be in any order in a copied cache.
     Older versions wrote no numbers.
@@ -200,7 +201,8 @@ def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
         # Raised if another build has just renamed it
         with contextlib.suppress(FileNotFoundError):
             content = _read_content(path)
-            markers.append((_number_of(content), path.stat().st_mtime_ns, path, content))
+            if content is not None:
+                markers.append((_number_of(content), path.stat().st_mtime_ns, path, content))
     markers.sort(key=lambda marker: marker[:3])
     return [(path, content) for _, _, path, content in markers]
 
@@ -221,19 +223,17 @@ def _write_content(path: Path, content: dict[str, Any]) -> None:
     replace_file(path, f"{text}\n{hex_digest(text)}".encode())
 
 
-def _number_of(content: dict[str, Any] | None) -> int:
-    return int(content.get("number", 0)) if content else 0
+def _number_of(content: dict[str, Any]) -> int:
+    return int(content.get("number", 0))
 
 
-def _bases_of(content: dict[str, Any] | None) -> list[str]:
-    return [base for base, _ in content["artefacts"]] if content else []
+def _bases_of(content: dict[str, Any]) -> list[str]:
+    return [base for base, _ in content["artefacts"]]
 
 
-def _inputs_by_base(content: dict[str, Any] | None) -> dict[str, object]:
+def _inputs_by_base(content: dict[str, Any]) -> dict[str, object]:
     """Return, by base name, what the artefacts that a marker lists were made of; None for artefacts
     of an older marker whose data has changed."""
-    if content is None:
-        return {}
     if "made_of" in content:
         return dict(zip(_bases_of(content), content["made_of"], strict=True))
     # An older version wrote only the sizes of the data's files

@@ -29,9 +29,7 @@ from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
 """The lengths that are read at a time: 4 MiB."""
-_BLOCK = 1 << 20
-"""The lengths for which memory is allocated at a time: 4 MiB, which the system provides in large
-pages."""
+
 _MAX_KEPT = 1 << 16
 """The largest number of lengths that are kept in memory: reading more of them again from the
 page cache takes less time than using new memory."""
@@ -71,14 +69,10 @@ class StoredLengths:
         if self.kept is not None:
             return self.kept[first:last]
         lengths = np.empty(last - first, "<i4")
-        self._read_into(lengths, first)
+        offsets = np.array([self.offset + 4 * first])
+        sizes = np.array([lengths.nbytes])
+        self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
         return lengths
-
-    def keep_in(self, memory: Array) -> StoredLengths:
-        """Read all lengths into `memory`, int32 [num_sequences], and return a StoredLengths that
-        has them as `kept`. Raises: MissingFileError."""
-        self._read_into(memory, 0)
-        return dataclasses.replace(self, kept=memory)
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
         """Return the sum and the checksum of the lengths of sequences from `first` on.
@@ -98,21 +92,13 @@ class StoredLengths:
             )
         return tokens, checksum
 
-    def _read_into(self, lengths: Array, first: int) -> None:
-        offsets = np.array([self.offset + 4 * first])
-        sizes = np.array([lengths.nbytes])
-        self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
 
-
-def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Find the lengths of a pair, and check that its `.bin` exists and contains the last sequence;
-    or with `table`, the path of a `.npy` file of int32, find those of the table.
+def lengths_of(prefix: str, *, storage: Storage) -> StoredLengths:
+    """Find the lengths of a pair, and check that its `.bin` exists and contains the last sequence.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError if `prefix` is
-        another address, and there is no table.
+        another address.
     """
-    if table is not None:
-        return _table(table, storage)
     check_pair(prefix)
     path = f"{prefix}.idx"
     bin_bytes = storage.stat(f"{prefix}.bin").size
@@ -159,13 +145,9 @@ def _read_places(
     return np.frombuffer(lengths, "<i4"), np.frombuffer(pointers, "<i8")
 
 
-def counted_lengths(
-    prefix: str, num_sequences: int, table: str | None = None, *, storage: Storage
-) -> StoredLengths:
-    """Return what `lengths_of` returns, for a dataset whose sequences were counted before: a pair's
-    files are not looked at again."""
-    if table is not None:
-        return _table(table, storage)
+def counted_lengths(prefix: str, num_sequences: int, *, storage: Storage) -> StoredLengths:
+    """Return what `lengths_of` returns, for a pair whose sequences were counted before: its files
+    are not looked at again."""
     return StoredLengths(
         path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=num_sequences, storage=storage
     )
@@ -247,14 +229,6 @@ def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
     return [(first, min(first + _CHUNK, end)) for first in range(begin, end, _CHUNK)]
 
 
-def _table(path: str, storage: Storage) -> StoredLengths:
-    with Path(path).open("rb") as file:
-        np.lib.format.read_magic(file)
-        (count,), _, dtype = np.lib.format.read_array_header_1_0(file)
-        assert dtype == np.int32
-        return StoredLengths(path=path, offset=file.tell(), num_sequences=count, storage=storage)
-
-
 class LengthReader:
     """Reads lengths for one rank, in any thread, and keeps some of them in memory.
 
@@ -267,19 +241,21 @@ class LengthReader:
         self._storage = storage
         self._kept: dict[str, StoredLengths] = {}
         self._free = keep_bytes // 4
-        self._block = np.empty(0, np.int32)
+
         self._lock = threading.Lock()
 
     def count(self, prefix: str, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
         """Count parts of a dataset. Raises: DataError if its files are missing or damaged."""
-        stored = lengths_of(prefix, self._tables.get(prefix), storage=self._storage)
+        stored = self._open_table(prefix) or lengths_of(prefix, storage=self._storage)
         whole = min(begin for begin, _ in spans), max(end for _, end in spans)
         size = stored.num_sequences
         keeps = size <= _MAX_KEPT and sequence_range(whole, size) == (0, size)
-        memory = self._allocate(size) if keeps else None
-        if memory is None:
+        with self._lock:
+            keeps = keeps and size <= self._free
+            self._free -= size * keeps
+        if not keeps:
             return part_sizes(stored, spans)
-        kept = stored.keep_in(memory)
+        kept = dataclasses.replace(stored, kept=stored.read(0, size))
         sizes = part_sizes(kept, spans)
         # Only now is it known that they are not damaged
         self._kept[prefix] = kept
@@ -287,20 +263,19 @@ class LengthReader:
 
     def find(self, prefix: str, size: PartSize) -> StoredLengths:
         """Find the lengths of a dataset of which a part was counted, by this rank or another."""
-        kept = self._kept.get(prefix)
-        return kept or counted_lengths(
-            prefix, size.num_sequences, self._tables.get(prefix), storage=self._storage
-        )
+        kept = self._kept.get(prefix) or self._open_table(prefix)
+        return kept or counted_lengths(prefix, size.num_sequences, storage=self._storage)
 
-    def _allocate(self, size: int) -> Array | None:
-        """Return memory for `size` lengths; None if no more may be kept."""
-        with self._lock:
-            if size > len(self._block):
-                block_size = max(size, min(_BLOCK, self._free))
-                if block_size > self._free:
-                    return None
-                self._free -= block_size
-                self._block = np.empty(block_size, np.int32)
-            memory = self._block[:size]
-            self._block = self._block[size:]
-            return memory
+    def _open_table(self, prefix: str) -> StoredLengths | None:
+        """Find the lengths of a dataset that are in a table, a `.npy` file of int32; None for a
+        pair."""
+        path = self._tables.get(prefix)
+        if path is None:
+            return None
+        with Path(path).open("rb") as file:
+            np.lib.format.read_magic(file)
+            (count,), _, dtype = np.lib.format.read_array_header_1_0(file)
+            assert dtype == np.int32
+            return StoredLengths(
+                path=path, offset=file.tell(), num_sequences=count, storage=self._storage
+            )

@@ -8,11 +8,11 @@ import logging
 import struct
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,14 +44,6 @@ _ARRAYS = (
 """The index arrays among the attributes of Megatron's datasets; each class has some of them."""
 _COMPARED_SAMPLES = 3
 """The number of samples of each tiny dataset that are compared."""
-
-
-class _Opened(NamedTuple):
-    """A dataset of Megatron's, and the arguments of its constructor."""
-
-    dataset: Any
-    arguments: tuple[Any, ...]
-    """The last one is the config."""
 
 
 def compare_builds(builder: type[Any]) -> str | None:
@@ -94,20 +86,19 @@ def _compare_case(
     }
     config = _make_config(GPTDatasetConfig, cache, options)
 
-    # Files: Megatron's datasets open our cache, and write nothing to it. `_open` is the step of
-    # the builder's `build` that opens a cache; `build` itself would run this comparison again.
+    # Files and arrays: Megatron's datasets open our cache, and write nothing to it; and Megatron
+    # builds the same arrays in memory. `_open` is the step of the builder's `build` that opens a
+    # cache; `build` itself would run this comparison again.
     prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
     written = _list_names(cache)
-    opened: list[_Opened] = []
-    theirs = _recorder(builder, opened)(GPTDataset, sizes, lambda: True, config)._open()
+    differences: list[str] = []
+    comparing = _comparing_arrays(builder, config, differences)
+    theirs = comparing(GPTDataset, sizes, lambda: True, config)._open()
     added = sorted(_list_names(cache) - written)
     if added:
         return f"Megatron looks for {added[0]} in addition to what megablend writes"
-
-    # Arrays: Megatron builds the same arrays in memory.
-    difference = _compare_arrays(opened, config)
-    if difference is not None:
-        return difference
+    if differences:
+        return differences[0]
 
     # Samples: our class reads the same samples from this cache as Megatron's class. `_fill` is the
     # step that prepares its datasets.
@@ -117,19 +108,28 @@ def _compare_case(
     return _compare_samples(ours._open(), theirs, config)
 
 
-def _compare_arrays(opened: Sequence[_Opened], config: Any) -> str | None:
-    """Return how the arrays of datasets that were opened with our cache differ from those that
-    Megatron builds itself; None if they do not."""
+def _comparing_arrays(builder: type[Any], config: Any, differences: list[str]) -> type[Any]:
+    """Make a subclass of the builder that builds each dataset that it opens with our cache once
+    more, in memory, and appends to `differences` how Megatron's own arrays differ."""
     in_memory = copy.copy(config)
     # So that every rank builds, and writes nothing
     in_memory.path_to_cache = None
     in_memory.mock = True
-    for dataset, arguments in opened:
-        rebuilt = type(dataset)(*arguments[:-1], in_memory)
-        for name in _ARRAYS:
-            if not _is_same(getattr(dataset, name, None), getattr(rebuilt, name, None)):
-                return f"Megatron builds a different {name} for {type(dataset).__name__}"
-    return None
+
+    def open_and_compare(
+        cls: Any, is_built_on_rank: Any, synchronize_ranks: Any, *args: Any
+    ) -> Any:
+        dataset = cls(*args)
+        rebuilt = cls(*args[:-1], in_memory)
+        differences.extend(
+            f"Megatron builds a different {name} for {cls.__name__}"
+            for name in _ARRAYS
+            if not _is_same(getattr(dataset, name, None), getattr(rebuilt, name, None))
+        )
+        return dataset
+
+    members = {"build_generic_dataset": staticmethod(open_and_compare)}
+    return type("Comparing", (builder,), members)
 
 
 def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | None:
@@ -176,16 +176,6 @@ def _make_config(cls: type[Any], cache: Path, options: dict[str, Any]) -> Any:
         "create_attention_mask": False,
     }
     return cls(**{**defaults, **options})
-
-
-def _recorder(builder: type[Any], opened: list[_Opened]) -> type[Any]:
-    """Make a subclass of the builder that appends each dataset that it opens to `opened`."""
-
-    def record(cls: Any, is_built_on_rank: Any, synchronize_ranks: Any, *args: Any) -> Any:
-        opened.append(_Opened(cls(*args), args))
-        return opened[-1].dataset
-
-    return type("Recorder", (builder,), {"build_generic_dataset": staticmethod(record)})
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -8,7 +8,8 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,20 @@ def saved(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+@contextmanager
+def committing(cache: Path) -> Iterator[Commits]:
+    """Commit as a build does: the last artefacts at its end, unless there is an error."""
+    commits = Commits(cache, threading.Event())
+    try:
+        yield commits
+        commits.finish()
+    finally:
+        commits.close()
+
+
 def write(cache: Path) -> None:
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
-    with Commits(cache, threading.Event()) as commits, ArtefactWriter(ARTEFACT, commits) as out:
+    with committing(cache) as commits, ArtefactWriter(ARTEFACT, commits) as out:
         with out.array("sample_index") as file:
             file.append(SAMPLES[:1])
             file.append(SAMPLES[1:])
@@ -115,7 +127,7 @@ def test_another_description_is_no_hit(tmp_path: Path) -> None:
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
         with (
-            Commits(tmp_path, threading.Event()) as commits,
+            committing(tmp_path) as commits,
             ArtefactWriter(ARTEFACT, commits) as out,
         ):
             out.write("sample_index", SAMPLES)
@@ -150,7 +162,7 @@ def test_a_description_that_cannot_be_removed_is_named_with_its_folder(tmp_path:
 
 def test_a_file_that_cannot_be_created_is_named_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / WORK_FOLDER).mkdir()
-    with Commits(tmp_path, threading.Event()) as commits:
+    with committing(tmp_path) as commits:
         (commits.folder / "x").mkdir()
         with (
             pytest.raises(
@@ -168,7 +180,7 @@ def test_an_array_in_thousands_of_parts(tmp_path: Path) -> None:
     artefact = Artefact(base="f00-GPTDataset-train", description="{}", arrays=(spec,))
     (tmp_path / WORK_FOLDER).mkdir()
     with (
-        Commits(tmp_path, threading.Event()) as commits,
+        committing(tmp_path) as commits,
         ArtefactWriter(artefact, commits) as out,
         out.array("sample_index") as file,
     ):
@@ -227,7 +239,7 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
     monkeypatch.setattr(new_files, "rename_files", watched("rename_files"))
     monkeypatch.setattr(new_files, "AVAILABLE", available)
     (tmp_path / WORK_FOLDER).mkdir()
-    with Commits(tmp_path, threading.Event()) as commits:
+    with committing(tmp_path) as commits:
         for artefact in artefacts(5):
             with ArtefactWriter(artefact, commits) as out:
                 out.write("shuffle_index", SHUFFLED)
@@ -244,7 +256,7 @@ def test_a_full_batch_is_committed_before_the_build_ends(
 ) -> None:
     monkeypatch.setattr(commit, "_MIN_BATCH_BYTES", 2 * SHUFFLED.nbytes)
     (tmp_path / WORK_FOLDER).mkdir()
-    with Commits(tmp_path, threading.Event()) as commits:
+    with committing(tmp_path) as commits:
         for number, artefact in enumerate(artefacts(3)):
             with ArtefactWriter(artefact, commits) as out:
                 out.write("shuffle_index", SHUFFLED)
@@ -256,7 +268,7 @@ def test_what_was_written_before_an_error_is_not_committed(tmp_path: Path) -> No
     first, second = artefacts(2)
 
     def fail() -> None:
-        with Commits(tmp_path, threading.Event()) as commits:
+        with committing(tmp_path) as commits:
             with ArtefactWriter(first, commits) as out:
                 out.write("shuffle_index", SHUFFLED)
             with ArtefactWriter(second, commits) as out:
@@ -274,7 +286,7 @@ def write_at_once(cache: Path) -> None:
     sizes = [len(content) for content in contents]
     starts = [0, *np.cumsum(sizes)[:-1].tolist()]
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
-    with Commits(cache, threading.Event()) as commits:
+    with committing(cache) as commits:
         commits.write([ARTEFACT, OTHER], np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,14 @@ def test_a_last_sequence_that_is_not_stored_last(
 
 def test_lengths_of_a_table(tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", np.array([4, 0, 3], np.int32))
-    stored = lengths_of("arrow:/data/*.arrow", str(tmp_path / "table.npy"), storage=STORAGE)
-    assert part_sizes(stored, [(0.0, 1.0)])[0].tokens == 7
-    assert stored.read(1, 3).tolist() == [0, 3]
+    prefix = "arrow:/data/*.arrow"
+    request = replace(
+        make_request(tmp_path, prefix), lengths_at={prefix: str(tmp_path / "table.npy")}
+    )
+    reader = LengthReader(request, STORAGE, keep_bytes=0)
+    (size,) = reader.count(prefix, [(0.0, 1.0)])
+    assert size.tokens == 7
+    assert reader.find(prefix, size).read(1, 3).tolist() == [0, 3]
 
 
 def test_counted_lengths_are_kept(tmp_path: Path) -> None:
