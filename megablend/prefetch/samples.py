@@ -58,18 +58,12 @@ class Samples(NamedTuple):
     """bool [n]: samples that contain tokens of a damaged block; None where there are none."""
 
 
-def read_sample(run: Run, block_cache: BlockCache, k: int) -> Sample:
-    """Locate sample k and read its blocks.
-
-    Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError
-        from its files.
-    """
-    return read_each(run, block_cache, [k])[0]
-
-
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
     """Locate samples `ks`, at least one, and read the blocks of all together.
-    Raises: see `read_sample`."""
+
+    Raises: IndexError for a sample outside the run; MissingFileError, ChangedFileError,
+        CorruptFileError from its files.
+    """
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, block_cache, sources, spans, with_begins=True)
@@ -96,7 +90,7 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
 
 def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples `ks`, at least one, and read their blocks; `begins` is set only if the config
-    needs it. Raises: see `read_sample`."""
+    needs it. Raises: see `read_each`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     with_begins = run.settings.masks.inter_document_masking

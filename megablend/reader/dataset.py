@@ -19,7 +19,7 @@ from megablend.index.blocks.block_store import BlockBatch
 from megablend.lazy import cached_property
 from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.memory_budget import cache_bytes_of
-from megablend.prefetch.samples import Sample, read_each, read_sample, read_samples
+from megablend.prefetch.samples import Sample, read_each, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import sample_dict
@@ -120,7 +120,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises: the errors of indexing."""
         number = operator.index(k)
         with translating(self._name(number)):
-            return read_sample(self.run.view_at(number), self.block_cache, number)
+            return read_each(self.run.view_at(number), self.block_cache, [number])[0]
 
     def _name(self, number: int) -> str:
         """Return the name of a sample in messages. Numbers that Python refuses to write are beyond

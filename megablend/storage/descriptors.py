@@ -78,7 +78,7 @@ class DescriptorPool:
     """
 
     def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._name = name
         self._flags = os.O_RDONLY | os.O_CLOEXEC | flags
         self._pool: OrderedDict[tuple[str, FileIdentity], _Descriptor] = OrderedDict()
@@ -87,15 +87,10 @@ class DescriptorPool:
     def __len__(self) -> int:
         return len(self._pool)
 
-    @property
-    def capacity(self) -> int:
-        """The number of descriptors that are kept open at most."""
-        return self._capacity
-
     def resize(self, capacity: int) -> None:
         """Change the capacity."""
         with self._lock:
-            self._capacity = capacity
+            self.capacity = capacity
             closable = self._evict_excess()
         for each in closable:
             os.close(each.fd)
@@ -105,7 +100,7 @@ class DescriptorPool:
             raise TypeError(
                 "only a named pool of descriptors, shared by the process, can be pickled"
             )
-        return shared_pool, (self._name, self._capacity)
+        return shared_pool, (self._name, self.capacity)
 
     def unlock_after_fork(self) -> None:
         """Replace the lock: a thread that does not exist in the child may have held it.
@@ -150,7 +145,7 @@ class DescriptorPool:
         """Evict descriptors above the capacity, least recently used first (the lock is held).
         Returns: the descriptors to be closed."""
         closable = list[_Descriptor]()
-        while len(self._pool) > self._capacity:
+        while len(self._pool) > self.capacity:
             _, evicted = self._pool.popitem(last=False)
             evicted.is_pooled = False
             if not evicted.holders:  # otherwise its last user closes it

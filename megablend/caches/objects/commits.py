@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,20 +198,8 @@ def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name != "" and "/" not in name and not name.startswith(".")
 
 
-def describe_files(
-    at: str, members: Mapping[str, bytes | Path], etags: Mapping[str, str]
-) -> dict[str, StoredFile]:
-    """Describe the files of the upload `at` for a commit, by name.
-
-    Args:
-        members: the contents of the files, by name.
-        etags: the etags of the files' objects, by name.
-    """
-    return {name: StoredFile(at, *_measure(data), etags[name]) for name, data in members.items()}
-
-
-def _measure(data: bytes | Path) -> tuple[int, str]:
-    """Return the size and the checksum of a content."""
+def describe_file(at: str, data: bytes | Path, etag: str) -> StoredFile:
+    """Describe a file of the upload `at`, given its content and the etag of its object."""
     if isinstance(data, Path):
-        return data.stat().st_size, checksum(data)
-    return len(data), hex_digest(data)
+        return StoredFile(at, data.stat().st_size, checksum(data), etag)
+    return StoredFile(at, len(data), hex_digest(data), etag)

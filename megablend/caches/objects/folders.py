@@ -19,7 +19,7 @@ from megablend.caches.objects.commits import (
     Chain,
     Commit,
     StoredFile,
-    describe_files,
+    describe_file,
     find_last,
     parse_commit,
 )
@@ -246,8 +246,10 @@ class Folders:
         etags = self._prefix.write_all(
             {f"{folder}/{upload}/{name}": data for name, data in members.items()}
         )
-        etag_of = {key.rpartition("/")[2]: etag for key, etag in etags.items()}
-        return describe_files(upload, members, etag_of)
+        return {
+            name: describe_file(upload, data, etag)
+            for (name, data), etag in zip(members.items(), etags.values(), strict=True)
+        }
 
 
 def _is_commit(key: str) -> bool:

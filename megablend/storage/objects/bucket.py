@@ -53,163 +53,155 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRe
     return requests
 
 
-class Bucket:
-    """A source of objects.
+async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
+    """Return the present version of an object. Raises: MissingFileError; DataError.
+
+    It is requested by a GET of the first byte, since a HEAD that fails does not say why, and
+    many signed URLs do not allow one.
+    """
+    return (await _read_head(client, path, key, 1))[0]
+
+
+async def read_ends(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
+) -> tuple[ObjectVersion, HeadAndTail]:
+    """Return the version of an object, its head and its tail, by two simultaneous requests.
 
     Args:
-        client: sends the requests to the source.
+        version: the version, if it is known; otherwise it is the present one.
+        tail_bytes: the number of bytes of its end that are requested; the result has none of
+            them if the server does not support such requests.
+
+    Raises: the same errors as `stat`; ChangedFileError.
     """
+    tasks = (
+        asyncio.ensure_future(_read_begin(client, path, key, version)),
+        asyncio.ensure_future(_read_tail(client, path, key, version, tail_bytes)),
+    )
+    try:
+        (found, head), tail = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if tail is None:
+        return found, HeadAndTail(found.size, head, b"")
+    # The object may have been replaced between the two requests
+    is_same = found.find_difference(tail.version) is None
+    return found, HeadAndTail(found.size, head, tail.join() if is_same else b"")
 
-    def __init__(self, client: BucketClient) -> None:
-        self.client = client
 
-    @property
-    def has_versions(self) -> bool:
-        """Whether each object is read to its end in the version that was found first."""
-        return self.client.options.versions
-
-    async def stat(self, path: str, key: str) -> ObjectVersion:
-        """Return the present version of an object. Raises: MissingFileError; DataError.
-
-        It is requested by a GET of the first byte, since a HEAD that fails does not say why, and
-        many signed URLs do not allow one.
-        """
-        return (await self._read_head(path, key, 1))[0]
-
-    async def read_ends(
-        self, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
-    ) -> tuple[ObjectVersion, HeadAndTail]:
-        """Return the version of an object, its head and its tail, by two simultaneous requests.
-
-        Args:
-            version: the version, if it is known; otherwise it is the present one.
-            tail_bytes: the number of bytes of its end that are requested; the result has none of
-                them if the server does not support such requests.
-
-        Raises: the same errors as `stat`; ChangedFileError.
-        """
-        tasks = (
-            asyncio.ensure_future(self._read_begin(path, key, version)),
-            asyncio.ensure_future(self._read_tail(path, key, version, tail_bytes)),
-        )
-        try:
-            (found, head), tail = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if tail is None:
-            return found, HeadAndTail(found.size, head, b"")
-        # The object may have been replaced between the two requests
-        is_same = found.find_difference(tail.version) is None
-        return found, HeadAndTail(found.size, head, tail.join() if is_same else b"")
-
-    async def _read_begin(
-        self, path: str, key: str, version: ObjectVersion | None
-    ) -> tuple[ObjectVersion, bytes]:
-        """Return the version of an object, and its head."""
-        if version is not None:
-            size = min(version.size, HEAD_BYTES)
-            if not size:
-                return version, b""
-            response = await self.client.get(path, key, 0, size, version)
-            return version, response.join()
-        try:
-            return await self._read_head(path, key, HEAD_BYTES)
-        except UnsupportedFileError:
-            # A server may respond with the whole file if that is not longer
-            return await self._read_head(path, key, 1)
-
-    async def _read_tail(
-        self, path: str, key: str, version: ObjectVersion | None, size: int
-    ) -> RangeResponse | None:
-        """Return the tail of an object; None if there is none, or the server does not send it."""
-        if version is None:
-            return await self.client.get_tail(key, size) if size else None
-        size = min(size, version.size)
+async def _read_begin(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None
+) -> tuple[ObjectVersion, bytes]:
+    """Return the version of an object, and its head."""
+    if version is not None:
+        size = min(version.size, HEAD_BYTES)
         if not size:
-            return None
-        return await self.client.get(path, key, version.size - size, version.size, version)
-
-    async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
-        """Return the present version of an object, and its first bytes."""
-        try:
-            response = await self.client.get(path, key, 0, size, None)
-            return response.version, response.join()
-        except UnsupportedFileError:  # some servers respond like this for an empty file
-            version = await self._head(path, key)
-            if isinstance(version, Failure) or version.size:
-                raise
             return version, b""
-        except DataError as error:
-            # Only the error for an object that has no such bytes has an offset
-            if error.offset is None:
-                raise
-        version = await self._head(path, key)
-        # Web servers may refuse a HEAD, as those of signed URLs do
-        if isinstance(version, Failure) and version.kind is Kind.REFUSED:
-            return ObjectVersion(size=0, etag="", modified=0), b""
-        return unwrap(path, version), b""
+        response = await client.get(path, key, 0, size, version)
+        return version, response.join()
+    try:
+        return await _read_head(client, path, key, HEAD_BYTES)
+    except UnsupportedFileError:
+        # A server may respond with the whole file if that is not longer
+        return await _read_head(client, path, key, 1)
 
-    async def _head(self, path: str, key: str) -> ObjectVersion | Failure:
-        """Return the version of an empty object by a HEAD: it has no byte for a ranged GET."""
-        import obstore
 
-        seconds = self.client.timing.allow(0)
+async def _read_tail(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None, size: int
+) -> RangeResponse | None:
+    """Return the tail of an object; None if there is none, or the server does not send it."""
+    if version is None:
+        return await client.get_tail(key, size) if size else None
+    size = min(size, version.size)
+    if not size:
+        return None
+    return await client.get(path, key, version.size - size, version.size, version)
 
-        async def attempt() -> ObjectVersion | Failure:
-            nonlocal seconds
-            seconds *= 2  # give a slow source more time on each attempt
-            meta = await attempt_within(seconds, lambda: obstore.head_async(self.client.store, key))
-            if isinstance(meta, Failure):
-                return meta
-            return make_version(meta, versions=self.client.options.versions)
 
-        return await self.client.retry(path, attempt)
+async def _read_head(
+    client: BucketClient, path: str, key: str, size: int
+) -> tuple[ObjectVersion, bytes]:
+    """Return the present version of an object, and its first bytes."""
+    try:
+        response = await client.get(path, key, 0, size, None)
+        return response.version, response.join()
+    except UnsupportedFileError:  # some servers respond like this for an empty file
+        version = await _head(client, path, key)
+        if isinstance(version, Failure) or version.size:
+            raise
+        return version, b""
+    except DataError as error:
+        # Only the error for an object that has no such bytes has an offset
+        if error.offset is None:
+            raise
+    version = await _head(client, path, key)
+    # Web servers may refuse a HEAD, as those of signed URLs do
+    if isinstance(version, Failure) and version.kind is Kind.REFUSED:
+        return ObjectVersion(size=0, etag="", modified=0), b""
+    return unwrap(path, version), b""
 
-    async def read_into(
-        self,
-        path: str,
-        key: str,
-        version: ObjectVersion,
-        offsets: Int64s,
-        sizes: Int64s,
-        begins: Int64s,
-        out: Bytes,
-    ) -> None:
-        """Read ranges of one version into `out`, by simultaneous requests: one for neighbours,
-        several for a long range.
 
-        Args:
-            offsets, sizes: int64 [n], the bytes of each range in the object.
-            begins: int64 [n], the begin of each range's bytes in `out`.
+async def _head(client: BucketClient, path: str, key: str) -> ObjectVersion | Failure:
+    """Return the version of an empty object by a HEAD: it has no byte for a ranged GET."""
+    import obstore
 
-        Raises: ChangedFileError, MissingFileError, DataError.
-        """
-        parts = plan_requests(offsets, sizes, begins)
-        view = out.data
-        if len(parts) == 1:
-            await self._read_part(path, key, version, parts[0], view)
-            return
-        await call_each(
-            lambda part: self._read_part(path, key, version, part, view), parts, self.client.limiter
-        )
+    seconds = client.timing.allow(0)
 
-    async def _read_part(
-        self,
-        path: str,
-        key: str,
-        version: ObjectVersion,
-        part: PartRequest,
-        out: memoryview,
-    ) -> None:
-        start, stop, begin = part
-        response = await self.client.get(
-            path, key, start, stop, version, out[begin : begin + stop - start]
-        )
-        # Not copied by numpy, which would release the interpreter's lock for each part
-        for data in response.parts:
-            out[begin : begin + len(data)] = data
-            begin += len(data)
+    async def attempt() -> ObjectVersion | Failure:
+        nonlocal seconds
+        seconds *= 2  # give a slow source more time on each attempt
+        meta = await attempt_within(seconds, lambda: obstore.head_async(client.store, key))
+        if isinstance(meta, Failure):
+            return meta
+        return make_version(meta, versions=client.options.versions)
+
+    return await client.policy.retry(path, attempt)
+
+
+async def read_into(
+    client: BucketClient,
+    path: str,
+    key: str,
+    version: ObjectVersion,
+    offsets: Int64s,
+    sizes: Int64s,
+    begins: Int64s,
+    out: Bytes,
+) -> None:
+    """Read ranges of one version into `out`, by simultaneous requests: one for neighbours,
+    several for a long range.
+
+    Args:
+        offsets, sizes: int64 [n], the bytes of each range in the object.
+        begins: int64 [n], the begin of each range's bytes in `out`.
+
+    Raises: ChangedFileError, MissingFileError, DataError.
+    """
+    parts = plan_requests(offsets, sizes, begins)
+    view = out.data
+    if len(parts) == 1:
+        await _read_part(client, path, key, version, parts[0], view)
+        return
+    await call_each(
+        lambda part: _read_part(client, path, key, version, part, view), parts, client.limiter
+    )
+
+
+async def _read_part(
+    client: BucketClient,
+    path: str,
+    key: str,
+    version: ObjectVersion,
+    part: PartRequest,
+    out: memoryview,
+) -> None:
+    start, stop, begin = part
+    response = await client.get(path, key, start, stop, version, out[begin : begin + stop - start])
+    # Not copied by numpy, which would release the interpreter's lock for each part
+    for data in response.parts:
+        out[begin : begin + len(data)] = data
+        begin += len(data)
 
 
 def unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -23,7 +22,7 @@ from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion, version_of_response
 from megablend.storage.objects.rate_limiter import RateLimiter
-from megablend.storage.objects.retry_policy import Counts, RetryPolicy
+from megablend.storage.objects.retry_policy import RetryPolicy
 from megablend.storage.objects.sockets import SocketReader
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 from megablend.storage.store_options import StoreOptions
@@ -78,17 +77,15 @@ class BucketClient:
         self._sockets = sockets
         self.limiter = limiter
         self.timing = Timing(options.read_timeout)
-        self._policy = RetryPolicy(root, options.give_up_after, self.limiter)
+        self.policy = RetryPolicy(root, options.give_up_after, self.limiter)
+        """Retries requests; `get` does it by itself."""
+        self.counts = self.policy.counts
+        """The counts of requests so far."""
         self._warned_of_etags = False
         self._tail_refusals = 0
         self._monitor = InFlightMonitor(
             self.timing, self.limiter, options.read_timeout, self._hedge
         )
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of requests so far."""
-        return self._policy.counts
 
     async def get(
         self,
@@ -111,11 +108,11 @@ class BucketClient:
         wanted = RangeRequest(key, start, stop, version, into=into)
         found = await self._attempt(wanted)
         if isinstance(found, Failure):
-            found = await self._policy.retry(location, lambda: self._attempt(wanted), found)
+            found = await self.policy.retry(location, lambda: self._attempt(wanted), found)
             if isinstance(found, Failure):
                 raise _error_of(location, found, version, start, stop)
         else:
-            self._policy.note_success()
+            self.policy.note_success()
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
@@ -131,12 +128,6 @@ class BucketClient:
         if found.kind not in (Kind.MISSING, Kind.EMPTY):
             self._tail_refusals += 1
         return None
-
-    async def retry(
-        self, location: str, attempt: Callable[[], Awaitable[T | Failure]]
-    ) -> T | Failure:
-        """Retry a request other than a ranged GET; see RetryPolicy.retry."""
-        return await self._policy.retry(location, attempt)
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
         """Make one attempt: send a request, and a second one if the first is late."""

@@ -102,7 +102,9 @@ class BucketLister:
                 return _read_list_failure(error, address)
 
         for _ in range(1 + (EMPTY_TRIES if is_there else 0)):
-            listed = unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+            listed = unwrap(
+                pattern, await self._client.policy.retry(pattern, attempt), is_list=True
+            )
             folders = list(listed["common_prefixes"])
             objects = _make_table(listed["objects"], address)
             num_letters = len(objects.paths.letters) + sum(map(len, folders))
@@ -131,7 +133,7 @@ class BucketLister:
                 # Not in the `try`: what fails here would fail again
                 builder.extend(_make_table(batch, address))
 
-        objects = unwrap(pattern, await self._client.retry(pattern, attempt), is_list=True)
+        objects = unwrap(pattern, await self._client.policy.retry(pattern, attempt), is_list=True)
         self._client.counts.add_listing(len(objects.sizes), len(objects.paths.letters))
         return await self._leave_out_markers(pattern, address, folder, objects)
 

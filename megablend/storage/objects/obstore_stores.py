@@ -99,8 +99,19 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     """Return the endpoint that is set, by the config or by the environment. Raises: ConfigError if
-    it is not a URL."""
-    return options.endpoint or _read_endpoint(address.scheme)
+    the environment's is not a URL, at which the client would panic."""
+    if options.endpoint:
+        return options.endpoint
+    for name in _ENDPOINTS.get(address.scheme, ()):
+        endpoint = os.environ.get(name)
+        if not endpoint:
+            continue
+        if not is_server_url(endpoint):
+            raise ConfigError(
+                f"{name}: found {endpoint.rpartition('@')[2]!r}, expected a URL such as https://host:port"
+            )
+        return endpoint
+    return None
 
 
 def find_ca_file(address: Address, options: StoreOptions) -> str | None:
@@ -174,21 +185,6 @@ def _client_options(
 
 def _drop_none(**settings: str | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _read_endpoint(scheme: str) -> str | None:
-    """Return the endpoint that the environment gives. Raises: ConfigError if it is not a URL, at
-    which the client would panic."""
-    for name in _ENDPOINTS.get(scheme, ()):
-        endpoint = os.environ.get(name)
-        if not endpoint:
-            continue
-        if not is_server_url(endpoint):
-            raise ConfigError(
-                f"{name}: found {endpoint.rpartition('@')[2]!r}, expected a URL such as https://host:port"
-            )
-        return endpoint
-    return None
 
 
 def _check_region() -> None:

@@ -214,7 +214,7 @@ class ObjectPrefix:
             return attempt_within(seconds, lambda: request(client.store), is_write=is_write)
 
         try:
-            found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)
+            found = await asyncio.wait_for(client.policy.retry(place, attempt), self._seconds)
         except asyncio.TimeoutError:
             raise NoResponseError(f"{place}: no response for {self._seconds} s") from None
         except DataError as error:

@@ -35,7 +35,7 @@ from megablend.storage.futures import fail_now
 from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.location import has_wildcard
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects import loop
+from megablend.storage.objects import bucket, loop
 from megablend.storage.objects.address import (
     WEB_SCHEMES,
     Address,
@@ -43,7 +43,8 @@ from megablend.storage.objects.address import (
     check_pattern,
     parse_location,
 )
-from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
+from megablend.storage.objects.bucket import MAX_PART_BYTES
+from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.bucket_lister import BucketLister, Listing
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
@@ -146,10 +147,10 @@ class ObjectStorage:
             return self._find_one(pattern, address)
         folders, objects = self._list(pattern, address)
         paths = sorted(set(objects.paths.take(objects.matches).list_all()))
-        bucket = self._bucket(pattern, address)
-        if bucket.has_versions:  # their ids are not part of listings
+        client = self._client(pattern, address)
+        if client.options.versions:  # their ids are not part of listings
             skip = len(address.root) + 1
-            loop.run(self._find_versions(bucket, paths, [path[skip:] for path in paths]))
+            loop.run(self._find_versions(client, paths, [path[skip:] for path in paths]))
         else:
             versions = zip(objects.paths.list_all(), objects.list_versions(), strict=True)
             self._known.replace(dict(versions))
@@ -206,8 +207,8 @@ class ObjectStorage:
     def read_ends(self, path: str) -> None:
         """See HeadAndTailStorage.read_ends. A storage for checking keeps no ends."""
         if not self._checking and self._known.get_ends(path) is None:
-            bucket, address = self._open(path)
-            loop.run(self._read_ends(bucket, path, address.key, self._known.get(path)))
+            client, address = self._open(path)
+            loop.run(self._read_ends(client, path, address.key, self._known.get(path)))
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
@@ -224,14 +225,14 @@ class ObjectStorage:
     ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch. Returns at once."""
         try:
-            bucket, address = self._open(path)
+            client, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
         except MegablendError as error:
             return fail_now(error)
         ends = np.cumsum(sizes, dtype=np.int64)
         begins = ends - sizes
         out = allocate(int(ends[-1]) if len(ends) else 0)
-        return loop.submit(self._fill(bucket, path, address.key, offsets, sizes, begins, out))
+        return loop.submit(self._fill(client, path, address.key, offsets, sizes, begins, out))
 
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:
@@ -240,7 +241,7 @@ class ObjectStorage:
 
     async def _fill(
         self,
-        bucket: Bucket,
+        client: BucketClient,
         path: str,
         key: str,
         offsets: Int64s,
@@ -251,34 +252,34 @@ class ObjectStorage:
         """Read ranges into `out`, of the version that is pinned."""
         version = self._known.get(path)
         if version is None:
-            version = self._known.keep(path, await bucket.stat(path, key))
+            version = self._known.keep(path, await bucket.stat(client, path, key))
             self._check_ranges(path, offsets, sizes)
-        await bucket.read_into(path, key, version, offsets, sizes, begins, out)
+        await bucket.read_into(client, path, key, version, offsets, sizes, begins, out)
         return out, begins
 
     async def _find_versions(
-        self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]
+        self, client: BucketClient, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
         """Request the present versions of objects, which are pinned from then on."""
         for path in paths:
             self._known.forget(path)
         await call_each(
-            lambda named: self._read_ends(bucket, *named, None),
+            lambda named: self._read_ends(client, *named, None),
             zip(paths, keys, strict=True),
-            bucket.client.limiter,
+            client.limiter,
         )
 
     async def _read_ends(
-        self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None
+        self, client: BucketClient, path: str, key: str, version: ObjectVersion | None
     ) -> None:
         """Pin a version of an object, the present one if `version` is None, and keep its ends."""
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
             # The mirror reads the ends, once for all processes of the node
-            self._known.keep(path, version or await bucket.stat(path, key))
+            self._known.keep(path, version or await bucket.stat(client, path, key))
             return
         tail_bytes = 0 if self._checking else self._known.tail_bytes
-        found, ends = await bucket.read_ends(path, key, version, tail_bytes)
+        found, ends = await bucket.read_ends(client, path, key, version, tail_bytes)
         self._known.keep(path, found, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
@@ -332,8 +333,8 @@ class ObjectStorage:
         none."""
         version = None if self._checking else self._known.get(path)
         if version is None:
-            bucket, address = self._open(path)
-            version = loop.run(bucket.stat(path, address.key))
+            client, address = self._open(path)
+            version = loop.run(bucket.stat(client, path, address.key))
             if self._checking:
                 self._known.replace({path: version})
         return self._known.keep(path, version)
@@ -353,15 +354,15 @@ class ObjectStorage:
                 offset=offset,
             )
 
-    def _open(self, path: str) -> tuple[Bucket, Address]:
-        """Return the bucket and the address of an object. Raises: ConfigError;
+    def _open(self, path: str) -> tuple[BucketClient, Address]:
+        """Return the client of the bucket, and the address, of an object. Raises: ConfigError;
         UnsupportedFileError."""
         address = parse_location(path)
         check_key(path, address.key)
-        return self._bucket(path, address), address
+        return self._client(path, address), address
 
-    def _bucket(self, location: str, address: Address) -> Bucket:
-        """Return the bucket or server of a location. Raises: ConfigError."""
+    def _client(self, location: str, address: Address) -> BucketClient:
+        """Return the client of the bucket or server of a location. Raises: ConfigError."""
         loop.check_fork()
         plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
         known_query = self._queries.get(plain, "")
@@ -373,12 +374,12 @@ class ObjectStorage:
         query = query or known_query or ""
         options = find_options(self._options, plain)
         check_installed(location)
-        return Bucket(get_client(address, options, query))
+        return get_client(address, options, query)
 
     def _lister(self, location: str, address: Address) -> BucketLister:
         """Return what lists the bucket of a location that is not on a web server. Raises:
         ConfigError."""
-        client = self._bucket(location, address).client
+        client = self._client(location, address)
         check_can_list(location)
         return BucketLister(client, get_lister(address, find_options(self._options, location)))
 

@@ -15,7 +15,7 @@ from megablend.caches.local import LocalCacheStore
 from megablend.caches.objects.commits import (
     Chain,
     Commit,
-    describe_files,
+    describe_file,
     find_last,
     parse_commit,
 )
@@ -349,9 +349,7 @@ def test_a_small_file_is_read_where_the_node_cannot_keep_copies(
     # A file where the folder of receipts would be created: root can write where others cannot
     (tmp_path / RECEIPTS).write_bytes(b"")
     copies = Copies(ObjectPrefix("s3://b/x", ObjectOptions()), tmp_path)
-    commit = Commit(
-        0, describe_files("one", {"roots.json": b"{}"}, {"roots.json": ""}), frozenset()
-    )
+    commit = Commit(0, {"roots.json": describe_file("one", b"{}", "")}, frozenset())
     objects = {f"{FOLDER}/one/roots.json": b"{}"}
     monkeypatch.setattr(ObjectPrefix, "read", lambda _, key: objects.get(key))
     assert copies.read_member(FOLDER, commit, "roots.json") == b"{}"
