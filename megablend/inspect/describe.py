@@ -13,7 +13,7 @@ from megablend.errors import CacheError, ConfigError, ResourceError
 from megablend.index.build.sources import list_sources
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
-from megablend.inspect.describe_run import Loaders, Mirrors, describe_index, describe_planned
+from megablend.inspect.describe_run import Loaders, describe_index, describe_planned
 from megablend.inspect.description import (
     CacheDescription,
     DamagedIndex,
@@ -68,7 +68,7 @@ def describe(
         index; ConfigError if a number is out of range, or `memory` is too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
-    mirrors = _check_mirrors(num_nodes, mirror_size, loaders)
+    num_nodes, mirror_bytes = _check_mirrors(num_nodes, mirror_size, loaders)
     session = Session(what, cache=cache, storage=storage)
     if session.is_cache:
         if loaders is not None:
@@ -98,7 +98,8 @@ def describe(
         config,
         planned,
         loaders,
-        mirrors,
+        num_nodes=num_nodes,
+        mirror_size=mirror_bytes,
         planning_seconds=perf_counter() - started - not_counted,
         document_lengths=document_lengths,
     )
@@ -123,10 +124,11 @@ def _check_loaders(
 
 def _check_mirrors(
     num_nodes: int | None, size: int | str | None, loaders: Loaders | None
-) -> Mirrors | None:
-    """Return the mirrors to estimate; None if neither number is given. Raises: ConfigError."""
+) -> tuple[int | None, int | None]:
+    """Return the number of nodes whose mirrors are estimated, and the bytes of each; None if neither
+    number is given. Raises: ConfigError."""
     if num_nodes is None and size is None:
-        return None
+        return None, None
     num_nodes = 1 if num_nodes is None else num_nodes
     whole_number("num_nodes", num_nodes, least=1)
     try:
@@ -144,7 +146,7 @@ def _check_mirrors(
             f"{num_nodes} nodes\n"
             "set the number of ranks (--ranks) to a multiple of the number of nodes"
         )
-    return Mirrors(num_nodes=num_nodes, size=num_bytes)
+    return num_nodes, num_bytes
 
 
 def describe_cache(cache: CacheStore) -> CacheDescription:

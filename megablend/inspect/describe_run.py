@@ -67,27 +67,22 @@ class Loaders:
         return self.micro_batch_size * self.data_parallel_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mirrors:
-    """The mirrors whose transfers are estimated."""
-
-    num_nodes: int
-    size: int | None
-    """Bytes of each mirror; None for the size in the config, or, without one, no limit."""
-
-
 def describe_planned(
     config: Config,
     planned: Foreseen,
     loaders: Loaders | None,
-    mirrors: Mirrors | None,
     *,
+    num_nodes: int | None,
+    mirror_size: int | None,
     planning_seconds: float,
     document_lengths: bool,
 ) -> RunDescription:
     """Describe a run as it is committed, or would be.
 
     Args:
+        num_nodes: number of nodes with mirrors whose transfers are estimated; None for no estimate.
+        mirror_size: bytes of each mirror; None for the size in the config, or, without one, no
+            limit.
         planning_seconds: time that planning has taken, without loading kernels.
 
     Raises: see `describe`.
@@ -121,12 +116,12 @@ def describe_planned(
     if loaders is None:
         return described
     described = _with_estimates(described, config, run, loaders)
-    if mirrors is None:
+    if num_nodes is None:
         return described
     # Imported only if there are mirrors
     from megablend.prefetch.estimate_mirror import estimate_mirror
 
-    estimate = estimate_mirror(run, **asdict(loaders), **asdict(mirrors))
+    estimate = estimate_mirror(run, **asdict(loaders), num_nodes=num_nodes, size=mirror_size)
     return dataclasses.replace(described, mirror=estimate)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 from megablend.errors import ConfigError
 from megablend.inspect.description import SourceDescription, SplitDescription
@@ -41,15 +41,6 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)')
 """Matches the text before an id in SVG."""
 
 
-class _Margins(NamedTuple):
-    """The margins around the axes of a drawing, in inches."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """A chart of the page."""
@@ -73,17 +64,25 @@ class Chart:
 
         style: Any = _STYLE
         width = _NARROW if narrow else _WIDE
-        margins, height = self._measure(narrow=narrow)
-        full = margins.top + height + margins.bottom
+        height = _HEIGHT if self.rows is None else _ROW * self.rows
+        # Margins around the axes, in inches
+        left = 1.2 if narrow else 1.7  # names of sources
+        right = 0.25
+        top = 0.1
+        bottom = 0.55  # numbers and name of the x axis
+        if self.rows is None:
+            left = 0.7
+            if narrow:
+                bottom += 1.3  # the legend is below
+            else:
+                right = 2.2  # the legend is at the right
+        elif self.rows > drawings.TALL:
+            top, bottom = bottom, top  # the x axis is at the top
+        full = top + height + bottom
         with mpl.rc_context(style):
             figure = Figure(figsize=(width, full), dpi=96)
             axes = figure.add_axes(
-                (
-                    margins.left / width,
-                    margins.bottom / full,
-                    1 - (margins.left + margins.right) / width,
-                    height / full,
-                )
+                (left / width, bottom / full, 1 - (left + right) / width, height / full)
             )
             self.draw(axes, narrow=narrow)
             svg = io.StringIO()
@@ -93,22 +92,6 @@ class Chart:
                 metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
             )
         return self._name(svg.getvalue(), key)
-
-    def _measure(self, *, narrow: bool) -> tuple[_Margins, float]:
-        """Return the margins and the height of the axes, in inches."""
-        right = 0.25
-        top = 0.1
-        bottom = 0.55  # numbers and name of the x axis
-        if self.rows is None:
-            if narrow:
-                bottom += 1.3  # the legend is below
-            else:
-                right = 2.2  # the legend is at the right
-            return _Margins(left=0.7, right=right, top=top, bottom=bottom), _HEIGHT
-        if self.rows > drawings.TALL:
-            top, bottom = bottom, top  # the x axis is at the top
-        left = 1.2 if narrow else 1.7  # names of sources
-        return _Margins(left=left, right=right, top=top, bottom=bottom), _ROW * self.rows
 
     def _name(self, svg: str, key: str) -> str:
         """Return the `<svg>` element of matplotlib's file with the chart's title and text, and with

@@ -4,7 +4,7 @@ folders, and without the empty listings that a proxy's web page looks like."""
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,6 @@ HADOOP_MARKER = "_$folder$"
 _BATCH_ROWS = 10_000
 
 
-class Listing(NamedTuple):
-    """What a pattern matches in a bucket."""
-
-    folders: Sequence[str]
-    """Locations of folders whose own key matches."""
-    objects: ObjectTable
-    """The objects that listings contained, in any order; not all of them match. If two have the same
-    path, the last one counts."""
-
-
 class BucketLister:
     """Lists the objects and folders of a bucket.
 
@@ -45,9 +35,13 @@ class BucketLister:
         self._client = client
         self._lister = lister
 
-    async def find(self, pattern: str, address: Address) -> Listing:
-        """Find the objects and folders that a pattern matches. Raises: MissingFileError,
-        DataError."""
+    async def find(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
+        """Find the objects and folders that a pattern matches.
+
+        Returns: locations of folders whose own key matches; and the objects that listings contained,
+            in any order, not all of which match. If two have the same path, the last one counts.
+        Raises: MissingFileError, DataError.
+        """
         parts = list[ObjectTable]()
         known = set[str]()
 
@@ -68,8 +62,8 @@ class BucketLister:
         if len(exact):
             matches = np.zeros(len(objects.sizes), np.bool_)
             matches[exact] = True
-            return Listing([], objects._replace(matches=matches))
-        return Listing([f"{address.root}/{each}" for each in folders], objects)
+            return [], objects._replace(matches=matches)
+        return [f"{address.root}/{each}" for each in folders], objects
 
     async def has_folder(self, path: str, address: Address) -> bool:
         """Return whether there are objects with keys below a folder's. Raises: DataError."""

@@ -45,11 +45,11 @@ from megablend.storage.objects.address import (
 )
 from megablend.storage.objects.bucket import MAX_PART_BYTES
 from megablend.storage.objects.bucket_client import BucketClient
-from megablend.storage.objects.bucket_lister import BucketLister, Listing
+from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
-from megablend.storage.objects.object_table import join_tables
+from megablend.storage.objects.object_table import ObjectTable, join_tables
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.obstore_stores import (
     check_can_list,
@@ -156,13 +156,14 @@ class ObjectStorage:
             self._known.replace(dict(versions))
         return Found([Match(0, path, path) for path in paths], {}, tuple(folders))
 
-    def _list(self, pattern: str, address: Address) -> Listing:
-        """List the objects that a pattern with wildcards matches, and others."""
+    def _list(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
+        """List the folders and objects that a pattern with wildcards matches; see
+        `BucketLister.find`."""
         check_pattern(pattern, address.key)
         try:
             return loop.run(self._lister(pattern, address).find(pattern, address))
         except MissingFileError:
-            return Listing([], join_tables([]))
+            return [], join_tables([])
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob. A pattern of a web server, which does not list its files, matches
