@@ -13,7 +13,7 @@ from megablend.errors import CacheError, ConfigError, ResourceError
 from megablend.index.build.sources import list_sources
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
-from megablend.inspect.describe_run import Loaders, describe_index, describe_planned
+from megablend.inspect.describe_run import describe_index, describe_planned
 from megablend.inspect.description import (
     CacheDescription,
     DamagedIndex,
@@ -28,6 +28,7 @@ from megablend.operations.runs import newest_snapshot
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import list_specs
 from megablend.operations.token_documents import refuse_token_documents
+from megablend.prefetch.memory_need import Loaders
 from megablend.storage.base import Storage
 from megablend.storage.mirror_values import parse_mirror_size
 from megablend.system.failures import translating

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 
 from megablend.caches.base import DOCUMENTS
@@ -35,7 +35,7 @@ from megablend.operations.warn import (
     warn_of_steps,
 )
 from megablend.prefetch.estimate_transfer import estimate_transfer
-from megablend.prefetch.memory_need import find_memory_need
+from megablend.prefetch.memory_need import Loaders, find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.run.commit import compile_others
 from megablend.run.compile import Compiled
@@ -51,20 +51,6 @@ some tenths of a second."""
 _LONG_SECONDS = 0.5
 """Planning that took longer than this is not repeated to measure it: imports are a small part of
 its time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaders:
-    """The loaders whose steps, memory and read amplification are estimated."""
-
-    micro_batch_size: int
-    data_parallel_size: int
-    num_workers: int
-
-    @property
-    def step_samples(self) -> int:
-        """Number of samples in a micro step of all ranks."""
-        return self.micro_batch_size * self.data_parallel_size
 
 
 def describe_planned(
@@ -121,7 +107,7 @@ def describe_planned(
     # Imported only if there are mirrors
     from megablend.prefetch.estimate_mirror import estimate_mirror
 
-    estimate = estimate_mirror(run, **asdict(loaders), num_nodes=num_nodes, size=mirror_size)
+    estimate = estimate_mirror(run, loaders, num_nodes=num_nodes, size=mirror_size)
     return dataclasses.replace(described, mirror=estimate)
 
 
@@ -227,7 +213,7 @@ def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
         candidates = [loaders]
     for candidate in candidates:
         with contextlib.suppress(ConfigError):
-            return estimate_transfer(run, **asdict(candidate))
+            return estimate_transfer(run, candidate)
     return None
 
 

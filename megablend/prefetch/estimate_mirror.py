@@ -17,13 +17,12 @@ from megablend.errors import ConfigError
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, PIECE_BLOCKS, PORTION_BLOCKS
 from megablend.mirror.members.homes import MAX_NODES, Homes
 from megablend.prefetch.due_ranges import list_ranges
-from megablend.prefetch.memory_budget import batches_of, plan_budget
-from megablend.prefetch.memory_need import check_memory
+from megablend.prefetch.memory_budget import plan_budget
+from megablend.prefetch.memory_need import Loaders, plan_loaders
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.simulate_mirrors import PageReads, SentPages, simulate
 from megablend.prefetch.windows import plan_windows
 from megablend.run.run import Run
-from megablend.run.skips import Skips
 from megablend.storage.hints import DueRanges
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.mirror_values import ALL
@@ -76,13 +75,7 @@ class MirrorEstimate:
 
 
 def estimate_mirror(
-    run: Run,
-    *,
-    micro_batch_size: int,
-    data_parallel_size: int,
-    num_workers: int,
-    num_nodes: int,
-    size: int | None,
+    run: Run, loaders: Loaders, *, num_nodes: int, size: int | None
 ) -> MirrorEstimate:
     """Find what a split's loaders take through mirrors, from its first sample to its last.
 
@@ -99,24 +92,12 @@ def estimate_mirror(
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)
     token_bytes = run.num_samples * run.sequence_length * 4
     one_in = max(1, token_bytes // PAGE_BYTES // MAX_PAGES)
-    future = StepSequence.of_loaders(
-        run,
-        micro_batch_size=micro_batch_size,
-        data_parallel_size=data_parallel_size,
-        num_workers=num_workers,
-    )
-    num_batches = batches_of(num_workers)
-    check_memory(
-        run,
-        Skips(),
-        micro_batch_size=micro_batch_size,
-        stride=future.stride,
-        num_batches=num_batches,
-    )
+    future, num_batches = plan_loaders(run, loaders)
+    num_ranks = loaders.data_parallel_size
     files: dict[str, int] = {}
     parts = list[PageReads]()
     for i, begin in enumerate(future.begins):
-        node = i % data_parallel_size * num_nodes // data_parallel_size
+        node = i % num_ranks * num_nodes // num_ranks
         for pages, times in _list_pages(run, future, begin, num_batches, options, files):
             some = _choose_portions(pages, one_in)
             parts.append(PageReads(pages[some], times[some], np.full(len(some), node)))

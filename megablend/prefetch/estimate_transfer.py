@@ -16,13 +16,11 @@ from megablend.arrays import Float64s, Int64s
 from megablend.errors import DataError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.tables.source_entry import ColumnEntry
-from megablend.prefetch.memory_budget import batches_of
-from megablend.prefetch.memory_need import check_memory
+from megablend.prefetch.memory_need import Loaders, plan_loaders
 from megablend.prefetch.plan_stretches import PlannedRead, Stretch, plan_stretches
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.source_requests import SourceRequests
 from megablend.run.run import Run
-from megablend.run.skips import Skips
 from megablend.storage.store_options import StoreOptions, find_options
 from megablend.storage.transfer import RequestCount, Transfer, extrapolate, price_transfer
 
@@ -37,31 +35,18 @@ _TOLERANCE = 0.05
 were not opened may differ from those that were."""
 
 
-def estimate_transfer(
-    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
-) -> Transfer | None:
+def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
     """Find what the loaders of a split request from object stores, from the run's first sample to
     its last.
 
     Returns: None if no source is in an object store, or a file cannot be opened.
     Raises: ConfigError if memory is too small.
     """
-    future = StepSequence.of_loaders(
-        run,
-        micro_batch_size=micro_batch_size,
-        data_parallel_size=data_parallel_size,
-        num_workers=num_workers,
-    )
-    if run.store.max_files == 1 or not future.begins:
+    if run.store.max_files == 1:
         return None
-    num_batches = batches_of(num_workers)
-    check_memory(
-        run,
-        Skips(),
-        micro_batch_size=micro_batch_size,
-        stride=future.stride,
-        num_batches=num_batches,
-    )
+    future, num_batches = plan_loaders(run, loaders)
+    if not future.begins:
+        return None
     stretches, is_whole = plan_stretches(run, future, num_batches)
     try:
         return _count_transfer(run, stretches, future, is_whole=is_whole)

@@ -50,6 +50,20 @@ are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The loaders whose steps, memory and reads are estimated."""
+
+    micro_batch_size: int
+    data_parallel_size: int
+    num_workers: int
+
+    @property
+    def step_samples(self) -> int:
+        """Number of samples in a micro step of all ranks."""
+        return self.micro_batch_size * self.data_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
     """Memory of the loaders of a rank."""
 
@@ -113,6 +127,25 @@ def check_memory(
     first_need = max((need.memory for need in needs), default=0)
     if _PLENTIFUL * first_need > run.runtime.memory:
         _refuse_too_little(_find_needs(run, skips, first, *sizes), micro_batch_size, num_batches)
+
+
+def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
+    """Plan the loaders of a run that skips nothing, from its first sample to its last.
+
+    Returns: the steps of their first process, all of them complete; those of the other processes
+        start at `begins`. And the batches that exist at once in a process, see `plan_budget`.
+    Raises: see `check_memory`.
+    """
+    micro_batch_size = loaders.micro_batch_size
+    samples = loaders.step_samples
+    stride = samples * max(1, loaders.num_workers)
+    num_batches = batches_of(loaders.num_workers)
+    check_memory(
+        run, Skips(), micro_batch_size=micro_batch_size, stride=stride, num_batches=num_batches
+    )
+    stop = run.num_samples // samples * samples
+    steps = StepSequence(first=0, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
+    return steps, num_batches
 
 
 def find_memory_need(

@@ -55,7 +55,7 @@ def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[li
     samples. More are planned if the stretches differ much.
 
     Args:
-        future: the steps of the first process, see StepSequence.of_loaders.
+        future: the steps of the first process, see `plan_loaders`.
         num_batches: see `plan_budget`.
 
     Returns: the stretches; whether each is all steps of a process.

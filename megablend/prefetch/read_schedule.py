@@ -36,20 +36,6 @@ class StepSequence:
     stop: int
     """Samples of the run; the last step may be shorter."""
 
-    @staticmethod
-    def of_loaders(
-        run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
-    ) -> StepSequence:
-        """Return the steps of the first process of loaders of these sizes; those of the other
-        processes start at `begins`. All steps are complete."""
-        samples = micro_batch_size * data_parallel_size
-        return StepSequence(
-            first=0,
-            micro_batch_size=micro_batch_size,
-            stride=samples * max(1, num_workers),
-            stop=run.num_samples // samples * samples,
-        )
-
     @property
     def begins(self) -> range:
         """The first sample of each process whose steps have this stride."""
