@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -26,6 +27,19 @@ _objects: WeakSet[Unlockable] = WeakSet()
 def unlock_in_children(unlockable: Unlockable) -> None:
     """Call `unlock_after_fork` of an object in forked children, as long as the object exists."""
     _objects.add(unlockable)
+
+
+class ProcessLock:
+    """A reentrant lock that a process and its threads share; a forked child begins with another,
+    which nobody holds."""
+
+    def __init__(self) -> None:
+        self.unlock_after_fork()
+        unlock_in_children(self)
+
+    def unlock_after_fork(self) -> None:
+        """Replace the lock."""
+        self.lock = threading.RLock()
 
 
 def _unlock_all() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import struct
-import threading
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from megablend.lazy import cached_property
+from megablend.system.after_fork import ProcessLock
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _PREFIX_BYTES = len(_MAGIC) + 2
@@ -163,19 +163,9 @@ def _find_problem(artefact: Artefact, cache: Path) -> str | None:
     return None
 
 
-class _Parsing:
-    """Holds the lock for parsing headers: numpy parses them as Python, and Python 3.11 may raise
-    SystemError if several threads parse at the same time."""
-
-    lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock after a fork: another thread of the parent may have held it."""
-    _Parsing.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_parsing = ProcessLock()
+"""Held while a header is parsed: numpy parses it as Python, and Python 3.11 may raise SystemError if
+several threads parse at the same time."""
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
@@ -188,7 +178,7 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
     if version != (1, 0):
         return version, (), False, np.dtype(np.void)
     try:
-        with _Parsing.lock:
+        with _parsing.lock:
             return version, *np.lib.format.read_array_header_1_0(file)
     except (SyntaxError, tokenize.TokenError) as error:
         # Raised for a damaged header, which numpy parses as Python

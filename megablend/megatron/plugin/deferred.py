@@ -8,8 +8,6 @@ Megatron's own constructor opens the files, and the object becomes an ordinary o
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
@@ -20,21 +18,13 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from megablend.megatron.pair_files import PairState, check_pair
+from megablend.system.after_fork import ProcessLock
 
 Open = Callable[[], Any]
 """A function that makes a dataset with its own constructor."""
 
-_open_lock = threading.RLock()
+_opening = ProcessLock()
 _shared_numbers = np.zeros(0, np.int32)
-
-
-def _renew_lock() -> None:
-    """Replace the lock after a fork: another thread of the parent may have held it."""
-    global _open_lock
-    _open_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def defer(cls: type[Any], opener: Open, length: int, **attributes: Any) -> Any:
@@ -175,7 +165,7 @@ def _delete_attribute(dataset: Any, name: str) -> None:
 def _reduce(dataset: Any, protocol: Any) -> Any:
     """Pickle the attributes of a dataset that is not opened yet: a spawned worker opens the
     datasets that it uses."""
-    with _open_lock:
+    with _opening.lock:
         attributes = dict(dataset.__dict__)
     if "_opener" not in attributes:
         return Dataset.__reduce_ex__(dataset, protocol)
@@ -185,7 +175,7 @@ def _reduce(dataset: Any, protocol: Any) -> Any:
 
 def _open(dataset: Any) -> Any:
     """Open a dataset in place, unless another thread has; return it."""
-    with _open_lock:
+    with _opening.lock:
         opener = dataset.__dict__.get("_opener")
         if opener is not None:
             opened = opener()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -28,10 +27,13 @@ from megablend.storage.objects.rate_limiter import (
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.store_options import StoreOptions
 from megablend.storage.transfer import RequestCount
+from megablend.system.after_fork import ProcessLock
 
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client does not percent-encode in URLs."""
-_lock = threading.Lock()
+_stores = ProcessLock()
+"""Held while what follows is changed. A forked child keeps its parent's stores, since they can
+neither be used nor safely dropped."""
 _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
@@ -50,7 +52,7 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
     """
     check_fork()
     key = (address.root, query, options)
-    with _lock:
+    with _stores.lock:
         if key not in _clients:
             store = make_store(address, options, query, is_for_lists=False)
             sockets = _make_sockets(address, options, query, store)
@@ -91,7 +93,7 @@ def slow_down(root: str, seconds: float) -> None:
     """Send fewer requests to a root, and none for some seconds, since another process has heard
     that the root is busy."""
     _note_busy(root, seconds)  # done first: a limiter that is made meanwhile takes its pause here
-    with _lock:
+    with _stores.lock:
         limiters = [
             limiter for (limited_root, _), limiter in _limiters.items() if limited_root == root
         ]
@@ -102,7 +104,7 @@ def slow_down(root: str, seconds: float) -> None:
 def divide_limits(processes: int) -> None:
     """Divide the limits of all sources between `processes` processes of the job from now on."""
     os.environ[JOB_SIZES[0]] = str(processes)
-    with _lock:
+    with _stores.lock:
         for limiter in _limiters.values():
             limiter.divide(processes)
 
@@ -117,7 +119,7 @@ def find_pauses() -> dict[str, float]:
 def find_fault(location: str, seconds: float) -> DataError | None:
     """Return the error for a location whose bucket or server has failed for some seconds: no request
     has succeeded, and at least one has failed. None otherwise."""
-    with _lock:
+    with _stores.lock:
         failing = {
             root: limiter.failing
             for (root, _), limiter in _limiters.items()
@@ -140,7 +142,7 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
     this store retries."""
     check_fork()
     key = (address.root, options)
-    with _lock:
+    with _stores.lock:
         if key not in _listers:
             _listers[key] = make_store(address, options, "", is_for_lists=True)
         return _listers[key]
@@ -148,7 +150,7 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 def count_requests() -> RequestCount:
     """Return the numbers of requests and bytes of this process so far."""
-    with _lock:
+    with _stores.lock:
         counts = [each.counts for each in _clients.values()]
     return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
 
@@ -156,7 +158,7 @@ def count_requests() -> RequestCount:
 def forget_clients() -> None:
     """Forget all clients, since the environment has changed: they are made again on their next use.
     Must not be called while requests are in flight."""
-    with _lock:
+    with _stores.lock:
         _clients.clear()
         _listers.clear()
         _limiters.clear()
@@ -185,13 +187,3 @@ def _make_sockets(
         return context
 
     return SocketReader(find_url, make_tls, options.connect_timeout)
-
-
-def _unlock() -> None:
-    """Replace the lock after a fork: a thread that the child does not have may hold it. Stores are
-    kept, since they can neither be used nor safely dropped."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)

@@ -122,7 +122,7 @@ def test_a_forked_child_opens_what_another_thread_was_opening(opened: list[Any])
     is_over = threading.Event()
 
     def hold() -> None:
-        with deferred._open_lock:
+        with deferred._opening.lock:
             is_held.set()
             is_over.wait()
 
