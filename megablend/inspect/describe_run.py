@@ -166,7 +166,7 @@ def _with_estimates(
     """Add to a description what the loaders read and need, and the warnings about that."""
     sizes = asdict(loaders)
     skips = skips_of(run)
-    memory = find_memory_need(run, skips, **sizes)
+    memory, most_lanes = find_memory_need(run, skips, loaders)
     amplification = read_amplification(
         run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
     )
@@ -191,9 +191,9 @@ def _with_estimates(
         warnings=tuple(warnings),
         read_amplification=amplification,
         fitting_lanes=fitting_lanes(config.lanes, **sizes),
-        memory_per_rank=memory.bytes_per_rank,
-        memory_limit_per_rank=memory.limit_per_rank,
-        most_lanes=memory.most_lanes,
+        memory_per_rank=memory,
+        memory_limit_per_rank=loaders.num_processes * run.runtime.memory,
+        most_lanes=most_lanes,
         fitting_unit=fitting_unit(run),
     )
 

@@ -10,7 +10,6 @@ import math
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 
 from megablend.errors import MegablendError
 from megablend.prefetch.due_ranges import find_mirror, plan_due
@@ -42,28 +41,15 @@ planning takes at most about a twentieth of a CPU."""
 _reader_numbers = itertools.count()
 
 
-@dataclass(slots=True)
-class LoaderProgress:
-    """The progress of a loader, which changes it; the thread of a DueReporter reads it."""
-
-    num_taken: int = 0
-    """Steps that were taken."""
-    num_ahead: int = 0
-    """Steps after these all of whose reads have been submitted."""
-
-
-def report_due(run: Run, future: StepSequence, progress: LoaderProgress) -> DueReporter | None:
+def report_due(run: Run, future: StepSequence) -> DueReporter | None:
     """Begin to announce to the run's storage what a loader will read; None if the storage keeps no
     copies of the run's files.
 
     Args:
         future: the loader's steps from now on.
-        progress: the loader's progress in `future`.
     """
     storage = find_mirror(run)
-    if storage is None:
-        return None
-    return DueReporter(_Announcer(run, future, storage, progress))
+    return None if storage is None else DueReporter(_Announcer(run, future, storage))
 
 
 class DueReporter:
@@ -76,7 +62,14 @@ class DueReporter:
             target=announcer.announce_until, args=(end,), name="megablend-due", daemon=True
         )
         thread.start()
+        self._announcer = announcer
         self._finalizer = weakref.finalize(self, end.set)
+
+    def take_step(self, num_ahead: int) -> None:
+        """Note that the loader has taken another step, and submitted all reads of `num_ahead` steps
+        after it."""
+        self._announcer.num_taken += 1
+        self._announcer.num_ahead = num_ahead
 
     def close(self) -> None:
         """Let the thread end, without waiting for it."""
@@ -90,16 +83,16 @@ class _Announcer:
         run: the run that is read.
         future: the loader's steps from now on.
         storage: the storage that announcements go to.
-        progress: the loader's progress in `future`.
     """
 
-    def __init__(
-        self, run: Run, future: StepSequence, storage: HintedStorage, progress: LoaderProgress
-    ) -> None:
+    def __init__(self, run: Run, future: StepSequence, storage: HintedStorage) -> None:
+        self.num_taken = 0
+        """Steps of `future` that were taken; the loader's thread changes it."""
+        self.num_ahead = 0
+        """Steps after these all of whose reads have been submitted."""
         self._run = run
         self._future = future
         self._storage = storage
-        self._progress = progress
         self._reader = f"reader-{next(_reader_numbers)}"
         self._step_seconds = FIRST_SECONDS
         self._has_failed = False
@@ -121,8 +114,8 @@ class _Announcer:
         quiet_until = -math.inf
         repeat_at = -math.inf
         while True:
-            num_taken = self._progress.num_taken
-            num_ahead = self._progress.num_ahead
+            num_taken = self.num_taken
+            num_ahead = self.num_ahead
             now = time.monotonic()
             num_since = num_taken - num_taken_then
             delay = now - announced_at - self._step_seconds * num_since

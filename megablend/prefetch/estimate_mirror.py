@@ -20,7 +20,7 @@ from megablend.prefetch.due_ranges import list_ranges
 from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.memory_need import Loaders, plan_loaders
 from megablend.prefetch.read_schedule import StepSequence
-from megablend.prefetch.simulate_mirrors import PageReads, SentPages, simulate
+from megablend.prefetch.simulate_mirrors import PageReads, simulate
 from megablend.prefetch.windows import plan_windows
 from megablend.run.run import Run
 from megablend.storage.hints import DueRanges
@@ -104,7 +104,8 @@ def estimate_mirror(
     reads = _join_reads(parts)
     room = None if size is None else size // PAGE_BYTES // one_in
     homes = _find_homes(reads.pages, files, num_nodes, copies)
-    sent = simulate(reads, homes, num_nodes, room)
+    source, network = simulate(reads, homes, num_nodes, room)
+    sent = {"source": source, "network": network, "disk": np.ones_like(reads.pages)}
     needed = len(np.unique(reads.pages)) * PAGE_BYTES * one_in
     return MirrorEstimate(
         nodes=num_nodes,
@@ -203,27 +204,27 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
 
 
 def _count_epochs(
-    run: Run, num_samples: int, reads: PageReads, sent: SentPages, one_in: int
+    run: Run, num_samples: int, reads: PageReads, sent: dict[str, Int64s], one_in: int
 ) -> Iterator[MirrorEpoch]:
-    """Count what all nodes do in each epoch, if one portion in `one_in` was simulated."""
+    """Count what all nodes do in each epoch, if one portion in `one_in` was simulated.
+
+    Args:
+        sent: for each read, how often its page is sent from the source, over the network, and from
+            a disk: int64 [n] each.
+    """
     epoch_samples = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
     # Pages of a portion that a step reads are requested together
     first_reads = _find_changes(reads._replace(pages=reads.pages // _PORTION_PAGES))
-    of_reads = {
-        "source": sent.source,
-        "network": sent.network,
-        "disk": np.ones_like(reads.pages),
-    }
-    of_requests = {name: np.maximum.reduceat(each, first_reads) for name, each in of_reads.items()}
+    requests = {name: np.maximum.reduceat(each, first_reads) for name, each in sent.items()}
     for number, first in enumerate(range(0, num_samples, epoch_samples)):
         last = min(num_samples, first + epoch_samples)
         edges = np.searchsorted(reads.times, [first, last])
         in_epoch = slice(*edges)
         requests_in_epoch = slice(*np.searchsorted(first_reads, edges))
         figures = dict[str, int]()
-        for name, is_read in of_reads.items():
-            num_pages = int(is_read[in_epoch].sum())
-            num_requests = int(of_requests[name][requests_in_epoch].sum())
+        for name, of_reads in sent.items():
+            num_pages = int(of_reads[in_epoch].sum())
+            num_requests = int(requests[name][requests_in_epoch].sum())
             figures[f"{name}_bytes"] = num_pages * PAGE_BYTES * one_in
             figures[f"{name}_requests"] = num_requests * one_in
         yield MirrorEpoch(number=number, samples=last - first, **figures)

@@ -62,19 +62,10 @@ class Loaders:
         """Number of samples in a micro step of all ranks."""
         return self.micro_batch_size * self.data_parallel_size
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeed:
-    """Memory of the loaders of a rank."""
-
-    bytes_per_rank: int
-    """The least that the rank's processes need together, for their lanes, steps, batches and the
-    orders of blocks."""
-    limit_per_rank: int
-    """The bytes that `memory` allows these processes together."""
-    most_lanes: int | None
-    """The most lanes that suit the loaders and the run's length and for which `memory` is enough;
-    None if memory does not depend on lanes, or if the run is too short for lanes that suit."""
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of a rank that read."""
+        return max(1, self.num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +129,7 @@ def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
     """
     micro_batch_size = loaders.micro_batch_size
     samples = loaders.step_samples
-    stride = samples * max(1, loaders.num_workers)
+    stride = samples * loaders.num_processes
     num_batches = batches_of(loaders.num_workers)
     check_memory(
         run, Skips(), micro_batch_size=micro_batch_size, stride=stride, num_batches=num_batches
@@ -148,13 +139,18 @@ def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
     return steps, num_batches
 
 
-def find_memory_need(
-    run: Run, skips: Skips, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
-) -> MemoryNeed:
-    """Find the memory that a rank with loaders of these sizes needs. Raises: see `check_memory`."""
-    processes = max(1, num_workers)
-    stride = micro_batch_size * data_parallel_size * processes
-    num_batches = batches_of(num_workers)
+def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int | None]:
+    """Find the memory that the loaders of a rank need.
+
+    Returns: the least bytes that the rank's processes need together, for their lanes, steps,
+        batches and the orders of blocks. And the most lanes that suit the loaders and the run's
+        length and for which `memory` is enough; None if memory does not depend on lanes, or if the
+        run is too short for lanes that suit.
+    Raises: see `check_memory`.
+    """
+    micro_batch_size = loaders.micro_batch_size
+    stride = loaders.step_samples * loaders.num_processes
+    num_batches = batches_of(loaders.num_workers)
     needs = _find_needs(run, skips, 0, micro_batch_size, stride, num_batches)
     _refuse_too_little(needs, micro_batch_size, num_batches)
     most_lanes = None
@@ -166,11 +162,7 @@ def find_memory_need(
         most_strides = useful // stride
         num_strides = _count_strides(run, block_bytes, micro_batch_size, most_strides)
         most_lanes = stride * num_strides or None
-    return MemoryNeed(
-        bytes_per_rank=processes * max(need.memory for need in needs),
-        limit_per_rank=processes * run.runtime.memory,
-        most_lanes=most_lanes,
-    )
+    return loaders.num_processes * max(need.memory for need in needs), most_lanes
 
 
 def _find_needs(

@@ -27,22 +27,18 @@ class PageReads(NamedTuple):
     """Number of the node that reads the page."""
 
 
-class SentPages(NamedTuple):
-    """The number of times that a page is sent for each read: arrays of int64 [n]."""
-
-    source: Int64s
-    """By the source: once or not at all."""
-    network: Int64s
-    """By a node to another one."""
-
-
-def simulate(reads: PageReads, homes: Int64s, num_nodes: int, room: int | None) -> SentPages:
+def simulate(
+    reads: PageReads, homes: Int64s, num_nodes: int, room: int | None
+) -> tuple[Int64s, Int64s]:
     """Simulate reads of pages, one after another. Of the pages that are not needed again, which are
     given up first, the one that was read longest ago comes first.
 
     Args:
         homes: int64 [n, copies], the homes of each read's page.
         room: pages that a node can hold; None: any number.
+
+    Returns: for each read the number of times that its page is sent by the source (once or not at
+        all), and by a node to another one: int64 [n] each.
     """
     count = len(reads.pages)
     next_of_all = _find_next(reads.pages, np.zeros_like(reads.nodes))
@@ -77,7 +73,7 @@ def simulate(reads: PageReads, homes: Int64s, num_nodes: int, room: int | None) 
                 if other not in holders and mirrors[other].keep(page, 2 * count - i):
                     holders.add(other)
                     network[i] += 1
-    return SentPages(source, network)
+    return source, network
 
 
 class _Mirror:

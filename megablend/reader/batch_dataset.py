@@ -11,7 +11,7 @@ import torch.utils.data
 
 from megablend.errors import DataError, MegablendError
 from megablend.formats import bound_caches
-from megablend.prefetch.due_reporter import DueReporter, LoaderProgress, report_due
+from megablend.prefetch.due_reporter import DueReporter, report_due
 from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.read_ahead import ReadAhead
 from megablend.prefetch.read_counts import ReadMeter
@@ -49,7 +49,6 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
-        self._progress = LoaderProgress()
         self._section = dataset.run.sections[0]
         """The section that is read ahead."""
         self._next_first = 0
@@ -80,8 +79,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._next_first = ks[0] + self._stride()
         if self._due is not None:
             assert self._ahead is not None
-            self._progress.num_taken += 1
-            self._progress.num_ahead = self._ahead.count_steps_ahead()
+            self._due.take_step(self._ahead.count_steps_ahead())
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
@@ -133,8 +131,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
         self._dataset.block_cache.resize(min(budget.cache, self._dataset.cache_bytes))
         bound_caches(budget.dictionaries)
-        self._progress = LoaderProgress()
-        self._due = report_due(run, future, self._progress)
+        self._due = report_due(run, future)
         return ReadAhead(
             run,
             plan_windows(run, future, budget),

@@ -13,7 +13,6 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from megablend.errors import WITHOUT_IT, ChangedFileError, DataError, MissingFileError
 from megablend.index.verify.check_files import FileChecker
@@ -30,11 +29,14 @@ _running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDic
 
 
 class _End:
-    """The end of a thread that checks files, requested without a lock."""
+    """The end of a thread that checks files: requested without a lock, or what the thread found."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[None] = SimpleQueue()
         self.waits = Waits()
+        self.found: tuple[RunFile, Exception] | None = None
+        """The file with which the thread ended, and the error that is raised with the next batch if
+        the file is still needed."""
 
     def request_after_check(self) -> None:
         """End the thread after the check that it is in; may be called by the garbage collector."""
@@ -76,13 +78,6 @@ class _Progress:
     """The next sample that is read; files that only earlier ones need are not checked."""
 
 
-class _Finding(NamedTuple):
-    """The result of a check."""
-
-    file: RunFile
-    error: Exception
-
-
 class FileWatch:
     """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be
     started again.
@@ -104,7 +99,6 @@ class FileWatch:
         self._files = list(files)
         self._per_second = per_second
         self._pause = 1 / per_second if per_second else 0.0
-        self._findings: list[_Finding] = []  # the thread's findings; it ends with the first one
         self._progress = _Progress()
         self._end = _End()
         self._finalizer: weakref.finalize[..., FileWatch] | None = None
@@ -129,17 +123,9 @@ class FileWatch:
         if self._process == os.getpid() and self._is_busy():
             return
         self._end = _End()
-        self._findings = []
         self._process = os.getpid()
         # The thread must not refer to this object, which could not be garbage-collected then
-        arguments = (
-            self._checker,
-            self._files,
-            self._pause,
-            self._end,
-            self._findings,
-            self._progress,
-        )
+        arguments = self._checker, self._files, self._pause, self._end, self._progress
         self._thread = threading.Thread(
             target=_check_repeatedly, args=arguments, name="megablend-watch", daemon=True
         )
@@ -154,7 +140,7 @@ class FileWatch:
         """Return whether no thread has to be started: one is running, or one that was stopped has
         found something meanwhile. A thread that is still in the check during which it was stopped
         is made to continue."""
-        if self._findings or not self._is_stopped:
+        if self._end.found is not None or not self._is_stopped:
             return True
         if self._thread is not None and self._thread.is_alive() and self._end.withdraw():
             self._is_stopped = False
@@ -163,13 +149,14 @@ class FileWatch:
     def raise_found(self) -> None:
         """Raise the error that a check found, if any.
         Raises: MissingFileError, ChangedFileError, CacheError."""
-        if not self._findings:
+        if self._end.found is None:
             return
         self.stop()
-        self._thread = None  # a thread ends with its first finding
-        finding = self._findings.pop()
-        if finding.file.is_needed(self._progress.position):
-            raise finding.error
+        self._thread = None
+        file, error = self._end.found
+        self._end.found = None
+        if file.is_needed(self._progress.position):
+            raise error
 
     def stop(self) -> None:
         """Stop checking after the check in progress, without waiting for it; may be called by the
@@ -208,14 +195,12 @@ def _check_repeatedly(
     files: Sequence[RunFile],
     pause: float,
     end: _End,
-    findings: list[_Finding],
     progress: _Progress,
 ) -> None:
     """Check files in turn until one is found to be missing or changed, or the end is requested.
 
     Args:
         pause: seconds after each check.
-        findings: receives what is found; it is raised with the next batch.
     """
     end.waits.enter()
     while True:
@@ -229,11 +214,11 @@ def _check_repeatedly(
             except CancelledError:  # ended while the check waited for an object store
                 return
             except Exception as failure:  # such as a damaged cache
-                findings.append(_Finding(file, failure))
+                end.found = file, failure
                 return
             # Other errors of the file system may be over by the time the file is needed
             if isinstance(error, MissingFileError | ChangedFileError):
-                findings.append(_Finding(file, _explain(error)))
+                end.found = file, _explain(error)
                 return
             progress.next_index += 1
             if end.is_requested(pause):
