@@ -4,6 +4,7 @@ URLs, which are secrets."""
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,9 +53,7 @@ def expand_braces(url: str) -> list[str]:
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
+    count = math.prod(map(len, choices))
     if count > MAX_URLS:
         raise ConfigError(
             f"{plain}: its braces stand for {count:,} URLs, expected at most {MAX_URLS:,}"
