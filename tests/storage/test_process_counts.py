@@ -24,9 +24,8 @@ async def request(failures: int) -> str | Failure:
         left -= 1
         return Failure(Kind.AGAIN, "the server said 500", "")
 
-    return await BucketClient("s3://bucket", None, StoreOptions(), RateLimiter(64, None, 1)).retry(
-        "s3://bucket/a", attempt
-    )
+    client = BucketClient("s3://bucket", None, StoreOptions(), RateLimiter(64, None, 1))
+    return await client.policy.retry("s3://bucket/a", attempt)
 
 
 def test_retries_are_counted() -> None:
