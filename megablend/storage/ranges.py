@@ -49,9 +49,6 @@ class FetchedRanges:
         begin = int(self.begins[i])
         return self.buffers[int(self.buffer_of[i])][begin : begin + int(self.ranges.sizes[i])]
 
-    def __len__(self) -> int:
-        return len(self.begins)
-
 
 class MergedRanges(NamedTuple):
     """Ranges that are merged into runs, each of which is read at once."""

@@ -750,7 +750,7 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(
     next(batches)
     gone.unlink()
     deadline = time.monotonic() + 500
-    while not early_one._watch._findings and time.monotonic() < deadline:
+    while early_one._watch._end.found is None and time.monotonic() < deadline:
         early_one._watch.start(4)
         time.sleep(0.01)
     with pytest.raises(DataError, match=r"m0\.parquet: no such file.*background check"):
