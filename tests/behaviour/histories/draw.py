@@ -100,6 +100,8 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         del stage["sequence_length"]
     elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
         job.amends_late = True  # a stage that had not begun cannot be planned from so early on
+    elif "let it end later" in said:
+        stage["samples"] += 256  # it would end within a drain
     elif "so it cannot have steps" in said:
         stage["schedule"] = None
         stage.pop("steps", None)
