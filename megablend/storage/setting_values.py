@@ -22,7 +22,7 @@ def parse_text(value: object) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"found {value!r}, expected text")
-    if "@" in text.partition("://")[2].partition("/")[0]:
+    if "@" in text.partition("://")[2]:  # also after a slash, which a password may have
         raise ValueError(
             "contains a user or password; set it in the environment (HTTPS_PROXY for a proxy)"
         )

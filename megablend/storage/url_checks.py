@@ -11,8 +11,8 @@ _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """The begin of a parameter in the query of a signed URL."""
-_USER = re.compile(r"(?i)(?<=\b(s3|gs|az)://)([^/?#]*|[^/?#:]+:[^?#]*)@")
-"""A user or a password before the bucket; a password may have slashes."""
+_USER = re.compile(r"(?is)(?<=\b(s3|gs|az)://)([^/?#:]*:.*|[^/?#]*)@")
+"""A user or a password before the bucket; a password, unlike a bucket, may have any character."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -20,9 +20,10 @@ def check_secrets(location: str) -> None:
     """Refuse a URL with the scheme of a store that is signed, or has a user or a password.
     Raises: ConfigError, without what is secret."""
     plain, _, query = location.partition("?")
-    if _USER.search(plain) is not None:
+    if _USER.search(location) is not None:
+        shown = _USER.sub("...@", location).partition("?")[0]
         raise ConfigError(
-            f"found {_USER.sub('...@', plain)} with a user or password, expected a bucket alone: credentials come from the "
+            f"found {shown} with a user or password, expected a bucket alone: credentials come from the "
             "environment"
         )
     if _SIGNATURE.search(query) is not None:

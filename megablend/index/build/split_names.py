@@ -3,10 +3,12 @@ folders: a source should have one of them."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable
+from itertools import product
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, DataError
 from megablend.formats.registry import find_suffix
 from megablend.storage import location
 from megablend.storage.base import Storage
@@ -30,8 +32,9 @@ _TABLE_LOGS = {
     "Hudi": ".hoodie/hoodie.properties",
 }
 """For each table format, a pattern for files of the log that says which data files a table has now."""
-_UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Occurs in the names of all data files that these tables have."""
+_UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
+"""The end of a UUID, which occurs in the names of all data files that these tables have. A search for
+its first letter is fast."""
 _MAX_DICT_BYTES = 1 << 20
 """Largest number of bytes of a DATASET_DICT that are read."""
 
@@ -127,14 +130,21 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
 
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
     """Return what is wrong with reading all data files `paths` of a folder, if it is the one of a
-    table, or the one with the data of an Iceberg table; None otherwise."""
+    table, or of data within it; None otherwise, or if that cannot be told."""
     if not any(map(_UUID.search, paths)):
         return None  # without a request to an object store
-    top = location.get_parent(folder) if location.get_name(folder) == "data" else folder
-    for name, log in _TABLE_LOGS.items():
-        if storage.find(location.join(location.escape_wildcards(top), log)).files:
-            return (
-                f"{top} is a {name} table, whose folder may also have files with rows that were deleted or replaced: list "
-                "the files that the table has now, or write its rows to files of their own"
-            )
+    while "=" in location.get_name(folder):  # a partition
+        folder = location.get_parent(folder)
+    tops = [folder]
+    if location.get_name(folder) == "data":
+        tops.append(location.get_parent(folder))
+    # Above a bucket called `data` is no folder, but a scheme: other buckets are not looked into
+    for top, (name, log) in product(filter(location.get_name, tops), _TABLE_LOGS.items()):
+        # Who may not look for a table may still read the files
+        with contextlib.suppress(ConfigError, DataError):
+            if storage.find(location.join(location.escape_wildcards(top), log)).files:
+                return (
+                    f"{top} is a {name} table, whose folder may also have files with rows that were deleted or replaced: "
+                    "list the files that the table has now, or write its rows to files of their own"
+                )
     return None

@@ -82,11 +82,11 @@ def _parse_url(location: str, scheme: str) -> Address:
     signature."""
     shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
     server, _, path = shown.partition("://")[2].partition("/")
-    if "@" in server:
-        host = server.rpartition("@")[2]
-        raise ConfigError(
-            f"{scheme}://{host}/{path}: contains a user or password; remove it from the URL"
-        )
+    # A password may have slashes, or what begins a query
+    is_cut = "@" in location and re.search(r":(?![0-9]*$)", server) and not server.startswith("[")
+    if "@" in server or is_cut:
+        host = f"{server.rpartition('@')[2]}/{path}" if "@" in server else "..."
+        raise ConfigError(f"{scheme}://{host}: contains a user or password; remove it from the URL")
     if not server:
         raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
     if not is_server_url(f"{scheme}://{server}"):

@@ -369,6 +369,17 @@ def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -
     assert list_source(spec(tmp_path, f"t/data/{file.name}"), storage=STORAGE).note is None
 
 
+@pytest.mark.parametrize("folder", ["data", "t/date=2024-01-02/hour=7", "data/date=2024-01-02"])
+def test_tables_are_told_by_the_folders_above_of_partitions(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / folder / "part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
+    write(file, 1)
+    table = folder.partition("/")[0]
+    (tmp_path / table / "_delta_log").mkdir()
+    (tmp_path / table / "_delta_log/00000000000000000000.json").write_text("{}")
+    note = list_source(spec(tmp_path, f"{folder}/*.arrow"), storage=STORAGE).note
+    assert (note or "").startswith(f"source 'source': {tmp_path}/{table} is a Delta table, ")
+
+
 @pytest.mark.parametrize(
     ("names", "pattern", "splits"),
     [

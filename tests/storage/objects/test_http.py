@@ -195,7 +195,17 @@ def test_workers_that_are_started_get_the_query(
 
 @pytest.mark.parametrize(
     "place",
-    ["h/a%2Fb", "user:p4ss@h/b", "user:p4ss@h/a%2Fb", "/b", "[::1/b", "h:99999/b", "h h/b"],
+    [
+        "h/a%2Fb",
+        "user:p4ss@h/b",
+        "user:a/p4ss@h/b",
+        "user:a?p4ss@h/b",
+        "user:p4ss@h/a%2Fb",
+        "/b",
+        "[::1/b",
+        "h:99999/b",
+        "h h/b",
+    ],
 )
 def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -212,6 +222,11 @@ def test_signatures_of_refused_urls_are_not_printed(place: str) -> None:
         ("az://c/k.parquet?sv=2024&sig=s3cr3t", "with a signature"),
         ("s3://key:s3cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
         ("s3://key:s3/cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://key:s3?cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://key:s3#cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://key:s3@cr3t/x@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://:s3/cr3t@b/k.parquet", r"s3://\.\.\.@b/k.parquet with a user or password"),
+        ("s3://key:s3/cr3t@b/k?sig=cr3t", r"s3://\.\.\.@b/k with a user or password"),
         ("S3://key:s3cr3t@b/k.parquet", r"(?i)s3://\.\.\.@b/k.parquet with a user or password"),
     ],
 )
@@ -235,6 +250,16 @@ def test_secrets_that_are_no_part_of_a_key_are_refused_and_not_printed(
         with pytest.raises(ConfigError, match=f"{says}, expected a ") as caught:
             use()
         assert "cr3t" not in str(caught.value)
+
+
+def test_keys_with_colons_and_at_signs_are_no_secrets() -> None:
+    for location in (
+        "s3://b/a:b/c@d.parquet",
+        "gs://b/x@2024:01",
+        "az://c/a@b?c:d@e",
+        "s3://b/*:[a@b]",
+    ):
+        assert parse_location(location).key == location.split("/", 3)[3]
 
 
 @pytest.mark.parametrize(

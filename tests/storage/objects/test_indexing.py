@@ -543,3 +543,20 @@ def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
         listed["path"] = place
         with pytest.raises(ConfigError, match=r"dataset_dict\.json: is not a list of splits"):
             megablend.build_index(config | {"sources": [listed]})
+
+
+@pytest.mark.parametrize(("folder", "denied"), [("data", ""), ("b/t/data", "_delta_log")])
+def test_what_might_be_a_table_is_built_where_that_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, denied: str
+) -> None:
+    """There is nothing above a bucket called `data`; and a folder next to it may not be listed."""
+    file = tmp_path / "part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
+    write_arrow(file, None)
+    with FaultySource({f"{folder}/{file.name}": file.read_bytes()}) as source:
+        source.denied = denied
+        config = make_config(
+            tmp_path,
+            [{"name": "s", "weight": 1, "path": f"s3://{folder}/*.arrow", "column": "input_ids"}],
+            samples=5,
+        )
+        megablend.build(config | {"storage": {"s3://": {"endpoint": source.url}}})

@@ -37,6 +37,7 @@ def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
         ({"secret_access_key": "x"}, "credentials do not belong in configs"),
         ({"endpont": "http://x"}, "unknown setting; did you mean 'endpoint'"),
         ({"endpoint": "http://u:p@h"}, "contains a user or password"),
+        ({"endpoint": "http://u:p/w@h"}, "contains a user or password"),
         ({"endpoint": "h:80"}, "expected a URL"),
         ({"read_timeout": 0}, r"expected a number above 0 \(seconds\)"),
         ({"max_requests": 0}, r"expected a number above 0 \(requests\)"),
