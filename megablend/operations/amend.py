@@ -3,6 +3,7 @@ what that changes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,14 +148,15 @@ def amend(
     if resumed != ledger:
         plan = plan_stages(resumed.stages, before.data.tokens_by_index, before.data.blocks)
     cut = cut_ledger(resumed, plan, sample)
-    _check_skips(checked_config, resumed, cut.num_samples)
-    _check_stages(checked_config, cut)
-    step = 1 if batch is None else whole_number("batch", batch)
-    compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
-    amended = dataclasses.replace(compiled.ledger, request=checked_config.request_digest)
-    if not dry_run:
-        with checked_config.cache_store.hold():
-            save_ledger(checked_config.cache_store, amended, replaces=ledger)
+    # A gc, a build or a skip in between would change what the amendment is planned on
+    with contextlib.nullcontext() if dry_run else session.cache.hold():
+        _check_skips(checked_config, resumed, cut.num_samples)
+        _check_stages(checked_config, cut)
+        step = 1 if batch is None else whole_number("batch", batch)
+        compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
+        amended = dataclasses.replace(compiled.ledger, request=checked_config.request_digest)
+        if not dry_run:
+            save_ledger(session.cache, amended, replaces=ledger)
     notes = [] if note is None else [note]
     notes += _describe_left_out(checked_config, cut, amended, ledger)
     return _describe(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -432,3 +434,46 @@ def test_a_run_that_is_amended_while_it_is_shown(
     after = list(megablend.show(config["cache"], 150, run=config.get("run", "default")).tokens)
     assert after != before
     assert shown in (before, after)
+
+
+def change_before_held(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Let another process change the cache just before the next command holds it."""
+    hold = LocalCacheStore.hold
+
+    def hold_after_the_change(store: LocalCacheStore, **options: Any) -> Any:
+        monkeypatch.setattr(LocalCacheStore, "hold", hold)
+        change()
+        return hold(store, **options)
+
+    monkeypatch.setattr(LocalCacheStore, "hold", hold_after_the_change)
+
+
+def test_an_index_that_is_removed_meanwhile_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, write_blend(tmp_path, 3, 1), stages=[FIRST])
+    megablend.build(config)
+    more = tmp_path / "data/source0/2.parquet"
+    shutil.copy(tmp_path / "data/source1/0.parquet", more)
+    megablend.build_index(config)
+
+    def read_other_files() -> None:
+        more.unlink()
+        shutil.copy(tmp_path / "data/source1/1.parquet", more)
+        megablend.build(config | {"run": "other"})
+        megablend.gc(config, older_than_days=0)
+
+    change_before_held(monkeypatch, read_other_files)
+    edited = config | {"stages": [FIRST, {"samples": 640, "new_data": True}]}
+    assert megablend.amend(edited, at=320).committed
+    assert megablend.verify(config).problems == ()
+    assert read(megablend.open(edited))
+
+
+def test_samples_that_are_skipped_meanwhile_are_not_amended(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_before_held(monkeypatch, lambda: megablend.skip(config, 100, 140, batch_size=4))
+    with pytest.raises(megablend.ConfigError, match="within samples 100 to 140, which run"):
+        megablend.amend(config | {"stages": [FIRST, NEXT]}, at=112)
+    assert megablend.open(config).skips.ranges == ((100, 140),)
