@@ -144,7 +144,10 @@ def _index(
         _check_same_config(launch, checked_config)
         specs = list_specs(checked_config)
         if has_text(checked_config):
-            from megablend.text.tokenise import tokenise  # imported only if it is needed
+            from megablend.text.tokenise import (
+                check_kept,
+                tokenise,
+            )  # imported only if it is needed
 
             known = _list_token_files(session) if launch.rank == 0 else None
             specs = tokenise(
@@ -166,6 +169,8 @@ def _index(
     with translating(checked_config.cache):
         if launch.rank == 0:
             indexed = open_snapshot(session.cache, report.digest)
+            if has_text(checked_config):
+                check_kept(checked_config, specs)
             refuse_token_documents(checked_config, indexed, session.ledger)
             refuse_known_outliers(checked_config, indexed, session.storage)
     if launch.rank == 0:

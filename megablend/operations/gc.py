@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from megablend.caches.base import SNAPSHOTS
 from megablend.errors import ConfigError
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.verify.gc import collect
@@ -88,8 +89,13 @@ def gc(
         for digest in collected.snapshots:
             LOG.info("%s: removed index %s, which no run uses", store.location, digest)
     removed = dict[str, int]()
-    if tokens:
+    if tokens and dry_run:
         removed = _collect_tokens(session, collected.kept, older_than_days * 86400, dry_run)
+    elif tokens:
+        with store.hold():
+            # The kept indexes, and those that builds have committed since
+            kept = store.list_folders(SNAPSHOTS)
+            removed = _collect_tokens(session, kept, older_than_days * 86400, dry_run)
     return GcResult(
         cache=store.location,
         dry_run=dry_run,

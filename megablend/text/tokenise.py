@@ -22,7 +22,7 @@ import numpy as np
 from megablend.config import Config
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.errors import ChangedFileError, ConfigError, DataError
+from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
 from megablend.index.build.build_report import Progress
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
@@ -36,6 +36,7 @@ from megablend.text.source import OPTIONS, TextSource, find_text, is_record, par
 from megablend.text.tasks import Task, plan_tasks
 from megablend.text.text_file import TextFile
 from megablend.text.token_file import read_footer
+from megablend.text.token_folder import TokenFolder
 from megablend.text.token_names import TokenName, read_tokenizer_digest
 from megablend.text.tokenizer import TokenizerFile
 
@@ -94,6 +95,25 @@ def tokenise(
             made.append(source.make_spec([note]))
     by_name = {spec.name: spec for spec in launch.bcast(made)}
     return [by_name.get(spec.name, spec) for spec in specs]
+
+
+def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
+    """Check, after an index names token files, that none was removed before it did.
+
+    Args:
+        specs: what `tokenise` returned.
+
+    Raises: CacheError.
+    """
+    texts = {name: each for name, each in config.all_sources.items() if each.text is not None}
+    folder = TokenFolder(next(iter(texts.values())).token_folder, config.storage)
+    existing = {folder.path(name) for name in folder.list_files()}
+    for path in (path for spec in specs if spec.name in texts for path in spec.paths):
+        if path not in existing:
+            raise CacheError(
+                f"{path}: another command (such as `megablend gc --tokens`) removed these tokens before the build was done; "
+                "build again"
+            )
 
 
 def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
