@@ -42,7 +42,7 @@ def verify_text(
         pending = source.pending
         for file in pending:
             yield f"{file.path}: changed since it was tokenised, or is new; `megablend build CONFIG` tokenises it"
-        generator = random.Random(number)
+        generator = random.Random(number)  # the same documents each time
         files = {file.name: file for file in source.files if file not in pending}
         parts = [
             (files[name], part)

@@ -14,7 +14,7 @@ epoch 1 has a period of cycles 3 to 5:
               FIRST_DEALT = 3                      DEALT_STOP = 4
 
     BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
-    have no period_cycle epoch. FIRST_ORDINAL: the first of its 15 ordinals.
+    have samples of no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
 
 In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K
 of residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:

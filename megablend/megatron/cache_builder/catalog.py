@@ -2,7 +2,9 @@
 thousands of pairs.
 
     megablend-lengths/<digest of the prefixes>.npy     int32, the lengths of all pairs, one after the other
-    megablend-lengths/<digest of the prefixes>.json    for each prefix its first entry, token dtype, size and mtime; written last
+    megablend-lengths/<digest of the prefixes>.json    for each prefix its first entry, the number of its
+                                                       sequences, token dtype, and the etags of `.idx` and `.bin`;
+                                                       written last
 
 All ranks of a launch build it; each reads a share of the prefixes.
 """
@@ -73,7 +75,7 @@ def build_catalog(
     firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
     entries = {
         prefix: {"first": first, **read[prefix]}
-        for prefix, first in zip(names, firsts, strict=False)
+        for prefix, first in zip(names, firsts[:-1], strict=True)
     }
     text = json.dumps(entries, indent=0).encode()
     if launch.bcast(_is_current(path, text)):
