@@ -321,7 +321,9 @@ def _parse_every(text: str) -> float:
     number = text[:-1]
     if number.isdecimal() and int(number) and text[-1] in _UNITS:
         return float(int(number) * _UNITS[text[-1]])
-    raise ConfigError(f"--every: found {text!r}, expected 10m, 6h, 1d, or never\nwrite --every 6h")
+    raise ConfigError(
+        f"--every: found {text!r}, expected an interval such as 10m, 6h or 1d, or never\nwrite --every 6h, for example"
+    )
 
 
 def _parse_time(text: str) -> float:

@@ -200,9 +200,11 @@ def check_listed(
             raise ValueError(f"stages[{i}]: train has no source {unknown[0]!r}; {hint}")
         unknown = sorted(set(stage.withdraw) - set(names))
         if unknown:
-            raise ValueError(
-                f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since earlier stages read it"
+            hint = (
+                did_you_mean(unknown[0], names)
+                or "put it back in `sources`, since earlier stages read it"
             )
+            raise ValueError(f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; {hint}")
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(

@@ -133,7 +133,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Format:
     try:
         loaded: Format = entry.load()
         if not isinstance(loaded, BaseFormat):
-            raise TypeError("it is no instance of a class that derives from BaseFormat")
+            raise TypeError("it is not an instance of a subclass of BaseFormat")
         if loaded.name != entry.name:
             raise ValueError(f"its name is {loaded.name!r}")
     # Code of another package may raise anything

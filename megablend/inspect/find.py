@@ -134,7 +134,7 @@ def find(
         )
     if not found:
         raise ConfigError(
-            f"{file}: no source of {split} reads it; give the --split whose sources do"
+            f"{file}: no source of {split} reads it; give the split whose sources read it (`--split`)"
         )
     return FindResult(
         run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)

@@ -104,7 +104,7 @@ def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
                 f"{file}: is a file of text, whose rows are not known; give --line, --byte or --key of one of its documents"
             )
         raise ConfigError(
-            f"{file}: the index {snapshot.digest} has no file with this path or ending; `megablend "
+            f"{file}: the index {snapshot.digest} has no file with this path, or whose path ends so; `megablend "
             "describe` lists the sources"
         )
     if len(distinct) > 1:

@@ -123,8 +123,8 @@ class Node:
             reserve = num_bytes // _RESERVE_SHARE
         elif reserve >= num_bytes:
             raise ConfigError(
-                f"{self._folder.path}: `mirror.reserve` is {reserve} bytes, of a file system of {num_bytes}, which would "
-                "leave nothing to the mirror\nlower it, or set another `mirror.folder`"
+                f"{self._folder.path}: `mirror.reserve` is {reserve} bytes, but the file system has only {num_bytes}, which "
+                "leaves nothing for the mirror\nlower it, or set `mirror.folder` to a folder of another file system"
             )
         # If there are datasets, the store does not evict yet: it does not know which are pinned
         evicts = not self._has_datasets

@@ -231,12 +231,12 @@ def list_indices(
         if names:
             raise PlanError(
                 f"stages[{number}]: withdraw: the newest index, {newest}, still has "
-                f"{', '.join(map(repr, names))}; index the files without them (`megablend index "
-                "CONFIG`), and try again"
+                f"{', '.join(map(repr, names))}; build an index without these sources (`megablend "
+                "index CONFIG`), and try again"
             )
         raise PlanError(
-            f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
-            "(`megablend index CONFIG`), or leave out new_data"
+            f"stages[{number}]: new_data: there is no newer index than {newest}, which the run reads already; index the files as "
+            "they are now (`megablend index CONFIG`), or leave out new_data"
         )
     return (*earlier, newest)
 

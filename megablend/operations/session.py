@@ -62,8 +62,8 @@ class Session:
         """Whether a config is given, which exists if it is a file, or a pipe of the shell."""
         if self.is_cache and cache is not None:
             raise ConfigError(
-                f"found a cache, {what}, and another one, {str(cache)!r} (`--cache`), expected only one of them; "
-                "`--cache` replaces that of a config"
+                f"found two caches, {what} and {str(cache)!r} (`--cache`), expected one; `--cache` replaces the "
+                "cache that a config names"
             )
         self._cache = cache
         self._run = run

@@ -82,7 +82,7 @@ def skip(
         with_others = "" if is_whole_run else ", with the ranges that are skipped already,"
         raise ConfigError(
             f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples per step), "
-            f"are{with_others} the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
+            f"cover{with_others} the whole run of {opened.num_samples:,} samples; choose a smaller range, or a smaller batch"
         )
     if dry_run:
         return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))

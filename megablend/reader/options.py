@@ -44,7 +44,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         whole_number("prefetch_factor", checked["prefetch_factor"], least=1)
     if "collate_fn" in checked and not callable(checked["collate_fn"]):
         raise ConfigError(
-            f"collate_fn: found {checked['collate_fn']!r}, expected a function of a list of samples"
+            f"collate_fn: found {checked['collate_fn']!r}, expected a function that takes a list of samples"
         )
     if not checked.get("in_order", True):
         raise ConfigError(

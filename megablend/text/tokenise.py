@@ -166,8 +166,8 @@ def _check_same_options(source: TextSource, name: str) -> None:
     for key, before, now in pairs:
         if before != now:
             raise ConfigError(
-                f"source {source.spec.name!r}: `{key}` is {now!r}, but the run was started with tokens made with {before!r}; "
-                "restore it, or give the run another name (`run:`)"
+                f"source {source.spec.name!r}: `{key}` is {now!r}, but the run's tokens were made with {before!r}; "
+                "set it back, or give the run another name (`run:`)"
             )
 
 

@@ -468,7 +468,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     edited = config | {"stages": STAGES}
     with pytest.raises(
         PlanError,
-        match=r"stages\[1\]: new_data: the files are as they were indexed .*, or leave out new_data",
+        match=r"stages\[1\]: new_data: there is no newer index than .*, or leave out new_data",
     ):
         megablend.amend(edited, at=112)
     withdrawn = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
@@ -821,7 +821,7 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     write_file(tmp_path, 0, "m2", later(0))
     with pytest.raises(
         PlanError,
-        match=r"new_data: the files are as they were indexed \(index .*\); index them as they are now",
+        match=r"new_data: there is no newer index than .*, which the run reads already; index the files as they are now",
     ):
         megablend.amend(two, at=112)
     megablend.build_index(two)

@@ -182,7 +182,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
             2,
             "--cache: hf://...: cannot hold a cache; expected a folder, or a prefix such as s3://bucket/caches/name",
         ),
-        (["describe", "{folder}", "--cache", "c"], 2, "found a cache, "),
+        (["describe", "{folder}", "--cache", "c"], 2, "found two caches, "),
         (["verify", "nowhere"], 2, "nowhere: no such folder"),
     ],
 )

@@ -258,7 +258,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(
         (["--data-args-path", "/nowhere"], r"/nowhere: cannot be read"),
         (
             ["--data-path", "a", "--split", ""],
-            r"split '': expected up to three numbers such as 969,30,1",
+            r"split '': expected up to three numbers, at least one of them above 0, such as 969,30,1",
         ),
         (
             ["--train-data-path", "a", "--split", "1"],

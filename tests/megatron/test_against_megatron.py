@@ -236,7 +236,7 @@ def test_weights_are_refused_where_megatron_uses_them_and_fails(
         except AssertionError:
             with pytest.raises(
                 ConfigError,
-                match=r"has weight .*; expected a number above 0|: weight .* is a share that rounds to 0",
+                match=r"has weight .*; expected a number above 0|: weight .* gives a share that rounds to 0",
             ):
                 prepare(config_of(tmp_path / name / "ours", **options), sizes)
         else:

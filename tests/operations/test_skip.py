@@ -161,7 +161,7 @@ def test_describe_and_check_compare_steps_before_a_job(
 
 def test_ranges_that_together_are_the_whole_run_are_refused(config: dict[str, Any]) -> None:
     megablend.skip(config, 0, 100, batch_size=4)
-    says = r"are, with the ranges that are skipped already, the whole run of 200 samples"
+    says = r"cover, with the ranges that are skipped already, the whole run of 200 samples"
     for dry_run in (False, True):
         with pytest.raises(ConfigError, match=says):
             megablend.skip(config, 80, 200, batch_size=4, dry_run=dry_run)
@@ -185,7 +185,7 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     ]
     with pytest.raises(
         ConfigError,
-        match=r"multiples of 256 .lanes and samples per step., are the whole run of 200 samples",
+        match=r"multiples of 256 .lanes and samples per step., cover the whole run of 200 samples",
     ):
         megablend.skip(config, 5, 9, batch_size=256)
     with pytest.raises(

@@ -58,7 +58,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             {"num_workers": 1, "prefetch_factor": 0},
             "found prefetch_factor 0, expected a whole number, 1 or more",
         ),
-        ({"collate_fn": 3}, "collate_fn: found 3, expected a function of a list of samples"),
+        (
+            {"collate_fn": 3},
+            "collate_fn: found 3, expected a function that takes a list of samples",
+        ),
         ({"in_order": False, "num_workers": 1}, "in_order: found False, expected True"),
         (
             {"micro_batch_size": "4"},

@@ -226,7 +226,8 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     shape = _SHAPE.search(text)
     if descr is None or shape is None:
         raise UnsupportedFileError(
-            path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers"
+            path,
+            f"its .npy header is {text.strip()[:200]!r}; expected an array of integers of one dimension",
         )
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(

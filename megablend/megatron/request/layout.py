@@ -49,7 +49,7 @@ def split_matrix(split: str) -> Matrix:
         ) from None
     if len(parts) > len(SPLITS) or not sum(parts) > 0:
         raise ConfigError(
-            f"split {split!r}: expected up to three numbers such as 969,30,1, one of them above 0"
+            f"split {split!r}: expected up to three numbers, at least one of them above 0, such as 969,30,1"
         )
     edges: list[float] = [0]
     for part in normalized(parts + [0.0] * (len(SPLITS) - len(parts))):
@@ -175,6 +175,6 @@ def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, .
         each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0
     )
     raise ConfigError(
-        f"{prefix}: weight {weight} of {sum(weights)} in all is a share that rounds to {share}; use weights of "
-        "similar magnitude, or leave the prefix out"
+        f"{prefix}: weight {weight} of a total of {sum(weights)} gives a share that rounds to {share}; use "
+        "weights of similar magnitude, or leave the prefix out"
     )

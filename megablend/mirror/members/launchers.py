@@ -193,9 +193,9 @@ def find_self(
     if len(found) == 1:
         return found[0]
     raise ConfigError(
-        f"nodes: {'several' if found else 'none'} of {_few(found or names)} can be this machine ({machine}, port "
+        f"nodes: {'several' if found else 'none'} of {_few(found or names)} match this machine ({machine}, port "
         f"{port})\n"
-        "set `advertise` (host:port as others reach it) to this node's entry, or set `port` to the port of that "
+        "set `advertise` (host:port, as other nodes reach it) to this node's entry, or set `port` to the port of that "
         "entry"
     )
 

@@ -244,7 +244,7 @@ test_commands = table(
     misuse("find CONFIG 1.parquet:1", "`megablend describe` lists the sources", "describe CONFIG", "find CONFIG 0.parquet"),
     misuse("find CONFIG 0.parquet:1", "has no row counts .*; omit the row to search the whole file$",
            "find CONFIG 0.parquet"),
-    *(fault(f"a file of {split}", data_of_splits, "no source of train reads it; give the (--split) whose sources do$",
+    *(fault(f"a file of {split}", data_of_splits, r"no source of train reads it; give the .* \(`(--split)`\)$",
             f"find CONFIG source{i}/0.parquet {{1}} {split}", fails=f"find CONFIG source{i}/0.parquet", works=())
       for i, split in ((1, "valid"), (2, "test"))),
     fault("a file of several splits", data_of_splits, r"3 files have this ending .*; give more of the path$",

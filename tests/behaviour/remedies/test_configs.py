@@ -98,7 +98,7 @@ test_settings = table(
     fault("no path", listed(WEB | {"path": []}), r"path: found \[\], expected a path, a glob or a list of them",
           *(listed(WEB | {"path": path}) for path in ("/w.arrow", "/*.arrow", ["/v.arrow", "/w.arrow"]))),
     fault("withdrawn, not listed", {"stages": WITHDRAWN},
-          r"stages\[1\]: withdraw: train has no source 'books'; keep it in `sources`, since earlier stages read it",
+          r"stages\[1\]: withdraw: train has no source 'books'; put it back in `sources`, since earlier stages read it",
           listed(WEB, CODE, READ)),
     fault("withdrawn and changed",
           changed(listed(WEB, CODE, BOOKS), WITHDRAWN[1] | {"sources": {"books": {"weight": 1}}}, {"lanes": 4}),

@@ -223,12 +223,16 @@ def amended_during(bench: Run) -> None:
     def plan_while_another_amends(*arguments: Any, **options: Any) -> Any:
         planned = plan(*arguments, **options)
         bench.patch.setattr(module, "_compile_amended", plan)
+        bench.change(second_stage(4))
         megablend.amend(bench.path, at=80)
+        bench.change(second_stage(8))
         return planned
 
-    bench.change(
-        {"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffle_window": 8}]}
-    )
+    def second_stage(window: int) -> dict[str, Any]:
+        stages = [{"samples": 150}, {"samples": 300, "shuffle_window": window}]
+        return {"samples": None, "stages": stages}
+
+    bench.change(second_stage(8))
     bench.patch.setattr(module, "_compile_amended", plan_while_another_amends)
 
 

@@ -58,7 +58,7 @@ def test_weights_whose_shares_doubles_do_not_hold_are_refused(
     asked = request(1000, 10, 0, blend=Blend(prefixes=("/a", "/b"), weights=weights))
     with pytest.raises(
         ConfigError,
-        match=rf"^/a: weight 1e.* of {all_together} in all is a share that rounds to 0\.0; use weights",
+        match=rf"^/a: weight 1e.* of a total of {all_together} gives a share that rounds to 0\.0; use weights",
     ):
         layouts(asked)
 

@@ -202,7 +202,9 @@ def test_how_often(tmp_path: Path) -> None:
         for bad in ("0s", "1", "-1h", "1w", "", "h"):
             code, message = node.fail("add", "corpus", "s3://b/d/", "--every", bad)
             assert code == 2
-            assert message.startswith(f"--every: found {bad!r}, expected 10m, 6h, 1d, or never\n")
+            assert message.startswith(
+                f"--every: found {bad!r}, expected an interval such as 10m, 6h or 1d, or never\n"
+            )
 
 
 def test_what_is_due(tmp_path: Path) -> None:

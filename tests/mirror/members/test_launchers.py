@@ -109,9 +109,9 @@ def test_this_machine_by_name_by_address_and_by_setting() -> None:
         (
             ["198.51.100.1:7171", "198.51.100.2:7171"],
             None,
-            r"none of 198.51.100.1:7171, .* can be this machine \(.*, port 7171\)\nset `advertise`",
+            r"none of 198.51.100.1:7171, .* match this machine \(.*, port 7171\)\nset `advertise`",
         ),
-        (["127.0.0.1:80"], None, r"none of 127.0.0.1:80 can be this machine"),
+        (["127.0.0.1:80"], None, r"none of 127.0.0.1:80 match this machine"),
         (["127.0.0.1:7171", "localhost:7171"], None, r"several of 127.0.0.1:7171, localhost:7171"),
         (
             ["n1:7171"],

@@ -290,7 +290,7 @@ def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         FaultySource({"d/x": DATA}) as source,
         mirror(tmp_path / "m", source.url, reserve="900TB") as settings,
     ):
-        with pytest.raises(ConfigError, match="leave nothing to the mirror\nlower it, or set"):
+        with pytest.raises(ConfigError, match="leaves nothing for the mirror\nlower it, or set"):
             read(make(settings), f"{source.url}/d/x", (0, 10))
         settings["reserve"] = 0
         assert read(make(settings), f"{source.url}/d/x", (0, 10)) == cut((0, 10))
