@@ -97,7 +97,7 @@ def _write_notice(progress: Progress) -> str:
 
 class _Describer:
     """Describes a Progress: files, megabytes, and the remaining time at the speed since the first
-    call. Reused files were counted before that call, and so do not count as speed."""
+    call. Reused files were counted before that call, so they do not add to the speed."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None

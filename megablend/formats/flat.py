@@ -159,7 +159,7 @@ class _DividedReader:
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """See BlockReader.byte_ranges. Nothing is needed to find documents that no token ends."""
+        """See BlockReader.byte_ranges. No bytes are needed to find documents that do not end with a token."""
         if not tokens and self.separator is None:
             return []
         return self.inner.byte_ranges(_of_rows(blocks), chunks, fetched)

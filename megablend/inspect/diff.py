@@ -225,8 +225,8 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """Return a number of samples from the start in which two runs agree that differ only in the
-    version of the plan; 0 for runs that differ in more.
+    """Return how many samples from the start are certain to be the same in two runs that differ
+    only in the version of the plan; 0 for runs that differ in more.
 
     Both versions order a source's samples in the same way until the period in which its first epoch
     ends.

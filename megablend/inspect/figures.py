@@ -53,5 +53,5 @@ _FIGURES = (
 
 
 def list_figures(split: SplitDescription) -> list[Figure]:
-    """Return the figures that the sources of a split have."""
+    """Return the columns of figures that the sources of a split have."""
     return [figure for figure in _FIGURES if split.blended or not figure.of_blends]

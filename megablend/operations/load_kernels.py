@@ -63,7 +63,7 @@ class _Background:
             thread.join()
 
     def before_fork(self) -> None:
-        """Wait until the thread has ended, and let no other thread begin."""
+        """Wait until the thread has ended, and prevent another one from starting."""
         self._lock.acquire()
         self.join()
 

@@ -120,7 +120,7 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
         """Return the samples [start, stop) of the next step of all ranks after `consumed_samples`;
-        `stop` is the number that is consumed after it."""
+        `stop` is `consumed_samples` after that step."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # a fast path, since this is called for each batch

@@ -176,7 +176,7 @@ class LineParser:
 
 
 def _read_integer(digits: str) -> int | Decimal:
-    """Return a number of any length: Python converts no int of more than some 4,300 digits."""
+    """Return a number of any length: Python's int refuses more than 4,300 digits."""
     try:
         return int(digits)
     except ValueError:

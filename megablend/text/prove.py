@@ -132,7 +132,8 @@ def choose_engine(
 
 
 def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
-    """Return why gigatoken is not worth a proof, "" for too little text; None if it is."""
+    """Return the reason not to prove gigatoken for a tokenizer, "" if there is too little text for
+    it; None if the proof is worth its time."""
     if num_bytes < MIN_PROVED_BYTES:
         return ""
     if not tokenizer.is_listed:

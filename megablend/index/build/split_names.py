@@ -93,8 +93,8 @@ def find_split_patterns(
 
 
 def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
-    """Return a warning, about a source, if its files belong to several splits according to the names
-    of the files or of their folders; None otherwise."""
+    """Return a warning about a source whose files, judging by their names and those of their
+    folders, belong to several splits; None if they do not."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
         found = _SPLIT_WORD.search(location.make_relative(path, root))

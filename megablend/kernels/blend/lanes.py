@@ -93,8 +93,8 @@ def locate(
         strides: int64 [1 or 2], of these schedules.
         slots: slots of a full cycle.
         start: number of the stage's first sample in the run.
-        sources: int32 [n], is filled.
-        ordinals: int64 [n], is filled.
+        sources: int32 [n], which this function fills.
+        ordinals: int64 [n], which this function fills.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())

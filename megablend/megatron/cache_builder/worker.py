@@ -210,7 +210,8 @@ class _WorkerPool:
                 build_small(missing, self._request, self._commits, self._lengths)
 
     def _build(self, number: int) -> None:
-        """Build a job when its memory is free, with as many threads as its share of all cost."""
+        """Build a job when its memory is free, with a share of the threads like its share of the
+        cost."""
         estimate = self._estimates[number]
         assignment = self._assignment
         on_owner = assignment.takes(number, estimate)

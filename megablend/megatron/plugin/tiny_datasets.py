@@ -204,7 +204,7 @@ def _without_messages() -> Iterator[None]:
 
 
 class ProbeTokenizer:
-    """The attributes of a tokenizer that GPTDataset reads; its special tokens differ."""
+    """The attributes of a tokenizer that GPTDataset reads; no two of its special tokens are equal."""
 
     vocab_size = 300
     pad = 299
