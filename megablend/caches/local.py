@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megablend.caches.base import (
@@ -124,7 +124,11 @@ class LocalCacheStore:
     def list_entries(self, kind: str) -> list[Entry]:
         """See CacheStore."""
         describe = _describe_snapshot if kind == SNAPSHOTS else _describe
-        return [describe(self.folder / kind / name) for name in list_committed(self.folder / kind)]
+        entries = list[Entry]()
+        for name in list_committed(self.folder / kind):
+            with suppress(FileNotFoundError):  # another process has just removed it
+                entries.append(describe(self.folder / kind / name))
+        return entries
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """See CacheStore."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from megablend.caches.base import SKIPS, CacheStore
+from megablend.caches.base import SKIPS, SNAPSHOTS, CacheStore
 from megablend.errors import REBUILD_REMEDY, CacheError, ConfigError
 from megablend.index.build.build import Progress
 from megablend.index.tables.list_snapshots import list_snapshots
@@ -117,5 +117,6 @@ def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
                 "skip` of the run writes one"
             )
         for index in [] if ledger is None else ledger.indices:
-            if index not in indices:
+            # A build may have committed both just now
+            if index not in indices and not cache.has_folder(SNAPSHOTS, index):
                 yield f"{cache.location}: run {name!r} uses index {index}, which does not exist; {REBUILD_REMEDY}"

@@ -2,10 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import megablend
+from megablend.caches.base import CacheStore
+from megablend.index.verify import verify
+from megablend.run.ledger_file import run_names
+from megablend.system.atomic_write import list_committed
 from tests.runs import documents, make_config, write_source
 
 
@@ -42,3 +47,45 @@ def test_a_cache_without_an_index(cache: Path) -> None:
     found = megablend.verify(cache)
     assert found.problems == ()
     assert found.notes == (f"{cache}: holds no index yet; run `megablend build CONFIG`",)
+
+
+@pytest.mark.parametrize("place", ["find_damaged_files", "list_data_problems"])
+def test_an_index_that_is_removed_meanwhile_is_no_problem(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    other = write_source(tmp_path, 1, "parquet", documents(1, 20, 30, 1))
+    megablend.build(make_config(tmp_path, [other], samples=20, run="other"))
+    megablend.remove_run(str(cache), "demo")
+    called = getattr(verify, place)
+
+    def collect_before(*args: Any) -> Any:
+        removed.extend(megablend.gc(cache, older_than_days=0).removed)
+        return called(*args)
+
+    removed = list[str]()
+    monkeypatch.setattr(verify, place, collect_before)
+    assert megablend.verify(cache, data=True).problems == ()
+    assert len(removed) == 1
+
+
+def test_a_run_that_is_built_meanwhile_is_no_problem(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_source(tmp_path, 1, "parquet", documents(1, 20, 30, 1))
+
+    def build_before(store: CacheStore) -> list[str]:
+        megablend.build(make_config(tmp_path, [other], samples=20, run="other"))
+        return run_names(store)
+
+    monkeypatch.setattr("megablend.operations.verify.run_names", build_before)
+    assert megablend.verify(cache).problems == ()
+
+
+def test_what_is_removed_while_it_is_listed_is_no_problem(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_before(folder: Path) -> list[str]:
+        return sorted([*list_committed(folder), "f" * 32])
+
+    monkeypatch.setattr("megablend.caches.local.list_committed", list_before)
+    assert len(megablend.gc(cache, dry_run=True).kept) == 1

@@ -17,7 +17,12 @@ from megablend.index.build.packs import Pack
 from megablend.index.read.idx_digests import damaged_digests
 from megablend.index.read.snapshot import Snapshot, find_damaged_files, open_snapshot
 from megablend.index.tables.manifest import damaged_tables, read_manifest
-from megablend.index.verify.verify_data import SnapshotUse, catch_errors, list_data_problems
+from megablend.index.verify.verify_data import (
+    SnapshotUse,
+    catch_errors,
+    if_present,
+    list_data_problems,
+)
 from megablend.storage.base import Storage
 
 
@@ -59,7 +64,8 @@ def verify(
     sound: list[Snapshot] = []
     for entry in store.list_entries(SNAPSHOTS):
         remedy = uses.get(entry.name, SnapshotUse()).repair
-        problems += catch_errors(_snapshot_problems(store, entry.name, sound, remedy), remedy)
+        found = catch_errors(_snapshot_problems(store, entry.name, sound, remedy), remedy)
+        problems += if_present(store, SNAPSHOTS, entry.name, found)
     if data:
         problems += catch_errors(list_data_problems(sound, uses, storage, progress))
     return problems
@@ -95,7 +101,8 @@ def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterat
     """Yield the problems of all folders of a kind that can be removed and made again."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"
-        yield from catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
+        found = catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
+        yield from if_present(store, kind, entry.name, found)
 
 
 def _damaged_tables_of(store: CacheStore, kind: str, name: str, remedy: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.errors import (
     CHANGED_REMEDY,
     MISSING_REMEDY,
@@ -69,6 +70,13 @@ def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterat
         yield str(error)
 
 
+def if_present(store: CacheStore, kind: str, name: str, problems: Iterator[str]) -> Iterator[str]:
+    """Yield the problems of a folder, unless another process has just removed it."""
+    found = list(problems)
+    if found and name in (entry.name for entry in store.list_entries(kind)):
+        yield from found
+
+
 def list_data_problems(
     sound: Sequence[Snapshot],
     uses: Mapping[str, SnapshotUse],
@@ -91,9 +99,8 @@ def list_data_problems(
         with contextlib.suppress(CacheError):
             checksums = open_checksums(snapshot)
         for i in range(snapshot.num_files):
-            for problem in catch_errors(
-                _problems_of_file(snapshot, i, paths, checked, checksums, storage)
-            ):
+            found = catch_errors(_problems_of_file(snapshot, i, paths, checked, checksums, storage))
+            for problem in if_present(snapshot.store, SNAPSHOTS, snapshot.digest, found):
                 if use.is_needed:
                     yield problem
                 else:
@@ -113,8 +120,10 @@ class _FilePaths:
     def __init__(
         self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage
     ) -> None:
-        by_age = list_snapshots(snapshots[0].store) if snapshots else []
-        self._snapshots = sorted(snapshots, key=lambda each: by_age.index(each.digest))
+        listed = list_snapshots(snapshots[0].store) if snapshots else []
+        by_age = {digest: age for age, digest in enumerate(listed)}
+        # One that another process has just removed counts as the oldest
+        self._snapshots = sorted(snapshots, key=lambda each: by_age.get(each.digest, -1))
         self.uses = {each.digest: uses.get(each.digest, SnapshotUse()) for each in snapshots}
         self._roots = {
             each.digest: {
