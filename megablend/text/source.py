@@ -19,6 +19,7 @@ from megablend.config import Config
 from megablend.config.tokenizer_file import find_named_token
 from megablend.errors import CacheError, DataError
 from megablend.index.build.source_spec import SourceSpec
+from megablend.index.build.split_names import list_doubts
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root, join, make_relative
 from megablend.storage.parallel_map import parallel_map
@@ -94,6 +95,12 @@ class TextSource:
             skipped=(*self.unreadable, *unreadable),
             note="; ".join(filter(None, (*notes, *self._describe_parts()))) or None,
         )
+
+    def list_doubts(self) -> list[str]:
+        """Return notes for users on which files the patterns match. Raises: see Storage.find."""
+        paths = [file.path for file in self.files]
+        doubts = list_doubts(self.root, self.spec.patterns, paths, self.setup.storage)
+        return [f"source {self.spec.name!r}: {doubt}" for doubt in doubts]
 
     def _describe_parts(self) -> list[str]:
         """Return notes for users on what was noticed in the documents."""

@@ -92,7 +92,7 @@ def tokenise(
         for source in sources:
             _check_unchanged(source, known.get(source.spec.name, ()))
             source.check_bad(config)
-            made.append(source.make_spec([note]))
+            made.append(source.make_spec([note, *source.list_doubts()]))
     by_name = {spec.name: spec for spec in launch.bcast(made)}
     return [by_name.get(spec.name, spec) for spec in specs]
 

@@ -82,6 +82,21 @@ def test_what_is_damaged_from_its_beginning_is_left_out_of_estimates_and_builds(
         assert find_text(opened, spec, STORAGE).pending == []
 
 
+def test_tables_and_mixed_splits_are_warned_of(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "_delta_log").mkdir(parents=True)
+    (data / "_delta_log/00000000000000000000.json").write_text("{}")
+    for name in ("train", "test"):
+        path = data / f"{name}-dbadd770-48be-4e69-9197-642d62ace002.parquet"
+        pq.write_table(pa.table({"text": ["some text"] * 9}), path)
+    config = make_config(tmp_path, samples=1)
+    name = config["sources"][0]["name"]
+    config["sources"][0]["path"] = f"{data}/*.parquet"
+    (note,) = build(config).index.notes
+    assert f"source {name!r}: its patterns match files of several splits (test (" in note
+    assert f"source {name!r}: {data} is a Delta table, " in note
+
+
 @pytest.mark.parametrize("left_out", [b'{"text": "b', b""])
 def test_text_that_is_replaced_by_shorter_text_is_not_called_damaged(
     tmp_path: Path, left_out: bytes, monkeypatch: pytest.MonkeyPatch

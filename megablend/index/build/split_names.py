@@ -92,6 +92,17 @@ def find_split_patterns(
     return patterns if len(patterns) > 1 else {}
 
 
+def list_doubts(
+    root: str, patterns: Iterable[str], paths: Collection[str], storage: Storage
+) -> list[str]:
+    """Return warnings, about a source, on which files `paths` its patterns match."""
+    doubts = [describe_mixed_splits(root, paths), describe_cached_copies(paths)]
+    # Files that are named one by one may be those that a table has
+    if any(map(location.has_wildcard, patterns)):
+        doubts.append(describe_table(root, paths, storage))
+    return list(filter(None, doubts))
+
+
 def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
     """Return a warning about a source whose files, judging by their names and those of their
     folders, belong to several splits; None if they do not."""
