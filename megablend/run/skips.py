@@ -82,12 +82,17 @@ class Skips:
 def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
     """Load the skips that were made for a ledger's plan, or for one that it extends.
 
-    Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
+    Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says;
+        OvertakenError if they are gone since the run was removed or renamed meanwhile.
     """
     counted = count_skips(cache, ledger.run) if ledger.skips is None else ledger.skips
     entries = _read(cache, ledger.run)[0]
     if len(entries) < counted:
-        counted = count_skips(cache, ledger.run)  # another process may have removed them just now
+        # Another process may have removed them just now, perhaps together with the run
+        present = load_ledger(cache, ledger.run)
+        if present is None:
+            raise overtaken(cache, ledger.run)
+        counted = present.skips or 0
     if len(entries) < counted:
         raise CacheError(
             f"{cache.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected "

@@ -13,6 +13,8 @@ import megablend
 from megablend.caches.base import OvertakenError
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError, StateError
+from megablend.run.run import Run
+from megablend.run.skips import Skips, skips_of
 from tests.cli.commands import run
 from tests.inspect.test_find import make_run
 
@@ -276,3 +278,17 @@ def test_what_another_process_made_of_the_run_meanwhile_stays(
         commands[command]()
     assert [megablend.list_runs(config)] == found
     assert not list(Path(config["cache"], "runs", "skips").glob("*.json"))
+
+
+def test_a_run_that_is_renamed_while_it_is_opened_is_not_read_without_its_skips(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megablend.skip(config, 0, 16, batch_size=4)
+
+    def rename_before(run: Run) -> Skips:
+        megablend.rename_run(config, "demo", "other")
+        return skips_of(run)
+
+    monkeypatch.setattr("megablend.operations.open.skips_of", rename_before)
+    with pytest.raises(OvertakenError, match="another process changed run 'demo'"):
+        megablend.open(config)
