@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from megablend.caches.base import SKIPS, SNAPSHOTS, CacheStore
+from megablend.caches.base import SKIPS, SNAPSHOTS, CacheStore, OvertakenError
 from megablend.errors import REBUILD_REMEDY, CacheError, ConfigError
 from megablend.index.build.build import Progress
 from megablend.index.tables.list_snapshots import list_snapshots
@@ -108,6 +108,8 @@ def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
             ledger = load_ledger(cache, name)
             if ledger is not None:
                 load_skips(cache, ledger)
+        except OvertakenError:  # renamed or removed just now
+            continue
         except CacheError as error:
             yield str(error)
             continue

@@ -9,7 +9,9 @@ import pytest
 import megablend
 from megablend.caches.base import CacheStore
 from megablend.index.verify import verify
+from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import run_names
+from megablend.run.skips import Skips, load_skips
 from megablend.system.atomic_write import list_committed
 from tests.runs import documents, make_config, write_source
 
@@ -89,3 +91,16 @@ def test_what_is_removed_while_it_is_listed_is_no_problem(
 
     monkeypatch.setattr("megablend.caches.local.list_committed", list_before)
     assert len(megablend.gc(cache, dry_run=True).kept) == 1
+
+
+def test_a_run_that_is_removed_meanwhile_is_no_problem(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megablend.skip(str(cache), 0, 4, batch_size=1, run="demo")
+
+    def remove_before(store: CacheStore, ledger: Ledger) -> Skips:
+        megablend.remove_run(str(cache), "demo")
+        return load_skips(store, ledger)
+
+    monkeypatch.setattr("megablend.operations.verify.load_skips", remove_before)
+    assert megablend.verify(cache).problems == ()
