@@ -180,8 +180,9 @@ def remove_run(what: ConfigLike, run: str) -> None:
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
-        store.remove_record(RUNS, run)
+        # First, so that no later run of this name and plan finds them if this process is killed
         forget_skips(store, run)
+        store.remove_record(RUNS, run)
 
 
 def check_run_name(run: str) -> None:

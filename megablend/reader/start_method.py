@@ -14,6 +14,7 @@ import multiprocessing.connection
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from pickle import PicklingError
@@ -104,6 +105,8 @@ def choose_start_method(
 
 def _check_function(name: str, function: Callable[..., Any] | None) -> None:
     """Check that workers that are not forked can find a function. Raises: ConfigError."""
+    while isinstance(function, partial):
+        function = function.func
     if not isinstance(function, FunctionType):
         return  # it may be large
     try:

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.base import OvertakenError
+from megablend.caches.base import RUNS, OvertakenError
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError, StateError
 from megablend.run.run import Run
 from megablend.run.skips import Skips, skips_of
 from tests.cli.commands import run
 from tests.inspect.test_find import make_run
+
+REMOVE_RECORD = LocalCacheStore.remove_record
 
 
 def read_samples(
@@ -292,3 +294,26 @@ def test_a_run_that_is_renamed_while_it_is_opened_is_not_read_without_its_skips(
     monkeypatch.setattr("megablend.operations.open.skips_of", rename_before)
     with pytest.raises(OvertakenError, match="another process changed run 'demo'"):
         megablend.open(config)
+
+
+def test_a_removal_that_is_interrupted_leaves_no_skips_to_a_later_run(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megablend.skip(config, 0, 16, batch_size=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalCacheStore, "remove_record", _interrupt_at_the_ledger)
+        with pytest.raises(KeyboardInterrupt):
+            megablend.remove_run(config, "demo")
+    with pytest.raises(CacheError, match="skips"):
+        megablend.open(config)
+    megablend.remove_run(config, "demo")
+    megablend.build(config)
+    assert megablend.open(config).skips.ranges == ()
+
+
+def _interrupt_at_the_ledger(
+    store: LocalCacheStore, kind: str, name: str, after: Any = None
+) -> None:
+    if kind == RUNS:
+        raise KeyboardInterrupt
+    REMOVE_RECORD(store, kind, name, after)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def test_functions_that_workers_cannot_import_are_named(remote: Any) -> None:
         megablend.Loader(dataset, transform=lambda sample: sample, **sizes)
     with pytest.raises(ConfigError, match=r"^collate_fn: found \S*<lambda>, expected a function"):
         megablend.Loader(dataset, collate_fn=lambda samples: samples, **sizes)
+    with pytest.raises(ConfigError, match=r"^collate_fn: found \S*<lambda>, expected a function"):
+        megablend.Loader(dataset, collate_fn=partial(lambda samples: samples), **sizes)
     megablend.Loader(dataset, transform=lambda sample: sample, micro_batch_size=2)
     megablend.Loader(dataset, transform=dict, **sizes)
     megablend.Loader(dataset, collate_fn=default_collate, **sizes)
