@@ -314,7 +314,7 @@ def test_settings_that_changed_under_a_run_are_named(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     build(config)
     with pytest.raises(
-        ConfigError, match=r"'web': `key` is None, but .* made with 'id'; restore it"
+        ConfigError, match=r"'web': `key` is None, but .* made with 'id'; set it back"
     ):
         build(config | {"sources": [config["sources"][0] | {"key": None}]})
     with pytest.raises(ConfigError, match="'web': `max_document` is 5000, but "):

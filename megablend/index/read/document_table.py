@@ -53,7 +53,7 @@ START_COLUMNS = np.dtype(
 )
 _GROUP = "group"
 """Name of the column of checksums."""
-_REBUILD = "`megablend build CONFIG`"
+_REBUILD = "`megablend index CONFIG`"
 _CHECKED_BYTES = 16 << 20
 """Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files,
 only the rows that are looked up are compared."""

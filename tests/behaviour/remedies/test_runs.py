@@ -216,24 +216,23 @@ def launched_as(rank: int, size: int) -> Step:
 
 
 def amended_during(bench: Run) -> None:
-    """Another process amends the run while an amendment of it is planned."""
+    """Another process amends the run before an amendment of it is planned."""
     module: Any = importlib.import_module("megablend.operations.amend")
-    plan = module._compile_amended
+    cut = module.cut_ledger
 
-    def plan_while_another_amends(*arguments: Any, **options: Any) -> Any:
-        planned = plan(*arguments, **options)
-        bench.patch.setattr(module, "_compile_amended", plan)
+    def cut_while_another_amends(*arguments: Any) -> Any:
+        bench.patch.setattr(module, "cut_ledger", cut)
         bench.change(second_stage(4))
         megablend.amend(bench.path, at=80)
         bench.change(second_stage(8))
-        return planned
+        return cut(*arguments)
 
     def second_stage(window: int) -> dict[str, Any]:
         stages = [{"samples": 150}, {"samples": 300, "shuffle_window": window}]
         return {"samples": None, "stages": stages}
 
     bench.change(second_stage(8))
-    bench.patch.setattr(module, "_compile_amended", plan_while_another_amends)
+    bench.patch.setattr(module, "cut_ledger", cut_while_another_amends)
 
 
 def removed_during(bench: Run) -> None:
