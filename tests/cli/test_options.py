@@ -21,14 +21,14 @@ WITHOUT_EFFECT: list[tuple[str, list[str], str]] = [
         "--dry-run needs --from; `megablend skip` lists what --clear removes",
     ),
     ("skip CONFIG", ["--dry-run"], "--dry-run needs --from"),
-    ("skip CACHE", ["--run", "default", "--cache", "elsewhere"], "expected only one of them"),
+    ("skip CACHE", ["--run", "default", "--cache", "elsewhere"], "found two caches, "),
     (
         "show CACHE",
         ["-k", "1", "--run", "default", "--cache", "elsewhere"],
-        "expected only one of them",
+        "found two caches, ",
     ),
-    ("find CACHE", ["m0", "--run", "default", "--cache", "elsewhere"], "expected only one of them"),
-    ("describe CACHE", ["--cache", "elsewhere"], "expected only one of them"),
+    ("find CACHE", ["m0", "--run", "default", "--cache", "elsewhere"], "found two caches, "),
+    ("describe CACHE", ["--cache", "elsewhere"], "found two caches, "),
     (
         "describe CACHE",
         ["--micro-batch", "4"],

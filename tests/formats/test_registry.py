@@ -86,7 +86,7 @@ def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
     [
         ("broken", "ModuleNotFoundError"),
         ("misnamed", "its name is 'tokens'"),
-        ("underived", "derives from BaseFormat"),
+        ("underived", "subclass of BaseFormat"),
     ],
 )
 def test_a_format_that_cannot_be_loaded_is_named(packages: None, name: str, problem: str) -> None:
