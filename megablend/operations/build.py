@@ -144,10 +144,8 @@ def _index(
         _check_same_config(launch, checked_config)
         specs = list_specs(checked_config)
         if has_text(checked_config):
-            from megablend.text.tokenise import (
-                check_kept,
-                tokenise,
-            )  # imported only if it is needed
+            # Imported only if it is needed
+            from megablend.text.tokenise import check_kept, tokenise
 
             known = _list_token_files(session) if launch.rank == 0 else None
             specs = tokenise(

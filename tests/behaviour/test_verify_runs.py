@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.base import CacheStore
+from megablend.caches.base import CacheStore, Entry
+from megablend.caches.local import LocalCacheStore
 from megablend.index.verify import verify
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import run_names
@@ -91,6 +92,27 @@ def test_what_is_removed_while_it_is_listed_is_no_problem(
 
     monkeypatch.setattr("megablend.caches.local.list_committed", list_before)
     assert len(megablend.gc(cache, dry_run=True).kept) == 1
+
+
+def test_a_store_is_not_asked_anew_for_each_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether an index is still there is asked once an index."""
+    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 30, 1))
+    megablend.build(make_config(tmp_path, [source], samples=20, run="demo"))
+    files = list(tmp_path.glob("**/*.parquet"))
+    for file in files:
+        file.unlink()
+    list_entries = LocalCacheStore.list_entries
+    listed = []
+
+    def list_and_count(store: LocalCacheStore, kind: str) -> list[Entry]:
+        listed.append(kind)
+        return list_entries(store, kind)
+
+    monkeypatch.setattr(LocalCacheStore, "list_entries", list_and_count)
+    assert len(megablend.verify(tmp_path / "cache", data=True).problems) == len(files) > 1
+    assert listed.count("generations") == 3  # to verify them, by age, and for their files
 
 
 def test_a_run_that_is_removed_meanwhile_is_no_problem(

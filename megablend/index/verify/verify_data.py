@@ -98,20 +98,23 @@ def list_data_problems(
         # Damaged checksums were reported with the other tables
         with contextlib.suppress(CacheError):
             checksums = open_checksums(snapshot)
+        problems = list[str]()
         for i in range(snapshot.num_files):
-            found = catch_errors(_problems_of_file(snapshot, i, paths, checked, checksums, storage))
-            for problem in if_present(snapshot.store, SNAPSHOTS, snapshot.digest, found):
+            found = _problems_of_file(snapshot, i, paths, checked, checksums, storage)
+            for problem in catch_errors(found):
                 if use.is_needed:
-                    yield problem
+                    problems.append(problem)
                 else:
                     fault = problem.removesuffix(f"; {CHANGED_REMEDY}")
-                    yield f"{fault}; it is in index {snapshot.digest}, and {use.repair}"
+                    problems.append(f"{fault}; it is in index {snapshot.digest}, and {use.repair}")
             files = files + 1
             size = size + snapshot.file(i).opened.size
             if progress is not None:
                 progress(
                     Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes)
                 )
+        # Once a snapshot: a store that is asked for each of many missing files takes hours
+        yield from if_present(snapshot.store, SNAPSHOTS, snapshot.digest, iter(problems))
 
 
 class _FilePaths:

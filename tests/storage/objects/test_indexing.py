@@ -559,4 +559,6 @@ def test_what_might_be_a_table_is_built_where_that_cannot_be_told(
             [{"name": "s", "weight": 1, "path": f"s3://{folder}/*.arrow", "column": "input_ids"}],
             samples=5,
         )
-        megablend.build(config | {"storage": {"s3://": {"endpoint": source.url}}})
+        built = megablend.build(config | {"storage": {"s3://": {"endpoint": source.url}}})
+    assert built.index.num_files == 1
+    assert not any("table" in warning for warning in built.warnings)
