@@ -8,8 +8,9 @@ instances; and all credentials of Google and Azure.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def find_provider(profile: str | None) -> Provider | None:
     named = profile or os.environ.get("AWS_PROFILE")
     if named is None:
         is_found = any(os.environ.get(variable) for variable in _FOUND_BY_OBSTORE)
-        if is_found or not _has_files():
+        if is_found or not _find_files():
             return None
     try:
         import botocore.exceptions
@@ -53,7 +54,8 @@ def find_provider(profile: str | None) -> Provider | None:
             f"credentials of profile {named!r} in ~/.aws: {_REMEDY}, and remove {where}"
         ) from None
     try:
-        credentials = botocore.session.Session(profile=named).get_credentials()
+        with _naming_profile(named):
+            credentials = botocore.session.Session(profile=named).get_credentials()
     except botocore.exceptions.ProfileNotFound:
         raise ConfigError(
             f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials"
@@ -67,7 +69,10 @@ def find_provider(profile: str | None) -> Provider | None:
         )
 
     async def provide() -> dict[str, Any]:
-        frozen = await asyncio.to_thread(credentials.get_frozen_credentials)
+        with _naming_profile(named):
+            frozen = await asyncio.to_thread(credentials.get_frozen_credentials)
+            if has_control_character(f"{frozen.access_key}{frozen.token}"):
+                raise botocore.exceptions.InvalidConfigError(error_msg="a key has a line break")
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -78,12 +83,40 @@ def find_provider(profile: str | None) -> Provider | None:
     return provide
 
 
-def _has_files() -> bool:
-    """Return whether there are files of profiles."""
+@contextlib.contextmanager
+def _naming_profile(named: str | None) -> Iterator[None]:
+    """Name the profile and its files in what botocore raises. Its programs may print secrets, so only
+    botocore's own descriptions are shown. Raises: ConfigError, ProfileNotFound."""
+    from botocore.exceptions import BotoCoreError, CredentialRetrievalError, ProfileNotFound
+
+    try:
+        yield
+    except ProfileNotFound:
+        raise
+    except Exception as error:  # of any class if a program's output is not as it should be
+        is_shown = isinstance(error, BotoCoreError) and not isinstance(
+            error, CredentialRetrievalError
+        )
+        cause = f"{type(error).__name__}: {error}" if is_shown else type(error).__name__
+        profile = named or "default"
+        remedy = f"correct it until `aws sts get-caller-identity --profile {profile}` succeeds"
+        if "SSO Token" in cause or "from sso" in cause or "SSO session" in cause:
+            remedy = f"run `aws sso login --profile {profile}`"
+        raise ConfigError(
+            f"profile {profile!r} of {' and '.join(_find_files())}: its credentials cannot be used ({cause})\n{remedy}"
+        ) from None
+
+
+def has_control_character(text: str) -> bool:
+    """Return whether a header cannot hold a text, at which the client would panic."""
+    return any(character < " " or character == "\x7f" for character in text)
+
+
+def _find_files() -> list[str]:
+    """Return the paths of files of profiles that exist."""
     names = (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         ("AWS_CONFIG_FILE", "~/.aws/config"),
     )
-    return any(
-        Path(os.environ.get(name) or default).expanduser().is_file() for name, default in names
-    )
+    paths = (Path(os.environ.get(name) or default).expanduser() for name, default in names)
+    return [str(path) for path in paths if path.is_file()]

@@ -97,6 +97,8 @@ _METADATA = re.compile(
     r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2"
 )
 """Addresses at which machines of a cloud get their credentials."""
+_PROFILE = re.compile(r"credential provider: ConfigError: (.+)\n(.+)")
+"""What `credentials` says about a profile whose credentials cannot be fetched, and the remedy."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 """HTTP statuses of a busy source."""
 _CLOCK = "set the clock of this machine"
@@ -224,17 +226,19 @@ _CONNECTION_FAILURES = (
         ),
     ),
     (
-        ("aws sso login", "sso token"),
-        Failure(
-            Kind.EXPIRED, "the profile is not signed in", "run `aws sso login` with that profile"
-        ),
-    ),
-    (
         ("builder error", "url scheme is not allowed", "badscheme"),
         Failure(
             Kind.REFUSED,
             "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)",
             "check the location and `endpoint`",
+        ),
+    ),
+    (
+        ("token file",),
+        Failure(
+            Kind.CONNECT,
+            "the file of a token cannot be read",
+            "check AWS_WEB_IDENTITY_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
         ),
     ),
     (("credential", "unauthenticatederror"), _NO_CREDENTIALS),
@@ -261,6 +265,10 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
 def _read_failure(error: BaseException) -> Failure:
     text = str(error)
     name = type(error).__name__
+    profile = _PROFILE.search(text)
+    if profile is not None:
+        kind = Kind.EXPIRED if "aws sso login" in profile[2] else Kind.CONNECT
+        return Failure(kind, profile[1], profile[2])
     if _METADATA.search(text):  # any response from a cloud's own address for credentials
         return _NO_CREDENTIALS
     deletion = _DELETION.search(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from megablend.errors import ConfigError
 from megablend.storage.objects.address import WEB_SCHEMES, Address
-from megablend.storage.objects.credentials import find_provider
+from megablend.storage.objects.credentials import find_provider, has_control_character
 from megablend.storage.store_options import StoreOptions
 from megablend.storage.url_checks import is_region, is_server_url
 
@@ -29,6 +29,8 @@ _ENDPOINTS = {
 """Environment variables with an endpoint, by scheme; the first one that is set counts."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with a region."""
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""Environment variables with keys of S3."""
 
 
 def check_installed(location: str) -> None:
@@ -138,6 +140,12 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
     provider = None if options.anonymous else find_provider(options.profile)
     if provider is not None:
         settings["credential_provider"] = provider
+    elif not options.anonymous:
+        for name in _KEYS:
+            if has_control_character(os.environ.get(name, "")):
+                raise ConfigError(
+                    f"{name}: found a line break or another control character\nset it without it"
+                )
     return settings
 
 

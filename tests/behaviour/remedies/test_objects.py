@@ -193,6 +193,12 @@ test_objects = table(
     fault("no credentials", no_credentials(),
           "no credentials were found; .*set them in the environment; or set `anonymous: true` for public data",
           env(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y"), {"anonymous": True}),
+    fault("a key with a line break", env(AWS_SESSION_TOKEN="x\n"),
+          "AWS_SESSION_TOKEN: found a line break or another control character\nset it without it", env(AWS_SESSION_TOKEN=None)),
+    fault("a token file that is not there",
+          env(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, AWS_ROLE_ARN="x", AWS_WEB_IDENTITY_TOKEN_FILE="{folder}/none"),
+          "the file of a token cannot be read; .*check AWS_WEB_IDENTITY_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+          env(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y")),
     fault("credentials that have expired", expired(), r"the credentials have expired \(ExpiredToken\): renew the credentials",
           (expired(but="new"), env(AWS_ACCESS_KEY_ID="new"))),
     fault("public data and a user's keys", expired(), "the credentials have expired", {"anonymous": True}),
@@ -511,7 +517,7 @@ def test_a_profile_that_nobody_is_signed_in_with(tmp_path: Path) -> None:
     with OddSource({"b/x": DATA}) as source:
         with pytest.raises(
             MegablendError,
-            match="the profile is not signed in: run `aws sso login` with that profile",
+            match=r"profile 'signed-in' of .*: run `aws sso login --profile signed-in`",
         ):
             read(source, profile="signed-in")
         sign_in(tmp_path)
