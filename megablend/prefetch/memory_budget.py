@@ -92,14 +92,17 @@ def split_budget(run: Run, batches: int) -> Budget:
     return _divide(run, run.runtime.memory, batches, orders)
 
 
-def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
-    """Find the least `memory` that has room for blocks in addition to the batches and orders of a
+def is_enough(run: Run, memory: int, need: BlockNeed, budget: Budget) -> bool:
+    """Return whether `memory` has room for blocks in addition to the batches and orders of a
     budget."""
+    return need.fits(_divide(run, memory, budget.batches, budget.orders))
 
-    def is_enough(memory: int) -> bool:
-        return need.fits(_divide(run, memory, budget.batches, budget.orders))
 
-    return bisect_left(range(1 << 62), True, key=is_enough)
+def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
+    """Find the least `memory` that is enough for blocks, see `is_enough`."""
+    return bisect_left(
+        range(1 << 62), True, key=lambda memory: is_enough(run, memory, need, budget)
+    )
 
 
 def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.blend.interleavings.lanes import MAX_LANES
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_sizes import SHARES
@@ -24,6 +24,7 @@ from megablend.prefetch.memory_budget import (
     batches_of,
     count_lane_bytes,
     format_bytes,
+    is_enough,
     lanes_of,
     least_memory,
     plan_budget,
@@ -38,7 +39,7 @@ from megablend.prefetch.windows import refuse_step
 from megablend.run.run import Run, Section
 from megablend.run.skips import Skips
 
-FIRST_SAMPLES = 1 << 12
+FIRST_SAMPLES = 1 << 10
 """Samples of each part of a run that are looked at first."""
 MOST_SAMPLES = 1 << 16
 """Samples of each part of a run that are looked at if memory is not plentiful."""
@@ -80,17 +81,37 @@ class _PartNeed:
     """Lanes of the process whose next cycle continues in their blocks; 0 if there are none."""
     lane_bytes: Int64s
     """int64 [num_sources], bytes of the blocks of these lanes."""
-    for_lanes: int
-    """The least `memory` that has room for the blocks of these lanes."""
     step: Int64s
     """int64 [...], the samples of the step that needs most, of those that were looked at."""
-    for_step: int
-    """The least `memory` that has room for the steps that were looked at."""
+    step_need: BlockNeed
+    """The most that the steps that were looked at need."""
+
+    @property
+    def lane_need(self) -> BlockNeed:
+        """What the blocks of the lanes need."""
+        return BlockNeed(int(self.lane_bytes.sum()))
+
+    @property
+    def for_lanes(self) -> int:
+        """The least `memory` that has room for the blocks of the lanes."""
+        return least_memory(self.run, self.lane_need, self.budget)
+
+    @property
+    def for_step(self) -> int:
+        """The least `memory` that has room for the steps."""
+        return least_memory(self.run, self.step_need, self.budget)
 
     @property
     def memory(self) -> int:
         """The least `memory` that is enough."""
         return max(self.for_lanes, self.for_step)
+
+    def fits(self, memory: int) -> bool:
+        """Return whether `memory` is enough."""
+        return all(
+            is_enough(self.run, memory, need, self.budget)
+            for need in (self.lane_need, self.step_need)
+        )
 
 
 def check_memory(
@@ -115,8 +136,7 @@ def check_memory(
     """
     sizes = (micro_batch_size, stride, num_batches)
     needs = _find_needs(run, skips, first, *sizes, num_samples=FIRST_SAMPLES)
-    first_need = max((need.memory for need in needs), default=0)
-    if _PLENTIFUL * first_need > run.runtime.memory:
+    if not all(need.fits(run.runtime.memory // _PLENTIFUL) for need in needs):
         _refuse_too_little(_find_needs(run, skips, first, *sizes), micro_batch_size, num_batches)
 
 
@@ -185,7 +205,6 @@ def _find_needs(
         if run.has_lanes and run.consumes_whole_blocks:
             num_lanes = max(lanes_of(each.lanes, micro_batch_size, stride) for each in view.blends)
             lane_bytes = count_lane_bytes(view, num_lanes)
-        for_lanes = least_memory(view, BlockNeed(int(lane_bytes.sum())), budget)
         for start, stop in _list_parts(section, skips, first):
             # Any step of the part: which of them this process takes is not known
             steps = StepSequence(
@@ -201,9 +220,8 @@ def _find_needs(
                     budget=budget,
                     num_lanes=num_lanes,
                     lane_bytes=lane_bytes,
-                    for_lanes=for_lanes,
                     step=step,
-                    for_step=least_memory(view, step_need, budget),
+                    step_need=step_need,
                 )
             )
     return needs
@@ -233,11 +251,16 @@ def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple
         length = -(-num_samples // _NUM_STRETCHES // steps.stride)
         last = num_steps - length
         firsts = [i * last // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)]
+    stretches_at_once = max(1, FIRST_SAMPLES // (length * steps.micro_batch_size))
     most = BlockNeed(0, 0)
     largest = np.zeros(0, np.int64)
     largest_share = 0.0
-    for first in firsts:
-        samples, offsets = steps.samples(first, length)
+    for number in range(0, len(firsts), stretches_at_once):
+        stretches = [
+            steps.samples(first, length) for first in firsts[number : number + stretches_at_once]
+        ]
+        samples = np.concatenate([numbers for numbers, _ in stretches])
+        offsets = running_totals(np.concatenate([np.diff(begins) for _, begins in stretches]))
         blocks, with_reading = step_needs(run, locate_steps(run, samples, offsets))
         block_shares = blocks / SHARES["blocks"]
         reading_shares = with_reading / (SHARES["blocks"] + SHARES["reads"])
