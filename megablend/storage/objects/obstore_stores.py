@@ -29,8 +29,11 @@ _ENDPOINTS = {
 """Environment variables with an endpoint, by scheme; the first one that is set counts."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with a region."""
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""Environment variables with keys of S3."""
+_KEYS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_TOKEN"),
+}
+"""Environment variables whose values are sent in headers, by scheme."""
 
 
 def check_installed(location: str) -> None:
@@ -71,6 +74,11 @@ def make_store(address: Address, options: StoreOptions, query: str, *, is_for_li
             )
         if options.anonymous:
             common["skip_signature"] = True
+        for name in _KEYS.get(address.scheme, ()):
+            if has_control_character(os.environ.get(name, "")):
+                raise ConfigError(
+                    f"{name}: found a line break or another control character\nset it without it"
+                )
         if address.scheme == "gs":
             return GCSStore(address.bucket, **common, **_drop_none(base_url=endpoint))
         if address.scheme == "az":
@@ -140,12 +148,6 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
     provider = None if options.anonymous else find_provider(options.profile)
     if provider is not None:
         settings["credential_provider"] = provider
-    elif not options.anonymous:
-        for name in _KEYS:
-            if has_control_character(os.environ.get(name, "")):
-                raise ConfigError(
-                    f"{name}: found a line break or another control character\nset it without it"
-                )
     return settings
 
 

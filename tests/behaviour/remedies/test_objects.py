@@ -373,6 +373,12 @@ def test_a_proxy_of_the_environment(
 AZURE = [
     # (what is wrong in the environment or the location, what is said, settings and location that do as it says)
     (
+        {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1\n"},
+        "az://{}/x",
+        "AZURE_STORAGE_ACCOUNT_NAME: found a line break or another control character\nset it without",
+        [({}, {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1"})],
+    ),
+    (
         {"AZURE_STORAGE_ACCOUNT_NAME": None},
         "az://{}/x",
         r"set AZURE_STORAGE_ACCOUNT_NAME \(or `account` under `storage`\) and its credentials",
