@@ -124,7 +124,9 @@ def save_skip(cache: CacheStore, ledger: Ledger, start: int, stop: int) -> None:
     present = _load_same(cache, ledger)  # before a range is stored that nobody counts
     plan = next(link.digest for link in ledger.links if stop <= link.stop)
     entries, record = _read(cache, ledger.run)
-    entries = [*entries, (start, stop, plan)]
+    # A repeated command, or each rank of a job, may have stored the same range already
+    if (start, stop, plan) not in entries:
+        entries = [*entries, (start, stop, plan)]
     _write(cache, ledger.run, entries, record)
     save_ledger(cache, ledger, replaces=present, skips=len(entries))
 

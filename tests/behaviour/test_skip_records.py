@@ -104,6 +104,12 @@ def test_a_record_that_is_gone_or_empty_is_an_error_of_open_verify_and_check(
     assert megablend.verify(config["cache"]).problems == ()
 
 
+def test_a_skip_that_is_repeated_is_stored_once(config: dict[str, Any]) -> None:
+    before = skips_path(config).read_bytes(), ledger_path(config).read_bytes()
+    megablend.skip(config, *RANGES[0], batch_size=4)
+    assert (skips_path(config).read_bytes(), ledger_path(config).read_bytes()) == before
+
+
 def test_records_without_a_checksum_go_on_until_the_next_skip(config: dict[str, Any]) -> None:
     """As commit 71d913b left them: neither the record nor the ledger has one, and the ledger counts nothing."""
     record = json.loads(skips_path(config).read_text())
