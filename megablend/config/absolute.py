@@ -38,7 +38,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         token_files = make_cache_absolute(config.token_files, base, place)
 
     def make_source_absolute(source: Source, *location: str | int) -> Source:
-        """Return a source with absolute paths that knows its place. `location`: its keys."""
+        """Return a source with absolute paths and its place in the config. `location`: its keys
+        there."""
         place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
@@ -101,8 +102,8 @@ def _find_locations(
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """Return the URLs that a URL with braces, or a text file of URLs, stands for; any other
-    location itself."""
+    """Expand a URL with braces, or a text file of URLs, to the URLs that it stands for; return any
+    other location unchanged."""
     try:
         if not find_scheme(location):
             location = _absolute_path(location, base, place)
@@ -112,7 +113,7 @@ def _expand_urls(location: str, base: Path, place: str) -> list[str]:
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """Return the location without a URL's query, which is recorded in `urls`."""
+    """Return a location without the query of a URL, which is recorded in `urls`."""
     if not is_web(location):
         return location
     plain, query = split_query(location)
@@ -149,7 +150,8 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     scheme, colon, key = location.partition(":/")
     if colon and scheme.lower() in OBJECT_SCHEMES and not key.startswith("/"):
         raise ConfigError(
-            f"{place}: found {location!r}, expected {scheme}://{key}, as text: pathlib removes a slash"
+            f"{place}: found {location!r}, expected {scheme}://{key}; pass it as a string, since pathlib removes "
+            "a slash"
         )
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
@@ -165,7 +167,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
     """Return an absolute path, with the home folder for `~`. Raises: ConfigError if the path is
     empty, a URL, or contains NUL."""
     if "\0" in path:
-        raise ConfigError(f"{place}: found {path!r}; paths cannot contain NUL")
+        raise ConfigError(f"{place}: found {path!r}, which contains a NUL character; remove it")
     if not path:
         raise ConfigError(f"{place}: found '', expected a path; use `.` for the current folder")
     if path.startswith("file://"):
@@ -173,7 +175,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
             f"{place}: found {path!r}; write it as a plain path: `{_plain_path(path)}`"
         )
     if "://" in path:
-        raise ConfigError(f"{place}: found {path!r}; expected a path on a local or mounted disk")
+        raise ConfigError(f"{place}: found {path!r}, expected a path on a local or mounted disk")
     return join(str(base), os.path.expanduser(path))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
 
 

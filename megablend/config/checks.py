@@ -1,4 +1,4 @@
-"""Checks of a config's keys against each other."""
+"""Check that a config's keys are consistent with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megablend.config.values import SIZE
 def check_settings(settings: Settings) -> None:
     """Check the keys of the top level.
 
-    Raises: ValueError, which begins with the key.
+    Raises: ValueError, whose message begins with the key.
     """
     if not settings.sources.get("train"):
         raise ValueError("sources: found no source for train, expected at least one")
@@ -29,7 +29,7 @@ def check_settings(settings: Settings) -> None:
     for split in SPLITS[1:]:
         if settings.is_blended(split) and not settings.has_split(split):
             raise ValueError(
-                f"{split}_samples: there is no {split} split; give it a share in `split`, or sources of its own"
+                f"{split}_samples: there is no {split} split; give it a share in `split`, or list sources for it"
             )
     for split, sources in settings.sources.items():
         check_blend(split, sources, blended=settings.is_blended(split))
@@ -37,7 +37,8 @@ def check_settings(settings: Settings) -> None:
     has_end = bool(lengths or (settings.stages and settings.stages[-1].has_end))
     if _is_weighted(settings) and not has_end:
         raise ValueError(
-            "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
+            "samples: missing; weights are relative and do not set the length of train: add samples, tokens or "
+            "epochs"
         )
     _check_masks(settings)
     _check_vocab_sizes(settings)
@@ -52,13 +53,13 @@ def check_settings(settings: Settings) -> None:
 def check_stages(
     stages: Sequence[StageSettings], configs: Sequence[Settings], ends_with_run: bool
 ) -> None:
-    """Check each stage as a config of its own, and that its end is known.
+    """Check each stage as if it were a config of its own, and check that its end is known.
 
     Args:
         configs: the settings and sources of each stage.
         ends_with_run: whether the run's length is set, which is then the end of the last stage.
 
-    Raises: ValueError, which begins with the stage.
+    Raises: ValueError, whose message begins with the stage.
     """
     for i, (stage, config) in enumerate(zip(stages, configs, strict=True)):
         try:
@@ -71,7 +72,7 @@ def check_stages(
             raise ValueError(f"stages[{i}]: {error}") from None
         if stage.schedule is not None and config.on_exhausted == "redistribute":
             raise ValueError(
-                f"stages[{i}]: schedule: its shares change step by step, so nothing can be redistributed; set "
+                f"stages[{i}]: schedule: shares that change step by step cannot be redistributed; set "
                 "`on_exhausted: error`, or list stages with constant shares"
             )
         is_last = i == len(stages) - 1
@@ -83,18 +84,18 @@ def check_stages(
 
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """Check that a source has a cap, at the top level or in a stage, if shares beyond caps must be
-    redistributed.
+    """Check that at least one source has a cap, at the top level or in a stage, if `on_exhausted`
+    is `redistribute`.
 
-    Raises: ValueError, which begins with the key.
+    Raises: ValueError, whose message begins with the key.
     """
     if settings.on_exhausted != "redistribute":
         return
     lists = (listed for each in (settings, *stages) for listed in each.sources.values())
     if not any(source.is_capped for listed in lists for source in listed):
         raise ValueError(
-            "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
-            "one source, or remove on_exhausted"
+            "on_exhausted: sources without a cap repeat and are never exhausted; give max_epochs or max_tokens "
+            "to at least one source, or remove on_exhausted"
         )
 
 
@@ -121,25 +122,25 @@ def _check_weights(settings: Settings) -> None:
                 )
             if settings.temperature is not None and source.unit not in (None, "weight"):
                 raise ValueError(
-                    f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
-                    "use weights (`weight: size` for numbers of tokens), or remove temperature"
+                    f"temperature: only applies to weights, but the share of {source.name!r} is given by "
+                    f"{source.unit}; use weights (`weight: size` for numbers of tokens), or remove temperature"
                 )
 
 
 def _check_masks(settings: Settings) -> None:
-    """Check that masks go together, and that the token that they act on is known."""
+    """Check that the mask settings are compatible, and that the token that they act on is known."""
     masks = settings.masks
     if masks.needs_eod and masks.eod is None:
         raise ValueError(f"eod_token: {_why_no_eod(settings)}")
     if masks.inter_document_masking and masks.create_attention_mask:
         raise ValueError(
-            "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
+            "inter_document_masking: provides cu_seqlens instead of an attention mask; set "
+            "`create_attention_mask: false`"
         )
 
 
 def _why_no_eod(settings: Settings) -> str:
-    """Return the reason why masks need an end-of-document token that is not known, and what to
-    do."""
+    """Explain which masks need an end-of-document token, why it is not known, and what to do."""
     masks = [name for name in EOD_MASKS if getattr(settings, name)]
     appended = settings.appended_eods
     shown = ", ".join(sorted("none" if token is None else str(token) for token in appended))
@@ -151,7 +152,7 @@ def _why_no_eod(settings: Settings) -> str:
 
 
 def _check_vocab_sizes(settings: Settings) -> None:
-    """Check that end-of-document tokens are in the vocabulary, if that is given as a number."""
+    """Check that end-of-document tokens are in the vocabulary, if its size is given."""
     eods = [("eod_token", settings.eod_token, settings.vocab_size)]
     for split, sources in settings.sources.items():
         for i, source in enumerate(sources):

@@ -1,5 +1,5 @@
-"""Messages on the problems of a config, one line each: file, line, key, what was found, what was
-expected."""
+"""Explain the problems of a config in messages of one line: file, line, key, what was found, what
+was expected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Places:
     """Line numbers of a config's keys.
 
     Args:
-        name: the name of the file, or of its substitute, in messages.
+        name: the name of the file in messages, or `config` for a dict.
         lines: the lines of the file's keys; None for a config that was not read from a file.
     """
 
@@ -84,14 +84,15 @@ _KEYS: dict[type[Model], str] = {
     StageSource: "weight and max_epochs",
     Warnings: "max_epochs and min_source_samples",
 }
-"""Examples of each model's keys, for messages on something else in the model's place."""
+"""Examples of each model's keys, for messages about a value that should be a mapping with such
+keys."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""The expected text of keys whose text must match a pattern."""
+"""What to expect of keys whose text must match a pattern."""
 MAX_VALUE = 80
-"""The most characters of a wrong value that are shown."""
+"""Maximum number of characters of a wrong value that a message shows."""
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
 """The prefix of messages from validators of the whole config: a key, a source of a split, or a
 stage."""
@@ -139,7 +140,7 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
     try:
         value = repr(problem["input"])
     except (RecursionError, ValueError):  # deep lists; Python writes no numbers of 4,301 digits
-        value = f"{type(problem['input']).__name__} that is too long to show"
+        value = f"a {type(problem['input']).__name__} that is too long to show"
     if len(value) > MAX_VALUE:
         value = f"{value[:MAX_VALUE]}..."
     kind = problem["type"]
@@ -166,13 +167,13 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:
-    """Return the keys that may stand where an unknown one was found."""
+    """Return the valid keys at the location of an unknown key."""
     fields = _find_model(location[:-1]).model_fields
     return [field.alias or name for name, field in fields.items()]
 
 
 def _find_model(location: Sequence[str | int]) -> type[Model]:
-    """Return the model whose keys stand at a location."""
+    """Return the model to which the keys at a location belong."""
     if not location:
         return Config
     if location[0] == "stages":

@@ -52,12 +52,14 @@ def read_limited(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # also limits pipes and devices
     if len(data) > MAX_BYTES:
-        raise ValueError(f"larger than the limit of {MAX_BYTES:,} bytes")
+        raise ValueError(
+            f"larger than the limit of {MAX_BYTES:,} bytes; list files by patterns, not by name"
+        )
     try:
         # Translates line endings as text files do
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError:
-        raise ValueError("not UTF-8 text") from None
+        raise ValueError("not UTF-8 text; save it as UTF-8") from None
 
 
 def parse_document(text: str) -> Document:
@@ -68,14 +70,14 @@ def parse_document(text: str) -> Document:
 
 
 def _load(text: str) -> Document:
-    """Parse a document by PyYAML, after it was found to be within the limits."""
+    """Load a document with PyYAML, after it was found to be within the limits."""
     try:
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         # A value that does not match its tag
         raise ValueError(
-            f"a value does not fit its tag ({type(error).__name__}: {error})"
+            f"a value does not match its tag ({type(error).__name__}: {error})"
         ) from error
     duplicates = list[tuple[str, int]]()
     return Document(data, _find_lines(node, duplicates, {}), duplicates)
@@ -128,8 +130,8 @@ class _Collection:
 
 
 class _Reader:
-    """Reads a document in one pass. Limits are checked before any value is constructed
-    that would exceed them."""
+    """Reads a document in one pass. Limits are checked before a value that would exceed them is
+    constructed."""
 
     def __init__(self, text: str) -> None:
         self._loader = LOADER(text)
@@ -141,14 +143,14 @@ class _Reader:
         self._scalars: dict[tuple[str, bool], tuple[Any, str]] = {}
         """The value and the tag of each scalar, by its text and whether it is plain."""
         self._is_usual = True
-        """Whether the document has had no feature yet that only PyYAML handles. After such a
-        feature, only limits are checked."""
+        """Whether only features that need no PyYAML have been found so far. Once it is False, only
+        limits are checked."""
         self._documents = 0
         self._root: tuple[Any, Lines] = (None, None)
         self._duplicates = list[tuple[str, int]]()
 
     def read(self) -> Document | None:
-        """Read the document; None if only PyYAML can."""
+        """Read the document; return None if only PyYAML can load it."""
         try:
             while (event := self._loader.get_event()) is not None:
                 self._take(event)
@@ -241,7 +243,8 @@ class _Reader:
         return self._loader.construct_object(yaml.ScalarNode(tag, event.value)), tag
 
     def _add(self, value: Any, lines: Lines, line: int, size: int) -> None:
-        """Add a value to the innermost collection. `size`: the values that it has, with itself."""
+        """Add a value to the innermost collection. `size`: the number of values in it, including
+        itself."""
         if not self._nested:
             self._root = value, lines
             return
@@ -260,15 +263,16 @@ class _Reader:
 
 
 def _check_base(event: Any) -> None:
-    """Refuse a number that is not decimal without saying so."""
+    """Refuse a number that looks decimal but that YAML reads in another base."""
     if event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
         number = yaml.safe_load(event.value)
         raise _refused(
-            f"{event.value} is the number {number} in YAML: write {number}, or the decimal number, or quotes around text",
+            f"YAML reads {event.value} as the number {number}: write {number}, or the decimal number, or put text "
+            "in quotes",
             event,
         )
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
-    """Return the error for an event that is refused in a document."""
+    """Return an error with the line of the event that caused it."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

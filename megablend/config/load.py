@@ -1,4 +1,4 @@
-"""Loading a config file or a dict as a validated `Config`.
+"""Load a config file, or a dict, as a validated `Config`.
 
 Each problem is reported in one line: file, line, key, what was found, what was
 expected, the closest valid spelling. Relative paths are relative to the config file
@@ -27,9 +27,10 @@ from megablend.errors import ConfigError
 from megablend.system.failures import cause_of, remedy_of
 
 MAX_PROBLEMS = 20
-"""Problems of a config that an error lists."""
+"""Maximum number of problems that an error lists."""
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)")
-"""An escape in a string of JSON. Two of UTF-16 may stand for one character; YAML has no such pairs."""
+"""Matches an escape in a JSON string, or two that stand for one character (a UTF-16 surrogate
+pair), which YAML does not have."""
 
 
 def load_config(
@@ -70,16 +71,17 @@ def load_config(
 
 
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
-    """Return a line for each of the first problems of a config, and how many more there are."""
+    """Return a line for each of a config's first problems, and one with the number of further
+    problems."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:
-        lines.append(f"{place.name}: and {more:,} more problem{'s' * (more > 1)}; fix these first")
+        lines.append(f"{place.name}: {more:,} more problem{'s' * (more > 1)}; fix these first")
     return "\n".join(lines)
 
 
 def _join_surrogates(escape: re.Match[str]) -> str:
-    """Return an escape as YAML reads it: a pair of UTF-16 as its character."""
+    """Return an escape as YAML reads it: a surrogate pair is replaced by its character."""
     text = escape.group()
     return str(json.loads(f'"{text}"')) if len(text) > 2 else text
 
@@ -93,7 +95,7 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     try:
         text = read_limited(path)
     except IsADirectoryError as error:
-        raise ConfigError(f"{path}: is a folder; give a YAML or JSON config") from error
+        raise ConfigError(f"{path}: is a folder; give the path of a YAML or JSON file") from error
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot read the config: {cause_of(error)}: {remedy_of(error.errno)}"
@@ -117,7 +119,9 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
         # Some commands read a config twice
-        remedy = "" if path.is_file() else "; a pipe gives its text once: write it to a file"
+        remedy = (
+            "" if path.is_file() else "; a pipe can be read only once: write the config to a file"
+        )
         raise ConfigError(
             f"{path}: found {found}, expected keys such as cache, sequence_length, sources{remedy}"
         )

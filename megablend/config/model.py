@@ -1,5 +1,5 @@
-"""The config of a run, as validated: its settings, those of its stages,
-and what they require of the index."""
+"""The validated config of a run: its settings, those of its stages, and what they require of the
+index."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OUTSIDE_REQUEST = frozenset(
 """Keys of a config, and of its sources and stages, that cannot change which tokens a sample has:
 all others are part of `Config.request_digest`."""
 TOKENS = "tokens"
-"""The column of the files that text is tokenised to."""
+"""Name of the token column in the files that `build` makes from text."""
 __all__ = [
     "LENGTHS",
     "MAX_RUN_NAME",
@@ -72,8 +72,8 @@ __all__ = [
 
 
 def _list_written(value: object) -> object:
-    """Return the keys of models that were written and can affect the order, sorted, with their
-    checked values."""
+    """Return the keys that were set in models and can affect the order, sorted, with their
+    validated values."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in value.model_fields_set - OUTSIDE_REQUEST}
     if isinstance(value, dict):
@@ -88,9 +88,9 @@ class Config(Settings):
     derived from them, such as the settings of each stage."""
 
     _snapshot: int = PrivateAttr(0)
-    """See `snapshot`."""
+    """The value of `snapshot`."""
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
-    """The sources that any stage withdraws, in the settings of a stage."""
+    """In the settings of a stage: the sources that any stage withdraws."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -233,8 +233,8 @@ class Config(Settings):
         return _arranges_documents(self.order)
 
     def _list_train_orders(self) -> Iterator[tuple[int, str]]:
-        """Yields the snapshot and the order of each stage of train; those of the top level if there
-        are no stages. The config of each stage is not made, since that is slow."""
+        """Yield the snapshot and the order of each stage of train; those of the top level if there
+        are no stages. The stages' configs are not made, since that is slow."""
         snapshot = self._snapshot
         order = self.order
         if not self.stages:

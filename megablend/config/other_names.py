@@ -1,5 +1,5 @@
-"""Hints for unknown keys: our key for a name of other tools, the nearest spelling, or the list that
-should be there."""
+"""Hints for wrong keys: our name for a key of another tool, the nearest spelling, or how to write a
+mapping as a list."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
     "column": ("token_column", "text_column", "field", "key", "feature"),
 }
-"""The names that Megatron, Streaming, datasets, nanotron and others give to something similar, by
-our key."""
-_IN_STEPS = "runs are as long as their `samples`: steps x the global batch size"
+"""Names that Megatron, Streaming, datasets, nanotron and others use for similar settings, by our
+key."""
+_IN_STEPS = "set the length of the run with `samples`: steps x global batch size"
 _OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {
     "iterations": _IN_STEPS,
@@ -49,26 +49,28 @@ _SET_ELSEWHERE = {
     "train_iters": _IN_STEPS,
     "batch_size": "batches are not part of the data: pass `micro_batch_size=` to megablend.Loader",
     "micro_batch_size": "batches are not part of the data: pass `micro_batch_size=` to megablend.Loader",
-    "global_batch_size": "it is micro batch x data-parallel size x accumulated steps of your training loop; remove the key",
+    "global_batch_size": "the training loop sets it (micro batch x data-parallel size x gradient accumulation "
+    "steps); remove the key",
     "tokenizer": "all text sources share the top-level `tokenizer`; to check token ids, set `vocab_size`",
     "token_files": _OF_ALL_TEXT,
     "on_bad_document": _OF_ALL_TEXT,
     "max_bad": _OF_ALL_TEXT,
     "max_document": _OF_ALL_TEXT,
-    "shuffle": "runs are always shuffled, unless `order: sequential`; `shuffle_window` sets how far blocks are mixed",
+    "shuffle": "runs are always shuffled, unless `order: sequential` is set; `shuffle_window` sets how far "
+    "blocks are mixed",
     "drop_last": "pass `drop_last=` to megablend.Loader",
     "num_workers": "pass `num_workers=` to megablend.Loader",
 }
-"""The advice for keys of other tools that are set elsewhere here, or not at all."""
+"""Advice for keys of other tools that megablend sets elsewhere or does not need."""
 _MAX_LISTED = 12
-"""Known keys that a message lists."""
+"""Maximum number of known keys that a message lists."""
 
 
 def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[str]) -> str:
     """Return a hint on what to write instead of an unknown key.
 
     Args:
-        known: the keys that may stand there.
+        known: the valid keys at that place.
         keys_of_sources: the keys that each source may have.
     """
     spelled = key.replace("-", "_")
@@ -91,8 +93,8 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:
-    """Return a message on how to write sources as a list that were given as a mapping: by name, or
-    as a single source.
+    """Return a message that shows how to write sources as a list if they were given as a mapping:
+    by name, or as a single source.
 
     Args:
         keys: at least one.

@@ -32,7 +32,7 @@ class Runtime:
     """The masks of each stage that the config lists; empty if no stage changes samples."""
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Patterns of a source's token files, by its name in the index; the files of a source that is
-    absent are in the folder that the last build recorded."""
+    not listed are in the folder that the last build recorded."""
     extra_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of a source's extra columns, by its name in the index, if it has any."""
 

@@ -37,16 +37,16 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a run's name, which is also a file name."""
 MAX_RUN_NAME = 100
 OLD_KEYS = {"cycle": "shuffle_window"}
-"""Keys of release 0.1.0 that have a new name; configs with them are read for ever."""
+"""Keys of release 0.1.0 that have a new name; configs that use the old name remain valid."""
 
 
 class Warnings(Model):
     """Thresholds at which `build` and `describe` warn; null disables a warning."""
 
     max_epochs: Positive | None = Fraction(16)
-    """Warn if a source without its own max_epochs is read more often."""
+    """Warn if a source without its own max_epochs is read more often than this."""
     min_source_samples: Count | None = 1
-    """Warn if a source in use contains fewer samples."""
+    """Warn if a source in use contains fewer samples than this."""
     max_read_amplification: Positive | None = Fraction(6, 5)
     """Warn if loaders read more than this multiple of the bytes that they use."""
 
@@ -74,11 +74,11 @@ class Settings(Model):
     a run's data, its blend, its samples, and how they are read."""
 
     cache: PathText
-    """The place of the index: a folder that all ranks can access, or a prefix of an object store
+    """Location of the index: a folder that all ranks can access, or a prefix of an object store
     (s3://bucket/caches/name); created by `build`."""
     local_cache: PathText | None = None
-    """Folder on each node's local disk for its copy of a `cache` in an object store; null for
-    MEGABLEND_LOCAL_CACHE, or a folder in ~/.cache."""
+    """Folder on each node's local disk for its copy of a `cache` in an object store; if null,
+    MEGABLEND_LOCAL_CACHE or a folder in ~/.cache."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
     """Name of the run's ledger: the past of a run never changes; another name starts a new run on
     the same cache."""
@@ -86,13 +86,13 @@ class Settings(Model):
     """Tokens per sample."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1234
     samples: Count | None = None
-    """Length of train in samples; or `tokens`, or `epochs`."""
+    """Length of train in samples; set this, `tokens` or `epochs`."""
     tokens: Count | None = None
     """Length of train in tokens."""
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
     on_exhausted: Literal["error", "redistribute"] = "error"
-    """The action if a source's share exceeds its max_epochs or max_tokens: `error` refuses the
+    """What to do if a source's share exceeds its max_epochs or max_tokens: `error` refuses the
     blend; `redistribute` reads the source up to its cap and gives the rest to the other sources, by
     their weights. Without a cap a source repeats."""
     temperature: Temperature | None = None
@@ -111,8 +111,8 @@ class Settings(Model):
     """The way in which the samples of the sources alternate: a name from
     megablend.blend.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
-    """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro
-    batch x data-parallel size (x loader workers)."""
+    """Number of independent streams (K), comparable to MosaicML's num_canonical_nodes; best a
+    multiple of micro batch x data-parallel size (x loader workers)."""
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
@@ -122,21 +122,21 @@ class Settings(Model):
     """The whole history of train, stage by stage: the end of each stage and its changes; see
     docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
-    """The action on samples whose bytes are damaged, as a checksum or decoding shows: `raise` an
+    """What to do with samples whose bytes are damaged, as a checksum or decoding shows: `raise` an
     error, or `mask`, which gives zeros for the damaged block, sets the loss mask of its samples to
     0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
-    """The action on folders that cannot be listed, and on dangling symbolic links and files without
-    read permission that match the patterns: an `error`, or `skip`, which leaves them out; `build`
-    and `describe` report them."""
+    """What to do with folders that cannot be listed, and with dangling symbolic links and files
+    without read permission that match the patterns: raise an `error`, or `skip` them; `build` and
+    `describe` report what is skipped."""
     block_bytes: Count = 1 << 20
     """Approximate size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
     """Maximum bytes that a process (a rank, or each of its loader's workers) uses for reading a
     split; see megablend.prefetch.memory_budget."""
     file_checks_per_second: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Files per second that the loader of a rank checks in the background: do they exist,
-    unchanged? 0 disables the check."""
+    """Number of files per second that the loader of a rank checks in the background, to find those
+    that were removed or changed; 0 disables the check."""
     direct_io: bool = False
     """Read blocks with O_DIRECT, bypassing the page cache."""
     storage: Objects = ObjectOptions()
@@ -149,8 +149,8 @@ class Settings(Model):
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
-    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; excludes an
-    attention mask."""
+    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; cannot be
+    combined with an attention mask."""
     vocab_size: VocabSize | None = None
     """Number of token ids, or the path of a tokenizer.json that defines it: `check --data` refuses
     other ids."""
@@ -164,7 +164,7 @@ class Settings(Model):
     """Folder, or prefix of an object store, for the tokens of text; by default `tokens` in the
     cache."""
     on_bad_document: Literal["error", "skip"] = "error"
-    """The action of `build` on documents of text that cannot be read: no JSON, no text, not valid
+    """What `build` does with documents of text that cannot be read: invalid JSON, not text, invalid
     Unicode, or longer than max_document."""
     max_bad: Number = Fraction(1, 1000)
     """Share of a source's documents that `on_bad_document: skip` may leave out."""
@@ -203,7 +203,8 @@ class Settings(Model):
 
     @property
     def appended_eods(self) -> set[int | None]:
-        """The tokens that sources append to documents, with None if one of them appends nothing."""
+        """The tokens that sources append to documents; includes None if a source appends
+        nothing."""
         return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property

@@ -36,8 +36,8 @@ class Share(Model):
     """The amount of a source that is read: its share, in one of UNITS, and its caps."""
 
     weight: Weight | None = None
-    """Share of the samples, relative to the other sources' weights; `size`: the source's number of
-    tokens in the split."""
+    """Share of the samples, relative to the other sources' weights; `size` stands for the source's
+    number of tokens in the split."""
     tokens: Number | None = None
     """Share given as tokens."""
     samples: Number | None = None
@@ -81,8 +81,8 @@ class Source(Share):
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Additional columns: one number per document, or per token."""
     text: Annotated[str, Field(min_length=1)] | None = None
-    """The files are text, which `build` tokenises: the JSON key or column that holds it, dotted for
-    nested ones; see docs/text.md."""
+    """Set for files of text, which `build` tokenises: the JSON key or column with the text, dotted
+    for nested ones; see docs/text.md."""
     key: Annotated[str, Field(min_length=1)] | None = None
     """JSON key or column that names a document of a text source, for `show` and `find`."""
     eos: bool = False
@@ -91,7 +91,8 @@ class Source(Share):
     bos: bool = False
     """Begin each document of a text source with the tokenizer's beginning-of-text token."""
     add_special_tokens: bool = False
-    """Put around each document of a text source what the tokenizer's post-processor adds."""
+    """Add the special tokens of the tokenizer's post-processor to each document of a text
+    source."""
     _place: str = PrivateAttr("")
     _token_files: str = PrivateAttr("")
 
@@ -144,9 +145,8 @@ class Source(Share):
         self._check_text()
         if self.documents is not None and self.extra_columns:
             raise ValueError(
-                f"source {self.name!r} sets both documents and extra_columns, whose rows hold the "
-                "values of one document each; write the tokens as lists, one document per row, and "
-                "remove documents, or remove extra_columns"
+                f"source {self.name!r} sets both documents and extra_columns, which need one document per row; "
+                "remove documents and write the tokens as lists, or remove extra_columns"
             )
         if self.documents is not None and self.format in ("raw", "megatron"):
             hint = (
@@ -186,7 +186,8 @@ class Source(Share):
             )
         if self.bos and self.add_special_tokens:
             raise ValueError(
-                f"source {self.name!r} sets both bos and add_special_tokens, which adds its own; keep only one"
+                f"source {self.name!r} sets both bos and add_special_tokens, which may add the same token; keep "
+                "only one"
             )
 
 
@@ -209,7 +210,7 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
             )
         if source.name in seen:
             raise ValueError(
-                f"sources: two sources of {split} are named {source.name!r}; names must differ"
+                f"sources: two sources of {split} are named {source.name!r}; rename one of them"
             )
         seen.add(source.name)
     if blended:

@@ -40,7 +40,7 @@ class _Changes(Model):
     fixed: ClassVar[tuple[str, ...]]
     """Keys that exist elsewhere in the config, but that no stage may change."""
     remedy: ClassVar[str]
-    """The text of messages after the name of such a key and `cannot change within a run`."""
+    """Text that follows `KEY cannot change within a run` in messages."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,7 +55,7 @@ class _Changes(Model):
 
 
 class StageSource(Share, _Changes):
-    """The changes of a source in a stage; what is absent stays as in the previous stage."""
+    """The changes of a source in a stage; other settings stay as in the previous stage."""
 
     fixed = tuple(key for key in Source.model_fields if key not in Share.model_fields)
     remedy = "; set it in `sources`, for all stages"
@@ -70,8 +70,8 @@ class StageSource(Share, _Changes):
 
 
 class StageSettings(_Changes):
-    """A stage of train. What is absent stays as in the previous stage; the first stage begins with
-    the top level's settings."""
+    """A stage of train. Settings that it does not list stay as in the previous stage; the first
+    stage begins with those of the top level."""
 
     fixed = (
         "seed",
@@ -88,8 +88,8 @@ class StageSettings(_Changes):
     """The sample from which the stage applies, and at which it ends the previous stage early; see
     `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """The number of first samples that still continue the previous stage, if the length of samples
-    changes; `megablend amend` prints it."""
+    """Number of samples at the start of the stage that still continue the previous stage, if the
+    length of samples changes; `megablend amend` prints it."""
     samples: Count | None = None
     """The end of the stage, in samples from the start of the run."""
     tokens: Count | None = None
@@ -104,10 +104,11 @@ class StageSettings(_Changes):
     withdraw: tuple[str, ...] = ()
     """Sources that are no longer read, and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
-    """The way in which shares change in steps, over the stage, from the shares of the previous
-    stage to those of `sources`; by default they change at once."""
+    """How shares change in steps, over the stage, from the shares of the previous stage to those of
+    `sources`; by default they change at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
-    """The most steps of a schedule; it has fewer if they would be shorter than some cycles."""
+    """Maximum number of steps of a schedule, which has fewer if they would be shorter than some
+    cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
     """The order in which each source begins its next epoch; it finishes its epoch in the order of
@@ -125,7 +126,7 @@ class StageSettings(_Changes):
     @field_validator("sources", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        """Accept only a mapping, by the names of sources."""
+        """Accept only a mapping from names of sources to their changes."""
         if not isinstance(value, Mapping):
             found = "a list" if isinstance(value, list | tuple) else repr(value)
             raise ValueError(
@@ -148,7 +149,7 @@ class StageSettings(_Changes):
         """Check the keys of the stage against each other."""
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
+            raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep only one")
         if self.schedule is None and "steps" in self.model_fields_set:
             raise ValueError(
                 "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps"
@@ -191,7 +192,7 @@ def check_listed(
         names: the names of the sources of train.
         lengths: the keys that set the run's length.
 
-    Raises: ValueError, which begins with the place.
+    Raises: ValueError, whose message begins with the place.
     """
     for i, stage in enumerate(stages):
         unknown = sorted(stage.sources.keys() - set(names))
@@ -208,8 +209,8 @@ def check_listed(
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                f"stages[0]: found `{key}`, but the first stage begins with the run; list the earlier stage that it "
-                "cuts short first, or remove it"
+                f"stages[0]: found `{key}`, but the first stage begins at sample 0; list the stage that it cuts "
+                f"short before it, or remove `{key}`"
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
@@ -229,7 +230,7 @@ def check_listed(
 
 def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
     """Check that no source is withdrawn twice, or given a share after it was withdrawn. Raises:
-    ValueError, which begins with the place."""
+    ValueError, whose message begins with the place."""
     withdrawn_in = dict[str, int]()
     for i, stage in enumerate(stages):
         for name in (*stage.withdraw, *stage.sources):

@@ -1,5 +1,5 @@
-"""Settings of object stores when there is no config: for Megatron's datasets, and for commands
-that get the URL of a cache."""
+"""Load settings of object stores without a config: for Megatron's datasets, and for commands that
+get the URL of a cache."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ messages show the power."""
 
 
 def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
-    """Parse a finite number, 0 or more, exactly. `expected`: the expected value in the message on a
-    negative number."""
+    """Parse a finite number, 0 or more, exactly. `expected`: what the message on a negative number
+    says was expected."""
     # The common case: a config may have thousands of these
     if type(value) is int and 0 <= value < 10**MAX_EXPONENT:
         return Fraction(value)
@@ -46,12 +46,13 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """Return advice on how to write a number such as 50B or 1,000, or the range that 1e300 is not
-    in; empty for other values. For `4k` the user must choose, since it may mean 4,000 or 4,096."""
+    """Return advice on how to write a number such as 50B or 1,000, or the valid range for one such
+    as 1e300; empty for other values. For `4k` the user must choose, since it may mean 4,000 or
+    4,096."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     if re.search(r"[0-9]e[+-]?[0-9]", str(value), re.IGNORECASE):
-        return f" of 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0"
+        return f" from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
     if written is None:
         return ""

@@ -155,8 +155,8 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
             3,
             "run 'demo' was not built there; run `megablend build CONFIG` first",
         ),
-        (["build", "{folder}"], 2, "empty: is a folder; give a YAML or JSON config\n"),
-        (["check", "{folder}"], 2, "empty: is a folder; give a YAML or JSON config\n"),
+        (["build", "{folder}"], 2, "empty: is a folder; give the path of a YAML or JSON file\n"),
+        (["check", "{folder}"], 2, "empty: is a folder; give the path of a YAML or JSON file\n"),
         (
             ["check", "{config}", "--state", "{folder}"],
             3,

@@ -41,8 +41,8 @@ def bomb(first: str, line: str, lines: int) -> str:
         ("a: &a [1, *a]", r"\*a refers to itself"),
         ("a: &a {b: *a}", r"\*a refers to itself"),
         ("a: *nothing", r"\*nothing refers to itself, or to an anchor that does not exist"),
-        ("a: !!timestamp abc", "does not fit its tag"),
-        ("a: !!bool abc", "does not fit its tag"),
+        ("a: !!timestamp abc", "does not match its tag"),
+        ("a: !!bool abc", "does not match its tag"),
         ("? [a]\n: b", "unhashable key"),
         ("a: !!python/object/apply:os.system [x]", "could not determine a constructor"),
         ("a: " + "9" * 100_000, r"the limit \(4300\b"),
@@ -133,7 +133,7 @@ def test_numbers_that_are_not_decimal_are_refused(unusual: str) -> None:
         if text == str(number):
             assert parse_document(document).data["a"] == [number]
             continue
-        with pytest.raises(yaml.YAMLError, match=f"{text} is the number {number} in YAML"):
+        with pytest.raises(yaml.YAMLError, match=f"YAML reads {text} as the number {number}"):
             parse_document(document)
     for text in ("'0400'", "0x1f", "0o17", "0.5", "08", "01.5", "1:x", "2026-01-02", "a:0400"):
         document = f"{unusual}a: [{text}]\n"

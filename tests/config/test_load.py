@@ -242,7 +242,7 @@ BAD = [
         "train_iters: 5",
         4,
         "train_iters",
-        "runs are as long as their `samples`: steps x the global batch",
+        "set the length of the run with `samples`: steps x global batch",
     ),
     ("max_epochs: 4", "text_column: text", 12, "sources[1].text_column", "did you mean 'column'?"),
     (
@@ -257,7 +257,7 @@ BAD = [
         "global_batch_size: 8",
         4,
         "global_batch_size",
-        "it is micro batch x data-parallel size",
+        "the training loop sets it (micro batch x data-parallel size",
     ),
     (
         "max_epochs: 4",
@@ -300,7 +300,7 @@ BAD = [
         "text: a, bos: true, add_special_tokens: true",
         12,
         "sources[1]",
-        "sets both bos and add_special_tokens, which adds its own; keep only one",
+        "sets both bos and add_special_tokens, which may add the same token; keep only one",
     ),
     ("seed: 1234", "max_bad: -1", 4, "max_bad", "found -1, expected 0 or more"),
     (
@@ -348,7 +348,7 @@ def test_only_the_first_problems_of_many_are_listed(tmp_path: Path) -> None:
     config = {"cache": "c", "sequence_length": 8, "samples": 8, "sources": []} | {
         f"key{i}": i for i in range(100_000)
     }
-    with pytest.raises(ConfigError, match=r"and 99,98\d more problems; fix these first") as caught:
+    with pytest.raises(ConfigError, match=r": 99,98\d more problems; fix these first") as caught:
         load_config(config)
     assert len(str(caught.value)) < 4000
 
@@ -398,7 +398,7 @@ def test_all_weights_zero(tmp_path: Path) -> None:
 def test_weights_without_a_length(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="weights are relative and do not set a length; add samples, tokens or epochs",
+        match="weights are relative and do not set the length of train: add samples, tokens or epochs",
     ):
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
 
@@ -525,7 +525,8 @@ def test_sources_of_a_split_are_a_list() -> None:
 
 def test_a_path_with_a_nul() -> None:
     with pytest.raises(
-        ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b'; paths cannot contain NUL"
+        ConfigError,
+        match=r"config: sources\[0\]\.path: found 'a\\x00b', which contains a NUL character; remove it",
     ):
         load_config(MINIMAL | {"sources": [{"name": "a", "path": "a\0b"}]})
 
@@ -693,5 +694,5 @@ def test_the_message_on_a_number_out_of_range_has_the_range(weight: float | str)
         "samples": 8,
         "sources": [{"name": "a", "path": "a.parquet", "weight": weight}],
     }
-    with pytest.raises(ConfigError, match="expected a finite number of 1e-100 to 1e100, or 0"):
+    with pytest.raises(ConfigError, match="expected a finite number from 1e-100 to 1e100, or 0"):
         load_config(config)

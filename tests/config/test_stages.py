@@ -126,12 +126,12 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"samples": 8, "tokens": 64}],
             {},
-            "stages[0]: the stage's end is given by samples and tokens; keep one",
+            "stages[0]: the stage's end is given by samples and tokens; keep only one",
         ),
         (
             [{"samples": 8}, {"lanes": 2}],
             {},
-            "samples: weights are relative and do not set a length",
+            "samples: missing; weights are relative and do not set the length of train",
         ),
         ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),
         (
@@ -152,7 +152,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"from": 3, "samples": 80}],
             {},
-            "stages[0]: found `from`, but the first stage begins with the run",
+            "stages[0]: found `from`, but the first stage begins at sample 0",
         ),
         (
             [{"samples": 8, "sources": {"web": {"epochs": 1}}}],
@@ -180,7 +180,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
                 "on_exhausted": "redistribute",
                 "sources": [BASE["sources"][0] | {"max_epochs": 2}, BASE["sources"][1]],
             },
-            "stages[0]: schedule: its shares change step by step, so nothing can be redistributed",
+            "stages[0]: schedule: shares that change step by step cannot be redistributed",
         ),
         (
             [{"samples": 8, "eod_mask_loss": True}],

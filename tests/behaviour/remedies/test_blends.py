@@ -164,7 +164,7 @@ plan = said_by(Blend.use)
 # fmt: off
 test_what_the_config_shows = table(
     config("weights, but no length", {"samples": None},
-           "weights are relative and do not set a length; add samples, tokens or epochs",
+           "weights are relative and do not set the length of train: add samples, tokens or epochs",
            {"samples": 9}, {"tokens": 80}, {"epochs": 1}),  # EleutherAI/gpt-neox#992
     config("two lengths", {"epochs": 1}, "epochs: the length of train is already set by samples; keep only one",
            {"epochs": None}, {"samples": None}),  # NVIDIA/Megatron-LM#1127
@@ -205,15 +205,15 @@ test_what_the_config_shows = table(
     config("sources by their names", {"sources": {"web": {"path": "x"}}},
            "sources: found 'web', expected a list of sources; begin each with a dash, as in `- name: web`", {"sources": [WEB]}),
     config("the length in training steps", {"samples": None, "train_iters": 10},
-           "train_iters: unknown key; runs are as long as their `samples`: steps x the global batch size",
+           "train_iters: unknown key; set the length of the run with `samples`: steps x global batch size",
            {"samples": 10, "train_iters": None}),  # modelscope/ms-swift#10099
-    config("two sources of one name", {"s1": {"name": "s0"}}, "two sources of train are named 's0'; names must differ",
+    config("two sources of one name", {"s1": {"name": "s0"}}, "two sources of train are named 's0'; rename one of them",
            {"s1": {"name": "s9"}}),  # PaddlePaddle/PaddleNLP#8823
     config("exhaustion as datasets calls it", {"on_exhausted": "first_exhausted"},
            "on_exhausted: found 'first_exhausted', expected 'error' or 'redistribute'",
            *({"on_exhausted": kind, "s1": {"max_epochs": 1}} for kind in ("error", "redistribute"))),  # swiss-ai/Megatron-LM#6
     config("exhaustion without a cap", {"on_exhausted": "redistribute"},
-           "without a cap a source repeats, and is never exhausted; give max_epochs",
+           "sources without a cap repeat and are never exhausted; give max_epochs",
            CAP, {"s0": {"max_tokens": 80}}, {"on_exhausted": None}),  # swiss-ai/Megatron-LM#6
     config("a cap of 0 to leave a source out", {"s0": {"max_epochs": 0}}, "max_epochs: found 0, expected more than 0",
            {"s0": {"max_epochs": 3}}),  # marin-community/marin#7130
@@ -221,12 +221,12 @@ test_what_the_config_shows = table(
            "'s1' has weight 3, but other sources have `weight: size`; expected `size` for all",
            SIZES, weights(6), weights("size", 0, 0)),  # NVIDIA-NeMo/Nemotron#78
     config("a temperature for epochs", {**EPOCHS, "temperature": 2},
-           "temperature: it changes weights, but the share of 's0' is given by epochs",
+           "temperature: only applies to weights, but the share of 's0' is given by epochs",
            {"samples": 200, **SIZES, "tiny": {"weight": 0}}, {"temperature": None}),  # NVIDIA-NeMo/Automodel#3303
     config("a temperature of 0", {"temperature": 0}, "temperature: found 0, expected 0.1 or more: above 1 evens weights out",
            *({"temperature": value} for value in (0.1, 0.5, 2))),
     config("a validation split of nothing", {"valid_samples": 10},
-           "valid_samples: there is no valid split; give it a share in `split`, or sources of its own",
+           "valid_samples: there is no valid split; give it a share in `split`, or list sources for it",
            {"split": "90,10,0"}, {"sources": {"train": [WEB], "valid": [WEB | {"name": "v"}]}}),
     config("a split of nothing", {"split": "0,0,0"},
            "split: found '0,0,0', expected up to three numbers train,valid,test, not all 0", {"split": "95,5,0"}),
@@ -242,7 +242,7 @@ test_what_the_config_shows = table(
            "share: found 1.5, expected a share of the run, more than 0 and at most 1",
            stages({"share": 0.5}, {}), stages({"share": 1})),
     config("a stage's end in training steps", stages({"iterations": 100}, {}),
-           "iterations: unknown key; runs are as long as their `samples`: steps x the global batch size",
+           "iterations: unknown key; set the length of the run with `samples`: steps x global batch size",
            stages({"samples": 100}, {})),  # huggingface/nanotron#113
 )
 
@@ -303,7 +303,7 @@ test_what_the_data_shows = table(
          to_end(sources={"s0": {"max_epochs": 1, "weight": 0.1}}), {"on_exhausted": "redistribute"},
          to_end(sources=CAP, on_exhausted="redistribute")),
     fault("redistribution without a cap", to_end(on_exhausted="redistribute"),
-          r"stages\[1\]: on_exhausted: without a cap .*; give max_epochs or max_tokens to at least one source, or remove on_ex",
+          r"stages\[1\]: on_exhausted: sources without a cap .*; give max_epochs or max_tokens to at least one source, or remove on_ex",
           *(to_end(on_exhausted="redistribute", sources={"s0": cap}) for cap in ({"max_epochs": 1}, {"max_tokens": 400})),
           to_end(sources={"s0": {"weight": 7}})),
     fault("a schedule without steps", ending({"samples": 64}, {"samples": 80, "schedule": "linear", **HEAVY}),

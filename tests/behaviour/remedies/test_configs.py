@@ -111,11 +111,11 @@ test_settings = table(
     fault("an old name", {"cycle": 4, "shuffle_window": 4},
           "cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle", {"cycle": None}),
     fault("two kinds of masks", {"inter_document_masking": True, "create_attention_mask": True},
-          "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false",
+          "inter_document_masking: provides cu_seqlens instead of an attention mask; set `create_attention_mask: false`",
           {"create_attention_mask": False}),
     fault("a schedule that is redistributed",
           changed(listed(WEB | {"max_epochs": 2}, CODE, on_exhausted="redistribute"), {"schedule": "linear", **TWO}),
-          r"stages\[1\]: schedule: its shares change step by step.*; set `on_exhausted: error`, or list stages "
+          r"stages\[1\]: schedule: shares that change step by step cannot be redistributed; set `on_exhausted: error`, or list stages "
           r"with constant",
           {"on_exhausted": "error"}, changed({}, TWO)),
     fault("sizes and numbers", listed(WEB | {"weight": "size"}, CODE),
@@ -124,7 +124,7 @@ test_settings = table(
           listed(WEB | {"weight": "size"}, CODE | {"weight": "size"}), listed(WEB, CODE),
           listed(WEB | {"weight": "size"}, CODE | {"weight": 0})),
     fault("a temperature of epochs", listed({**WEB, "weight": None, "epochs": 1}, temperature=2, samples=None),
-          "temperature: it changes weights, but the share of 'web' is given by epochs; use weights .* or remove temperature",
+          "temperature: only applies to weights, but the share of 'web' is given by epochs; use weights .* or remove temperature",
           listed(WEB | {"weight": "size"}, samples=9), {"temperature": None}),
     fault("a list of changes", {"stages": [{"lanes": 4, "sources": [{"name": "web", "weight": 2}]}]},
           r"found a list, expected the changes for each source, as in `sources: \{web: \{weight: 2\}\}`",
@@ -133,7 +133,7 @@ test_settings = table(
           "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps", changed({}, TWO),
           *(changed({}, {"schedule": kind, "steps": 4, **TWO}) for kind in ("linear", "cosine"))),
     fault("two ends of a stage", {"stages": [{"samples": 64, "tokens": 512}, {"lanes": 4}]},
-          "the stage's end is given by samples and tokens; keep one of them",
+          "the stage's end is given by samples and tokens; keep only one",
           {"stages": [{"samples": 64}, {"lanes": 4}]}, {"stages": [{"tokens": 512}, {"lanes": 4}]}),
     fault("no end of a stage", {"stages": [{"lanes": 8}, {"lanes": 4}]},
           r"stages\[0\]: weights are relative, so the stage needs an end; add samples, tokens or share",
@@ -142,8 +142,8 @@ test_settings = table(
           "samples: the last stage already sets the end of the run; remove one of the two",
           {"samples": None}, changed({}, {"lanes": 4})),
     fault("a beginning of the first stage", {"stages": [{"from": 3, "lanes": 4}]},
-          r"stages\[0\]: found `from`, but the first stage begins with the run; list the earlier stage that it cuts "
-          r"short first, or remove it$",
+          r"stages\[0\]: found `from`, but the first stage begins at sample 0; list the stage that it cuts "
+          r"short before it, or remove `from`$",
           changed({}, {"from": 3, "lanes": 4}), {"stages": [{"lanes": 4}]}),
     fault("a share of no length", {"samples": None, "stages": [{"share": 0.5}, {"lanes": 4, "samples": 192}]},
           r"stages\[0\]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs$",
