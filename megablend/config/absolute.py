@@ -38,8 +38,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         token_files = make_cache_absolute(config.token_files, base, place)
 
     def make_source_absolute(source: Source, *location: str | int) -> Source:
-        """Return a source with absolute paths and its place in the config. `location`: its keys
-        there."""
+        """Return a source with absolute paths and its place in the config, given its keys there."""
         place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
@@ -150,8 +149,7 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     scheme, colon, key = location.partition(":/")
     if colon and scheme.lower() in OBJECT_SCHEMES and not key.startswith("/"):
         raise ConfigError(
-            f"{place}: found {location!r}, expected {scheme}://{key}; pass it as a string, since pathlib removes "
-            "a slash"
+            f"{place}: found {location!r}, expected {scheme}://{key}; pass it as a string, since pathlib removes a slash"
         )
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:

@@ -37,8 +37,7 @@ def check_settings(settings: Settings) -> None:
     has_end = bool(lengths or (settings.stages and settings.stages[-1].has_end))
     if _is_weighted(settings) and not has_end:
         raise ValueError(
-            "samples: missing; weights are relative and do not set the length of train: add samples, tokens or "
-            "epochs"
+            "samples: missing; weights are relative and do not set the length of train: add samples, tokens or epochs"
         )
     _check_masks(settings)
     _check_vocab_sizes(settings)
@@ -134,8 +133,7 @@ def _check_masks(settings: Settings) -> None:
         raise ValueError(f"eod_token: {_why_no_eod(settings)}")
     if masks.inter_document_masking and masks.create_attention_mask:
         raise ValueError(
-            "inter_document_masking: provides cu_seqlens instead of an attention mask; set "
-            "`create_attention_mask: false`"
+            "inter_document_masking: provides cu_seqlens instead of an attention mask; set `create_attention_mask: false`"
         )
 
 

@@ -84,8 +84,7 @@ _KEYS: dict[type[Model], str] = {
     StageSource: "weight and max_epochs",
     Warnings: "max_epochs and min_source_samples",
 }
-"""Examples of each model's keys, for messages about a value that should be a mapping with such
-keys."""
+"""Examples of each model's keys, for messages about a value that should be a mapping."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",

@@ -130,8 +130,7 @@ class _Collection:
 
 
 class _Reader:
-    """Reads a document in one pass. Limits are checked before a value that would exceed them is
-    constructed."""
+    """Reads a document in one pass, checking limits before values are constructed."""
 
     def __init__(self, text: str) -> None:
         self._loader = LOADER(text)
@@ -243,8 +242,7 @@ class _Reader:
         return self._loader.construct_object(yaml.ScalarNode(tag, event.value)), tag
 
     def _add(self, value: Any, lines: Lines, line: int, size: int) -> None:
-        """Add a value to the innermost collection. `size`: the number of values in it, including
-        itself."""
+        """Add a value to the innermost collection. `size`: its number of values, with itself."""
         if not self._nested:
             self._root = value, lines
             return
@@ -267,8 +265,7 @@ def _check_base(event: Any) -> None:
     if event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
         number = yaml.safe_load(event.value)
         raise _refused(
-            f"YAML reads {event.value} as the number {number}: write {number}, or the decimal number, or put text "
-            "in quotes",
+            f"YAML reads {event.value} as the number {number}: write {number}, or the decimal number, or put text in quotes",
             event,
         )
 

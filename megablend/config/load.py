@@ -71,8 +71,7 @@ def load_config(
 
 
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
-    """Return a line for each of a config's first problems, and one with the number of further
-    problems."""
+    """Return a line for each of a config's first problems, and one that counts the others."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:
@@ -119,9 +118,7 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
         # Some commands read a config twice
-        remedy = (
-            "" if path.is_file() else "; a pipe can be read only once: write the config to a file"
-        )
+        remedy = "" if path.is_file() else "; a pipe can be read only once: write it to a file"
         raise ConfigError(
             f"{path}: found {found}, expected keys such as cache, sequence_length, sources{remedy}"
         )

@@ -38,8 +38,7 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
     "column": ("token_column", "text_column", "field", "key", "feature"),
 }
-"""Names that Megatron, Streaming, datasets, nanotron and others use for similar settings, by our
-key."""
+"""Names that Megatron, Streaming, datasets and others use for similar settings, by our key."""
 _IN_STEPS = "set the length of the run with `samples`: steps x global batch size"
 _OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {
@@ -56,8 +55,7 @@ _SET_ELSEWHERE = {
     "on_bad_document": _OF_ALL_TEXT,
     "max_bad": _OF_ALL_TEXT,
     "max_document": _OF_ALL_TEXT,
-    "shuffle": "runs are always shuffled, unless `order: sequential` is set; `shuffle_window` sets how far "
-    "blocks are mixed",
+    "shuffle": "runs are always shuffled, unless `order: sequential` is set; `shuffle_window` sets how far blocks are mixed",
     "drop_last": "pass `drop_last=` to megablend.Loader",
     "num_workers": "pass `num_workers=` to megablend.Loader",
 }

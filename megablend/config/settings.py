@@ -203,8 +203,7 @@ class Settings(Model):
 
     @property
     def appended_eods(self) -> set[int | None]:
-        """The tokens that sources append to documents; includes None if a source appends
-        nothing."""
+        """The tokens that sources append to documents; None stands for nothing appended."""
         return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property

@@ -91,8 +91,7 @@ class Source(Share):
     bos: bool = False
     """Begin each document of a text source with the tokenizer's beginning-of-text token."""
     add_special_tokens: bool = False
-    """Add the special tokens of the tokenizer's post-processor to each document of a text
-    source."""
+    """Add the special tokens of the tokenizer's post-processor to each document of text."""
     _place: str = PrivateAttr("")
     _token_files: str = PrivateAttr("")
 
@@ -186,8 +185,7 @@ class Source(Share):
             )
         if self.bos and self.add_special_tokens:
             raise ValueError(
-                f"source {self.name!r} sets both bos and add_special_tokens, which may add the same token; keep "
-                "only one"
+                f"source {self.name!r} sets both bos and add_special_tokens, which may add the same token; keep only one"
             )
 
 

@@ -107,8 +107,7 @@ class StageSettings(_Changes):
     """How shares change in steps, over the stage, from the shares of the previous stage to those of
     `sources`; by default they change at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
-    """Maximum number of steps of a schedule, which has fewer if they would be shorter than some
-    cycles."""
+    """Maximum number of steps of a schedule; fewer if they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
     """The order in which each source begins its next epoch; it finishes its epoch in the order of
