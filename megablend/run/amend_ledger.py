@@ -45,8 +45,8 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
 
 
 def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> int:
-    """Find the index in a plan of the part of stage `number` in which `sample` lies, or of the
-    stage's first part if the sample is in the drain before it."""
+    """Find the index in a plan of the part of stage `number` that has `sample`, or of the stage's
+    first part if the sample is in the drain before the stage."""
     # A drain after the stage also has the stage's number, but starts where the stage stops
     parts = [
         index
@@ -60,10 +60,10 @@ def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> i
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
-    """Return the ledger on which a state was saved: if the state is past the cut of a later
-    amendment, the stage that was cut ends as the state says, and no stage follows.
+    """Return the ledger of a state's plan: if the state is past the cut of a later amendment, the
+    stage that was cut ends where the state says, and no stage follows it.
 
-    Raises: StateError if the state is of another plan.
+    Raises: StateError if the state belongs to another plan.
     """
     parting = find_parting(ledger.links, state.stages)
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
@@ -79,7 +79,7 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], last))
     if state.consumed_samples > rewound.num_samples:
         raise StateError(
-            f"the state is at sample {state.consumed_samples:,}, in a stage that run {ledger.run!r} no longer has: it was "
+            f"the state is at sample {state.consumed_samples:,}, in a stage that run {ledger.run!r} no longer has since it was "
             f"amended from sample {parting.sample:,} on; give a state saved at sample {rewound.num_samples:,} or earlier"
         )
     return rewound
@@ -92,17 +92,16 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     Args:
         committed: the ledger before it was cut; its stages after the cut are replaced.
 
-    Raises: PlanError if the requested blend or data of a sample before the cut differ from the
-        committed ones, a later stage with `new_data` would be left out, or nothing changes;
+    Raises: PlanError if the requested blend or data of a sample before the cut differs from what
+        was committed, a later stage with `new_data` would be left out, or nothing changes;
         ConfigError if no requested stage begins at the cut.
     """
     stop = cut.num_samples
     early_starts = [start for start in requested.starts if cut.starts[-1] < start < stop]
     if early_starts and early_starts[0] not in cut.ends:
         raise ConfigError(
-            f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set the end of the "
-            f"previous stage to the one that was built, `samples: {cut.stages[-1].end}`, and set `from: {stop}`, or "
-            "no `from`, in the next stage"
+            f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set `samples: "
+            f"{cut.stages[-1].end}` in the previous stage, as it was built, and `from: {stop}`, or no `from`, in the next one"
         )
     cut.check_past(requested, stop)
     if stop not in requested.ends[:-1]:
@@ -111,8 +110,8 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
         if later_starts:
             listed = f" (its next stage begins at sample {later_starts[0]:,})"
         raise ConfigError(
-            f"the config lists no stage that begins at sample {stop:,}{listed}; add one to `stages` after the stage that has "
-            f"this sample, with what changes and `from: {stop}`"
+            f"the config lists no stage that begins at sample {stop:,}{listed}; add one to `stages` after the "
+            f"stage that has this sample, with the settings to change and `from: {stop}`"
         )
     added = [stage for stage in requested.stages if stage.stop > stop]
     replaced = committed.stages[len(cut.stages) :]
@@ -137,9 +136,9 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
     if len(listed) < len(needed):
         missing = [sample for sample in needed if sample not in listed][-1]
         raise PlanError(
-            f"run {cut.run!r} reads new data from sample {missing:,} on, but the config lists no stage with `new_data` for "
-            "that: list it again after the amendment's stage, or first give the new data up: `megablend amend CONFIG --at "
-            f"{missing}`, with a stage without `new_data` there"
+            f"run {cut.run!r} reads new data from sample {missing:,} on, but the config lists no stage with "
+            "`new_data` there: list that stage again after the amendment's, or first replace it by one without "
+            f"`new_data` (`megablend amend CONFIG --at {missing}`)"
         )
 
 
@@ -168,7 +167,7 @@ def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
 
 
 def _settings(stage: Stage) -> Blend:
-    """Return the settings of a stage, without what depends on its length and its blocks."""
+    """Return the settings of a stage, without those that depend on its length and its blocks."""
     sources = (source.with_share(source.share, None) for source in stage.blend.sources)
     return dataclasses.replace(stage.blend, sources=tuple(sources), schedule=None)
 

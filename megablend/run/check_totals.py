@@ -55,8 +55,8 @@ def _check_only_stage(compiled: Compiled) -> None:
     ):
         if weight > 0 and total == 0:
             raise PlanError(
-                f"source {source.name!r} gets none of {sum(totals):,} samples: its share is {float(weight):.3g}. "
-                f"{_advise_longer(config, split, needed, longest, sum(tokens))}"
+                f"source {source.name!r} gets none of the {sum(totals):,} samples: its share is "
+                f"{float(weight):.3g}. {_advise_longer(config, split, needed, longest, sum(tokens))}"
             )
         if cap is not None and total > cap:
             raise PlanError(
@@ -79,9 +79,8 @@ def _check_stages(compiled: Compiled) -> None:
         weight = compiled.weights[number]
         if weight > 0:
             raise PlanError(
-                f"source {source.name!r} gets none of {compiled.num_samples:,} samples: its share of the run is "
-                f"{float(weight):.3g}; "
-                "give it a larger share, or a share of 0 in every stage"
+                f"source {source.name!r} gets none of the {compiled.num_samples:,} samples: its share of the run "
+                f"is {float(weight):.3g}; give it a larger share, or a share of 0 in every stage"
             )
     for part in plan.stages:
         is_drain = part.number + 1 < len(starts) and part.start >= starts[part.number + 1]
@@ -137,9 +136,9 @@ def _check_caps(
                 "stage"
             )
         raise PlanError(
-            f"{place}: source {source.name!r} would have been read {count:.2f} times at the stage's end, more than "
-            f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {earlier}raise the "
-            "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
+            f"{place}: source {source.name!r} would have been read {count:.2f} times by the end of the stage, "
+            f"more than {describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are "
+            f"left; {earlier}raise the cap, give the source a smaller share, or set `on_exhausted: redistribute`"
         )
 
 
@@ -148,34 +147,40 @@ def _advise_longer(
 ) -> str:
     """Say how to give every source at least one sample, which takes `needed` samples, if the caps
     allow as many."""
-    remedy = "give it a larger share, or a share of 0"
+    remedy = "give the source a larger share, or a share of 0"
     if needed > MAX_SAMPLES:
-        return f"All sources get at least one from {needed:,} samples on, but a plan can have at most {MAX_SAMPLES:,}: {remedy}"
+        return (
+            f"Only {needed:,} samples or more would include one of each source, but a plan can have at most "
+            f"{MAX_SAMPLES:,}: {remedy}"
+        )
     if longest is not None and longest < needed:
         return (
-            f"No length fits: all sources get at least one from {needed:,} samples on, but the caps allow {longest:,}: "
-            f"{remedy}"
+            f"No length fits: only {needed:,} samples or more would include one of each source, but the caps "
+            f"allow {longest:,}: {remedy}"
         )
-    return f"All sources get at least one from {needed:,} samples on: {set_length(config, split, needed, tokens)}; or {remedy}"
+    return (
+        f"A run of {needed:,} samples or more has at least one of each source: "
+        f"{set_length(config, split, needed, tokens)}; or {remedy}"
+    )
 
 
 def _advise_shorter(config: Config, split: str, needed: int, longest: int) -> str:
-    """Say how to shorten the run so that no source exceeds its caps, if each source would still get
-    a sample then."""
+    """Say how to shorten the run so that no source exceeds its caps, if that leaves each source at
+    least one sample."""
     if longest < needed:
         return "No length fits all sources: "
     return f"At most {longest:,} samples fit all caps: {fit_all_caps(config, split, longest)}"
 
 
 def describe_caps(source: Source) -> str:
-    """Return a source's caps in words."""
+    """Describe a source's caps in words."""
     caps = [f"max_epochs {float(source.max_epochs):g}"] if source.max_epochs is not None else []
     caps += [f"max_tokens {source.max_tokens:,}"] if source.max_tokens is not None else []
     return f"its {' and '.join(caps)}"
 
 
 def _advise_cap(source: Source, total: int, tokens: int, length: int, extra: int) -> str:
-    """Say which caps to set for a source so that it may give `total` samples."""
+    """Say which caps to set so that a source may have `total` samples."""
     keys = []
     if source.max_epochs is not None:
         keys.append(f"`max_epochs: {round_up(Fraction(total * length + extra, tokens))}`")

@@ -1,5 +1,5 @@
 """Compute the data that are committed with a run's ledger: what its config requests of valid and
-test, and what opening the run would compute otherwise."""
+test, and what opening the run would otherwise have to compute."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from megablend.run.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """Compile valid and test, as far as they have sources. Yields the split's name, and the request
-    for it or the error for which it cannot be opened."""
+    """Compile valid and test if they have sources. Yields the name of each split, with what is
+    requested of it or the error that prevents opening it."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:
@@ -33,7 +33,8 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
 
 
 def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | PlanError]]) -> None:
-    """Store the companion of a ledger, committed or about to be, with the config that requests it.
+    """Store the companion of a ledger that is committed, or is about to be, for the config that
+    requests it.
 
     Args:
         others: what `compile_others` yields.
@@ -80,7 +81,7 @@ def precompute_orders(compiled: Compiled) -> None:
 
 
 def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
-    """The orders in which a run reads a source of a snapshot."""
+    """Return the orders in which a run reads a source of a snapshot."""
     number = run.data.index_names.index(source)
     return {
         segment.order

@@ -3,8 +3,9 @@ opening the run computes neither.
 
 A companion is named by the ledger's chain and the config's request, and stored with the splits of
 the run's last snapshot. It holds nothing that they and the index do not imply: if it is missing,
-damaged or of another ledger, the config is compiled, and the companion written again. Trees of
-sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
+damaged or of another ledger, the config is compiled, and the companion written again. The trees of
+sources, and what remains of periods after cuts, are not stored, but computed when a stage is
+needed.
 
 The file: checksum (16 bytes), size of the head in bytes (8), head (JSON), arrays (int64).
 """
@@ -64,12 +65,12 @@ _HEAD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Companion:
-    """The results of compiling a config that opening a run needs."""
+    """The results of compiling a config that are needed to open its run."""
 
     starts: tuple[int, ...]
     """The first sample of each stage that the config lists."""
     others: Mapping[str, Ledger] = field(default_factory=dict)
-    """The ledgers of valid and test, as far as they have sources."""
+    """The ledgers of valid and test, if they have sources, by split."""
     plan: StagesPlan
     """The plan of train."""
 
@@ -141,13 +142,13 @@ def _path(cache: Path, ledger: Ledger, request: str) -> Path:
 
 
 def _checksum(data: bytes | memoryview, name: str) -> bytes:
-    """A checksum that also depends on the file's name, so that no file passes for another one."""
+    """Return a checksum of the data and the file's name, so that no file passes for another."""
     key = hashlib.blake2b(name.encode(), digest_size=64).digest()
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST).digest()
 
 
 def _dump_other(ledger: Ledger) -> dict[str, Any]:
-    """The ledger of valid or test, which has one stage, as JSON."""
+    """Return the ledger of valid or test, which has one stage, as JSON."""
     (stage,) = ledger.stages
     return {"end": stage.end, "index": stage.index, "blend": blend_record(stage.blend)}
 
@@ -177,8 +178,8 @@ class _Pool:
 
 
 def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
-    """A plan as JSON, which refers to arrays by number. Raises: OverflowError if a number has
-    more than 64 bits."""
+    """Return a plan as JSON, which refers to arrays by number. Raises: OverflowError if a number
+    has more than 64 bits."""
     stages = []
     for stage in plan.stages:
         request = stage.request
@@ -229,9 +230,9 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
 
 
 def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
-    """The segments of all sources as a table, one row a segment: source, position, epoch, tokens,
-    offset, and the numbers of its (snapshot, order) in `names` and of its `withdrawn` among those
-    listed."""
+    """Return the segments of all sources as a table, with a row for each: source, position, epoch,
+    tokens, offset, and the numbers of its (snapshot, order) in `names` and of its `withdrawn` among
+    those listed."""
     pairs = dict[tuple[str, str], int]()
     withdrawn = dict[tuple[str, ...], int]()
     rows = [

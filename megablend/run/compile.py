@@ -2,8 +2,8 @@
 requests of a split, and what the run commits to.
 
 A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
-share each run of a source's ordinals, which are chosen only once. A config that requests other
-samples than were committed is refused with the difference.
+share each run of a source's ordinals, which are chosen only once. A config that requests samples
+other than those that were committed is refused, and the error names the difference.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class Compiled:
     config: Config
     split: str
     sources: tuple[Source, ...]
-    """[num_sources], in the order of the config, as the top level has them."""
+    """[num_sources], as the top level of the config lists them."""
     store: BlockStore
     data: SplitSources
     stages: tuple[RequestedStage, ...]
     """At least one; an unblended split has one, without weights."""
     ledger: Ledger
-    """The ledger of exactly `stages`; after `continue_ledger` and `follow_ledger`, the run's."""
+    """The ledger of exactly these `stages`; the run's after `continue_ledger` or
+    `follow_ledger`."""
 
     @property
     def num_samples(self) -> int:
@@ -72,7 +73,7 @@ class Compiled:
         )
 
     def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
-        """The sources' shares of all samples, from their shares of each stage."""
+        """Return the sources' shares of all samples, computed from their shares of each stage."""
         if len(shares) == 1:
             return shares[0]
         lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
@@ -118,9 +119,9 @@ class Compiled:
         return replace(self, ledger=extended)
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
-        """Return the split with a committed ledger's stages. Where the run was extended since, the
-        split has only as many samples as are requested: a job whose config did not change keeps the
-        order that it was promised.
+        """Return the split with a committed ledger's stages. If the run has been extended since,
+        the split has only as many samples as are requested: a job whose config did not change keeps
+        the order that it was promised.
 
         Raises: PlanError if a committed sample would change; CacheError when more samples are
             requested.
@@ -159,7 +160,9 @@ def compile_split(
         raise ConfigError(f"interleaving: {error}") from None
     sources = config.sources_of(split)
     if not sources:
-        raise PlanError(f"the config lists no sources for split {split!r}")
+        raise PlanError(
+            f"the config lists no sources for split {split!r}; list some, or give it a share in `split`"
+        )
     promised = committed if split == "train" else None
     compiler = _Compiler(
         config=config,
@@ -303,7 +306,7 @@ def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
 def _make_schedule(
     stage: RequestedStage, requested: RequestedSchedule, cycles: Sequence[int]
 ) -> Schedule:
-    """Make the schedule of a stage whose sources have these cycles, [num_sources]."""
+    """Make the schedule of a stage whose sources have the given cycles, [num_sources]."""
     schedule = make_schedule(
         requested.kind,
         requested.steps,

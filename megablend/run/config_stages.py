@@ -20,13 +20,13 @@ from megablend.run.links import Link
 
 
 class RequestedSchedule(NamedTuple):
-    """The change of a stage's shares."""
+    """How a stage's shares change."""
 
     kind: str
     steps: int
-    """The most steps of the schedule."""
+    """Maximum number of steps of the schedule."""
     start: tuple[Fraction, ...]
-    """[num_sources], sum 1: the shares of the stage before."""
+    """[num_sources], sum 1: the shares of the previous stage."""
 
 
 CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
@@ -34,7 +34,8 @@ CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
 
 
 class Drain(NamedTuple):
-    """The fixed part of the drain before a stage: its length, or the multiple at which it ends."""
+    """What is known in advance of the drain before a stage: its length, or the multiple at which it
+    ends."""
 
     samples: int | None
     """See `Stage.drain`."""
@@ -68,7 +69,7 @@ class RequestedStage:
     cut: int | None = None
     """The sample at which the next stage begins, if that is before `end`."""
     schedule: RequestedSchedule | None = None
-    """The way in which the shares change to `weights`; None if they are constant."""
+    """How the shares change to `weights`; None if they are constant."""
 
     @property
     def mean_weights(self) -> tuple[Fraction, ...]:
@@ -91,15 +92,16 @@ def request_stages(
     count_read: CountRead,
     batch: int | None = None,
 ) -> tuple[RequestedStage, ...]:
-    """The stages of a blended split: those that the config lists for train, otherwise one.
+    """Return the stages of a blended split: those that the config lists for train, otherwise one.
 
     Args:
         by_snapshot: tokens of each source in this split, including end-of-document tokens, in each
             snapshot of the run.
         links: what the run is committed to. If an amendment cut a stage, the next one begins
             there, whether or not the config says so (`from`).
-        batch: given if the run is being amended: samples get another length only at a multiple of
-            it, so that the length of a drain is chosen, and `drain` of the config has to agree.
+        batch: given if the run is being amended: the length of samples changes only at a multiple
+            of it. The length of a drain is chosen accordingly, and `drain` of the config has to
+            agree.
 
     Raises: PlanError, naming the stage, if its shares or its end are not possible.
     """
@@ -143,8 +145,8 @@ class _Requester:
     def add(
         self, settings: StageSettings, stage_config: Config, following: StageSettings | None
     ) -> None:
-        """Request the next stage, with the settings of the one that follows; None if none does.
-        Raises: PlanError, naming the stage."""
+        """Request the next stage. `following`: the settings of the stage after it; None for the
+        last one. Raises: PlanError, naming the stage."""
         place = f"stages[{len(self.stages)}]"
         tokens = self._by_snapshot[stage_config.snapshot]
         cut = None
@@ -178,8 +180,8 @@ class _Requester:
     def _find_begin(
         self, settings: StageSettings, stage_config: Config
     ) -> tuple[Drain, ReadBefore | None]:
-        """The drain before the next stage, and what was read by its end; None for that if nothing
-        depends on it. Raises: PlanError if the config gives the drain another length."""
+        """Return the drain before the next stage, and what has been read by its end, or None if
+        nothing depends on that. Raises: PlanError if the config gives the drain another length."""
         drain = _find_drain(settings, self.stages, stage_config, self._links, self._batch)
         is_new = drain.whole_epochs is None
         read = None
@@ -198,8 +200,8 @@ class _Requester:
     def _find_length(
         self, settings: StageSettings, stage_config: Config, first: int, *, is_last: bool
     ) -> int:
-        """Number of samples of the next stage, from its first one on, before a cut and rounding.
-        Raises: PlanError if there are none."""
+        """Return the number of samples of the next stage, counted from its first one, before
+        cutting and rounding. Raises: PlanError if there are none."""
         tokens = self._by_snapshot[stage_config.snapshot]
         length = _find_given_length(
             self._config,
@@ -219,16 +221,15 @@ class _Requester:
     def _find_schedule(
         self, settings: StageSettings, stage_config: Config, length: int
     ) -> RequestedSchedule | None:
-        """The schedule of the next stage, whose shares begin at those of the stage before; at those
-        of the top level if it is the first one. Raises: PlanError if the stage is too short."""
+        """Return the schedule of the next stage, whose shares begin at those of the previous stage,
+        or of the top level if it is the first one. Raises: PlanError if the stage is too short."""
         if settings.schedule is None:
             return None
         cycle = stage_config.lanes * stage_config.shuffle_window
         if length // cycle < MIN_STEPS:
             raise PlanError(
-                f"schedule: the stage from sample {self.start:,} on has {length:,} samples, fewer than two cycles of "
-                f"{cycle:,} (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out "
-                "`schedule`"
+                f"schedule: the stage from sample {self.start:,} on has {length:,} samples, fewer than two cycles of {cycle:,} "
+                "samples (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out `schedule`"
             )
         tokens = self._by_snapshot[stage_config.snapshot]
         before = (
@@ -239,7 +240,7 @@ class _Requester:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Begin errors with a place in the config."""
+    """Prefix the messages of errors with a place in the config."""
     try:
         yield
     except PlanError as error:
@@ -249,8 +250,8 @@ def _naming(place: str) -> Iterator[None]:
 def _depends_on_read(
     stages: Sequence[RequestedStage], stage_config: Config, *, is_new: bool
 ) -> bool:
-    """Whether a stage depends on what earlier stages have read: its shares, its first sample or, if
-    it is not committed, its `whole_epochs`."""
+    """Return whether a stage depends on what earlier stages have read: its shares, its first sample
+    or, if it is not committed, its `whole_epochs`."""
     if not stages or stage_config.on_exhausted == "redistribute":
         return bool(stages)
     last = stages[-1].config
@@ -270,8 +271,8 @@ def _find_drain(
     links: Sequence[Link],
     batch: int | None,
 ) -> Drain:
-    """The drain before a stage: as it was committed, as the config says, or, for a new stage of a
-    run that was built, one whose length is to be chosen.
+    """Return the drain before a stage, with the length that was committed or that the config sets;
+    for a new stage of a built run, the length is still to be chosen.
 
     Raises: PlanError if the config differs from what the run is committed to.
     """
@@ -293,11 +294,7 @@ def _find_drain(
 def _explain_empty(start: int, first: int, end: int) -> str:
     """Say why a stage has no samples, and how to give it some."""
     if start == first:
-        earlier = (
-            ", or begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`"
-            if start
-            else ""
-        )
+        earlier = ", or begin earlier with `megablend amend CONFIG --at SAMPLE`" if start else ""
         return (
             f"it ends at sample {end:,}, but begins at sample {start:,}; let it end later{earlier}"
         )
@@ -315,7 +312,7 @@ def _request_stage(
     first: int,
     read: ReadBefore | None = None,
 ) -> RequestedStage:
-    """The stage that a config requests, with the length that it gives.
+    """Return the stage that a config requests, with the length that the config sets.
 
     Args:
         start, first: see RequestedStage.
@@ -333,7 +330,7 @@ def _request_stage(
 
 
 def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
-    """The stage of train, of this many samples, that the top level of the config describes."""
+    """Return the stage of train, with `samples` samples, that the top level describes."""
     changes = {"stages": (), "samples": samples, "tokens": None, "epochs": None}
     return _request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
 
@@ -348,8 +345,8 @@ def _find_given_length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Number of samples from `start` to the end that the config gives a stage; None if it gives
-    none, so that the amounts of the sources decide.
+    """Return the number of samples from `start` to the end that the config sets for a stage; None
+    if it sets none, so that the amounts of the sources decide.
 
     Args:
         start, tokens_before: samples and tokens of the stages before.
@@ -383,9 +380,8 @@ def _round_to_lanes(
     *,
     is_cut: bool,
 ) -> int:
-    """Round the length of a stage that another one follows down to a multiple of its lanes, if its
-    end is given in units other than samples, so that it is rounded anyway. A length that is
-    committed, or that a cut makes irrelevant, is kept.
+    """Round the length of a stage with a successor down to a multiple of its lanes, if its end is
+    not given in samples. A length that is committed, or that a cut makes irrelevant, is kept.
 
     Raises: PlanError if nothing is left.
     """
@@ -405,8 +401,8 @@ def _round_to_lanes(
 def _find_cut(
     next_settings: StageSettings, first: int, end: int, links: Sequence[Link]
 ) -> int | None:
-    """The sample at which the next stage cuts a stage of samples [first, end): where the config
-    says, or where the run was amended."""
+    """Return the sample at which the next stage cuts a stage of samples [first, end): the one that
+    the config sets, or at which the run was amended."""
     committed = sorted(
         link.cut for link in links if link.cut is not None and first < link.cut <= end
     )

@@ -1,5 +1,5 @@
 """The steps and lanes that fit a run: steps fit if no batch has samples of two lengths or masks, or
-samples that are skipped; lanes fit if no two processes read the same one.
+samples that are skipped; lanes fit if no two processes read the same lane.
 
 A step is what all data-parallel ranks read at once. Steps are counted from the position at which
 training starts, so whether they fit also depends on it.

@@ -25,8 +25,8 @@ class Ledger:
     stages: tuple[Stage, ...]
     """At least one; their ends increase."""
     request: str | None = dataclasses.field(default=None, compare=False)
-    """`Config.request_digest` of the config that the last build had; None if it is not known, and
-    for splits other than train."""
+    """`Config.request_digest` of the last build's config; None if it is not known, and for splits
+    other than train."""
     skips: int | None = dataclasses.field(default=None, compare=False)
     """Number of skipped ranges of samples that the ledger's record states; None if it states none,
     or the ledger was not loaded."""
@@ -102,15 +102,14 @@ class Ledger:
         return self.blend.plan_version
 
     def with_blends(self, blends: Sequence[Blend]) -> Ledger:
-        """A copy of the ledger with other blends, one per stage."""
+        """Return a copy of the ledger with other blends, one per stage."""
         stages = zip(self.stages, blends, strict=True)
         return dataclasses.replace(
             self, stages=tuple(dataclasses.replace(stage, blend=blend) for stage, blend in stages)
         )
 
     def in_version(self, version: int) -> Ledger:
-        """A copy of the ledger with another version of the plan;
-        unchanged if the split is not blended."""
+        """Return a copy with another version of the plan; unchanged if the split is not blended."""
         if version == self.plan_version or not self.blend.is_blended:
             return self
         return self.with_blends(
@@ -118,8 +117,8 @@ class Ledger:
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
-        """A copy with the cycles that a committed ledger has fixed for its sources, whatever would
-        be chosen now."""
+        """Return a copy with the cycles that a committed ledger has fixed for its sources, whatever
+        would be chosen now."""
         blends = []
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
@@ -127,14 +126,14 @@ class Ledger:
         return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:
-        """The ledger as it was when it had `num_samples` samples; unchanged if it never had
+        """Return the ledger as it was when it had `num_samples` samples; unchanged if it never had
         exactly that many."""
         if num_samples == self.num_samples or num_samples not in self.ends:
             return self
         return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
 
     def extend(self, requested: Ledger) -> Ledger:
-        """The ledger, with stages appended if more samples are requested.
+        """Return the ledger, with stages appended if more samples are requested.
 
         Args:
             requested: what the config requests, from the first sample on.
@@ -152,8 +151,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """A copy with the stages that a chain names, instead of those up to the chain's end. Blends
-        and later stages are kept."""
+        """Return a copy with the stages that a chain names, instead of those up to the chain's end.
+        Blends and later stages are kept."""
         starts = [0, *(link.stop for link in links)]
         within = [
             link for link, start in zip(links, starts, strict=False) if start < self.num_samples
@@ -163,7 +162,7 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """The stages that end after a sample. A stage that began before the sample is listed
+        """Return the stages that end after a sample. A stage that began before the sample is listed
         without the settings of a stage's start (`drain`, `whole_epochs`)."""
         return [
             stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
@@ -172,7 +171,7 @@ class Ledger:
         ]
 
     def of_state(self, state: State) -> Ledger:
-        """A ledger of the stages that a state names, with the blends of this one."""
+        """Return a ledger of the stages that a state names, with the blends of this ledger."""
         return Ledger(run=state.run, stages=self._follow(state.stages))
 
     def check_past(self, requested: Ledger, stop: int) -> None:
@@ -194,13 +193,13 @@ class Ledger:
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
                     f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
-                    f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the next stage begin earlier"
+                    f"{stage.end}`, or let the next stage begin earlier with `megablend amend CONFIG --at SAMPLE`"
                 )
 
     def check_indices(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request with more `new_data` before `stop` than the committed stages have, or at
-        the start of another of them, or whose stages from there on would read an earlier index.
-        Raises: PlanError."""
+        """Refuse a request with `new_data` before `stop` that the committed stages do not have, or
+        without `new_data` that they have, so that later stages would read an earlier index. Raises:
+        PlanError."""
         committed = [sample for sample in self.index_changes if sample < stop]
         wanted = [sample for sample in requested.index_changes if sample <= stop]
         past = [sample for sample in wanted if sample < stop]
@@ -208,19 +207,19 @@ class Ledger:
         # A start that no committed stage has may be a committed one that is rounded otherwise now
         if len(past) > len(committed) or not set(self.starts).isdisjoint(added):
             raise PlanError(
-                f"run {self.run!r} has already started, and reads no new data from sample {added[0]:,} on, where the config has "
-                "`new_data`: leave it out there, and list it in a further stage at the end, or in one that `megablend amend "
-                "CONFIG --at SAMPLE` begins"
+                f"run {self.run!r} has already started, without new data from sample {added[0]:,} on, where the "
+                "config has `new_data`: remove it there, and set it in a stage at the end, or in one that "
+                "`megablend amend CONFIG --at SAMPLE` adds"
             )
         if len(wanted) < len(committed) and requested.num_samples > stop:
             lost = next(sample for sample in committed if sample not in wanted)
             raise PlanError(
-                f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, has "
-                "`new_data`, which the config no longer has there: put `new_data: true` back in that stage"
+                f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, was "
+                "built with `new_data`, which the config no longer sets: put `new_data: true` back in that stage"
             )
 
     def _follow(self, links: Sequence[Link]) -> tuple[Stage, ...]:
-        """The stages that a chain names, with the blends of this ledger."""
+        """Return the stages that a chain names, with the blends of this ledger."""
         starts = [0, *(link.stop for link in links)]
         return tuple(
             dataclasses.replace(
@@ -236,12 +235,13 @@ class Ledger:
     @property
     def _remedy(self) -> str:
         return (
-            "give the new one another name (`run:`), restore the config, or let the next build plan it again (`megablend runs "
-            "reset CONFIG`)"
+            "restore the config, give the new run another name (`run:`), or plan this one again (`megablend runs reset "
+            "CONFIG`)"
         )
 
     def _explain_amending(self, reason: str) -> str:
-        """A hint on how to amend the run by what differs; empty if no amendment can change that.
+        """Return a hint on how to make the change by an amendment; empty if no amendment can make
+        it.
 
         Args:
             reason: as `describe_difference` returns it; begins with the name of the setting.
@@ -261,7 +261,7 @@ class Ledger:
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
-    """A blend with the cycles that another one has for sources of the same names."""
+    """Return a blend with the cycles that another blend has for sources of the same names."""
     cycles = {source.name: source.cycles for source in fixed.sources}
     if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
         return blend
@@ -273,7 +273,7 @@ def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
 
 
 def describe_difference(old: Blend, new: Blend) -> str | None:
-    """The first difference between two blends, in words; None if they are the same."""
+    """Return the first difference between two blends, in words; None if they are the same."""
     if old == new:
         return None
     for field in dataclasses.fields(Blend):

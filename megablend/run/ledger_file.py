@@ -1,5 +1,5 @@
 """Load and save ledgers: records of the cache (`runs/<name>.json` in a folder), which are replaced
-atomically. `ledger_format` makes their text; here it is parsed."""
+atomically. `ledger_format` makes their text; this module parses it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
 def _is_share(value: object) -> bool:
-    """Fraction would accept 1e999999999 and expand its digits."""
+    """Return whether a value is a valid share: Fraction alone would accept 1e999999999 and expand
+    its digits."""
     return isinstance(value, str) and _SHARE.fullmatch(value) is not None
 
 
@@ -91,7 +92,7 @@ _UNREADABLE = "cannot read the run's ledger: {}; " + REMEDY
 
 
 def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
-    """The run's ledger, or None if the run was never built.
+    """Return the run's ledger, or None if the run was never built.
 
     Raises: CacheError if the file cannot be read or is damaged, or if it or its plan has a
         newer version.
@@ -100,8 +101,8 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
 
 
 def count_skips(store: CacheStore, run: str) -> int:
-    """Number of ranges that the run skips according to its ledger; 0 if there is no ledger, or it
-    does not say. Raises: CacheError."""
+    """Return the number of ranges that the run skips according to its ledger; 0 if there is no
+    ledger, or it does not record the number. Raises: CacheError."""
     ledger = load_ledger(store, run)
     return 0 if ledger is None else ledger.skips or 0
 
@@ -136,7 +137,7 @@ def save_ledger(
 
 
 def overtaken(store: CacheStore, run: str) -> OvertakenError:
-    """The error for a run that another process has changed since its ledger was loaded."""
+    """Return the error for a run that another process has changed since its ledger was loaded."""
     return OvertakenError(
         f"{store.describe_record(RUNS, run)}: another process changed run {run!r} in the meantime; "
         "repeat the command"
@@ -144,18 +145,18 @@ def overtaken(store: CacheStore, run: str) -> OvertakenError:
 
 
 def run_names(store: CacheStore) -> list[str]:
-    """The names of all runs, sorted."""
+    """Return the names of all runs, sorted."""
     return store.list_records(RUNS)
 
 
 def list_runs(store: CacheStore) -> list[Ledger]:
-    """The ledgers of all runs, sorted by name. Raises: see `load_ledger`."""
+    """Return the ledgers of all runs, sorted by name. Raises: see `load_ledger`."""
     return [ledger for name in run_names(store) if (ledger := load_ledger(store, name)) is not None]
 
 
 def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
-    """A run's record, and the ledger that it holds; None and None if the run was never built.
-    Raises: see `load_ledger`."""
+    """Return a run's record, and the ledger that it holds; None for both if the run was never
+    built. Raises: see `load_ledger`."""
     place = store.describe_record(RUNS, run)
     try:
         record = store.read_record(RUNS, run)
@@ -177,9 +178,8 @@ def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | No
         raise CacheError(f"{place}: {error}") from None
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
         raise CacheError(
-            f"{place}: found the ledger of run {ledger.run!r}, expected "
-            f"that of {run!r}; put it back where it was, and rename runs with `megablend runs "
-            "rename`"
+            f"{place}: found the ledger of run {ledger.run!r}, expected that of {run!r}; rename the file back; to "
+            "rename a run, use `megablend runs rename`"
         )
     return record, ledger
 
@@ -251,21 +251,22 @@ def _check_plan_version(record: Mapping[str, Any]) -> None:
 
 
 def _check(record: object, shape: object) -> None:
-    """Raises: ValueError if a record does not have the keys and types of a shape (see `fits`)."""
+    """Check that a record has the keys and types of a shape (see `fits`). Raises: ValueError."""
     if not fits(record, shape):
         raise ValueError("a key is missing or has the wrong type")
 
 
 def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger of VERSION, which has its index and blend once.
-    Raises: see `_parse_changes`."""
+    """Return the stages of a ledger of VERSION, which lists its index and blend once. Raises: see
+    `_parse_changes`."""
     _check(record, _SAME_BLEND)
     blend = parse_blend(record["blend"])
     return [Stage(end=end, index=record["index"], blend=blend) for end in record["ends"]]
 
 
 def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger in which each stage lists only its changes from the stage before.
+    """Return the stages of a ledger in which each stage lists only its changes from the stage
+    before.
     Raises: KeyError, TypeError, ValueError if it is damaged."""
     _check(record, _CHANGES)
     entries = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
@@ -315,7 +316,7 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     Args:
         may_be_unblended: whether the split is one other than train, which is always blended.
 
-    Raises: ValueError, TypeError if the record is not of a blend.
+    Raises: ValueError, TypeError if the record is not that of a blend.
     """
     is_blended = not may_be_unblended or "seed" in record
     if is_blended:

@@ -3,10 +3,10 @@
 The digest of a run is a hash chain with one link per stage, so the digests of earlier stages do not
 change when stages are appended.
 
-A ledger whose stages all have the same index and blend has these once, as in release
-0.1.0. Others have the sources' names once, then what each stage changes from the previous one: at
-most 200 bytes, and 40 bytes for each source whose share changes. Shares are then numerators of a
-common denominator.
+A ledger whose stages all have the same index and blend lists these once, as in release 0.1.0.
+Others list the sources' names once, then what each stage changes from the previous one: at most 200
+bytes, and 40 bytes for each source whose share changes. Shares are then numerators of a common
+denominator.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
 """Names under which orders are stored, if they are called otherwise now."""
 _SEAL = re.compile(r',\s*"skips": ([0-9]{1,9}),\s*"checksum": "([0-9a-f]{32})"\s*}\s*$')
 _SEAL_CHARACTERS = 200
-"""More characters than a seal has: it is looked for only in the last ones of a ledger, which may
-have millions."""
+"""An upper bound on the characters of a seal, which is searched for only at the end of a ledger,
+since that may have millions."""
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The digest of a run after each of its stages; for a stage that was cut, the digest that it
-    would have had at its end."""
+    """Return the digest of a run after each of its stages; for a stage that was cut, the digest
+    that it would have had at its end."""
     link = ""
     chain = list[str]()
     before = None
@@ -74,7 +74,7 @@ def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
 
 
 def blend_record(blend: Blend) -> dict[str, Any]:
-    """A blend as a JSON-serializable dict."""
+    """Return a blend as a JSON-serializable dict."""
     record: dict[str, Any] = {
         "split": blend.split,
         "sequence_length": blend.sequence_length,
@@ -106,13 +106,13 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
 
 
 def _list_fixed(source: SourceShare) -> list[object]:
-    """The fixed settings of a source, listed once in ledgers whose stages differ."""
+    """Return the fixed settings of a source, which ledgers whose stages differ list once."""
     return [source.name, source.append_eod]
 
 
 def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
-    """A ledger as a JSON-serializable dict; of version 1, which release 0.1.0 reads, if all stages
-    have the same index and blend.
+    """Return a ledger as a JSON-serializable dict; of version 1, which release 0.1.0 reads, if all
+    stages have the same index and blend.
 
     Args:
         request: see `Ledger.request`; earlier releases ignore it.
@@ -140,7 +140,7 @@ def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None)
 
 
 def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
-    """A ledger whose stages list what they change, as a JSON-serializable dict.
+    """Return a ledger whose stages list what they change, as a JSON-serializable dict.
     Raises: ValueError if a stage lacks or changes sources of the previous one."""
     sources = list(map(_list_fixed, stages[-1].blend.sources))
     records = list[dict[str, Any]]()
@@ -168,7 +168,7 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
 
 
 def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
-    """The changes of a stage from the previous one; all of it if there is none."""
+    """Return the changes of a stage from the previous one; all of its settings if there is none."""
     record: dict[str, Any] = {"end": stage.end}
     if stage.cut is not None:
         record["cut"] = stage.cut
@@ -203,7 +203,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
-    """The text of a ledger's file; if stages differ, each has a line. Raises: see
+    """Return the text of a ledger's file; if stages differ, each has a line. Raises: see
     `ledger_record`."""
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:
@@ -214,16 +214,16 @@ def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -
 
 
 def seal_ledger(text: str, skips: int) -> str:
-    """The text of a ledger with a seal: the number of ranges that the run skips, which is not part
-    of its chain, and a checksum of everything."""
+    """Return the text of a ledger with a seal: the number of ranges that the run skips, which is
+    not part of its chain, and a checksum of the whole text."""
     body = text.rstrip().removesuffix("}").rstrip()
     checksum = hex_digest(f"{skips}\n{body}")
     return f'{body},\n"skips": {skips},\n"checksum": "{checksum}"}}\n'
 
 
 def open_seal(text: str) -> tuple[str, int | None]:
-    """A ledger's text as `dump_ledger` made it, and the number of ranges that the run skips; None
-    for ledgers of earlier releases, which do not say.
+    """Return a ledger's text as `dump_ledger` made it, and the number of ranges that the run skips;
+    None for ledgers of earlier releases, which do not record it.
 
     Raises: ValueError if the text does not match its checksum.
     """

@@ -1,5 +1,5 @@
-"""The chain of a run's stages as states store it: a link for each stage, which says where the stage
-ends, and the plan's digest after it."""
+"""The chain of a run's stages as states store it: a link for each stage, with the stage's end and
+the plan's digest after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Link(NamedTuple):
     end: int
     """Number of the sample after the stage's last one, as it was planned."""
     digest: str
-    """The plan's digest after the stage, had it gone on to its end."""
+    """The plan's digest after the stage, as if the stage had not been cut."""
     cut: int | None = None
-    """The sample at which an amendment stops the stage before its end; None if none does."""
+    """The sample at which an amendment stops the stage before its end; None if it was not cut."""
     drain: int | None = None
     """The number of the stage's first samples that continue the previous stage; see
     `Stage.drain`."""
@@ -40,7 +40,7 @@ class Link(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """The place at which two chains part."""
+    """The point at which two chains diverge."""
 
     sample: int
     """The first sample that may differ."""
@@ -49,7 +49,7 @@ class Parting(NamedTuple):
 
 
 def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
-    """Find where two chains part; None if one of them is the beginning of the other."""
+    """Find where two chains diverge; None if one of them is the beginning of the other."""
     start = 0
     for x, y in zip(a, b, strict=False):
         if (x.end, x.digest) != (y.end, y.digest):

@@ -1,4 +1,4 @@
-"""From the positions of samples in their sources to ranges of tokens of blocks."""
+"""Convert the positions of samples in their sources to ranges of tokens of blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megablend.order.registry import find_order
 from megablend.run.source_blocks import SourceBlocks
 
 _FOREVER = 1 << 62
-"""The `stop` of a reading that no other one follows."""
+"""The `stop` of a source's last reading."""
 
 
 class Reading(NamedTuple):
@@ -33,8 +33,8 @@ class Reading(NamedTuple):
     stop: int
     """Position at which the reading ends."""
     shift: int
-    """The number to add to a position of the source so that `order` understands it: `order` counts
-    as if all earlier epochs had had the length of these."""
+    """The number to add to a position of the source to get the position that `order` uses: `order`
+    counts as if all earlier epochs had the length of these."""
     blocks: SplitBlocks
     """The blocks of the source in the snapshot."""
     view: SplitBlocks | RemainingBlocks
@@ -58,8 +58,8 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """Convert a range of stored tokens of `blocks` to what `order` counts, without withdrawn
-        files; empty if all of it was withdrawn."""
+        """Convert a range of stored tokens of `blocks` to the range that `order` counts, without
+        withdrawn files; empty if all of it was withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -85,7 +85,8 @@ class Reading(NamedTuple):
 
 
 class Locator:
-    """The orders of one split's sources, each created on first use.
+    """Locates the samples of one split's sources in blocks. The order of each source is created on
+    first use.
 
     Args:
         sources: [num_sources].
@@ -157,8 +158,8 @@ class Locator:
         return readings
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
-        """Whether the sample of a source that ends where a segment begins comes before the stage
-        with which the segment's files became the source's."""
+        """Return whether the sample of a source that ends where a segment begins comes before the
+        stage that introduced the segment's files."""
         ordinal = self._plan.ordinal_ending_at(source, segment.position)
         if ordinal is None:
             return False
@@ -208,7 +209,7 @@ class Locator:
 
 
 def _list_source(reading: Reading) -> ListedSource | None:
-    """See `Reading.listed`."""
+    """Return the value of `Reading.listed` for a reading."""
     parts = reading.blocks.parts
     order = reading.order
     if len(parts) > 1 or not isinstance(order, ListedOrder) or not order.has_stretches:

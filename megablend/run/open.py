@@ -1,4 +1,4 @@
-"""Open a run from its ledger. That needs no config: a config says where files are and what samples
+"""Open a run from its ledger. No config is needed: a config says where files are and what samples
 have in addition to tokens, but does not decide their order."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Com
     cache.
 
     Args:
-        request: see `Ledger.request`; None if it is not known, which finds none.
+        request: see `Ledger.request`; None if it is not known, so that none is found.
     """
     if request is None:
         return None

@@ -32,7 +32,7 @@ class Misfit(NamedTuple):
     """Why a snapshot is not what a config requests."""
 
     problem: str
-    """A relative clause about the snapshot."""
+    """A relative clause that says how the snapshot differs."""
     remedy: str = ""
     """The remedy for a run that keeps the snapshot; begins with a semicolon."""
 

@@ -153,8 +153,8 @@ class _Planner:
         """Refuse a stage that ends before the drain that precedes it does. Raises: PlanError."""
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but the settings of the previous stage are kept until "
-                f"sample {self.start:,}"
+                f"stage {number} ends at sample {stage.end:,}, but the settings of the previous stage are kept "
+                f"until sample {self.start:,}; let it end later"
             )
 
     def enter(self, stage: Stage) -> None:
@@ -165,14 +165,14 @@ class _Planner:
         )
 
     def start_depends_on_whole(self, stage: Stage) -> bool:
-        """Whether `Stage.whole_epochs` decides where a stage that begins here begins epochs."""
+        """Return whether `Stage.whole_epochs` decides where a stage begun now starts epochs."""
         begun = np.maximum(self._find_begun_tokens(), self.abandoned_tokens)
         return self.epochs.start_depends_on_whole(
             stage.index, stage.blend.order, begun, self.tokens_read
         )
 
     def drain_depends_on_whole(self, stage: Stage, following: Stage) -> bool:
-        """Whether `Stage.whole_epochs` of the following stage decides on the drain before it."""
+        """Return whether the drain before the following stage depends on its `whole_epochs`."""
         without = dataclasses.replace(following, whole_epochs=False)
         whole = dataclasses.replace(following, whole_epochs=True)
         if stage.blend.sequence_length == following.blend.sequence_length:
@@ -180,19 +180,19 @@ class _Planner:
         return self._find_shares(stage, without) != self._find_shares(stage, whole)
 
     def _count_left(self) -> Int64s:
-        """Samples of each source that stages have begun but not read: int64 [num_sources]."""
+        """Return the samples of each source that were begun but not read: int64 [num_sources]."""
         left: Int64s = np.maximum(0, self.samples_begun - self.samples_read)
         return left
 
     def _find_begun_tokens(self) -> Int64s:
-        """The end of the samples of each source that stages have begun to read: int64
+        """Return the position at which the samples of each source that stages have begun end: int64
         [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
         begun: Int64s = self.tokens_read + self._count_left() * step
         return begun
 
     def _find_gone(self, following: Stage) -> npt.NDArray[np.bool_]:
-        """Whether the following stage's snapshot lacks each source: bool [num_sources]."""
+        """Return whether the following stage's snapshot lacks each source: bool [num_sources]."""
         gone: npt.NDArray[np.bool_] = np.array(self.tokens[following.index]) == 0
         return gone
 
@@ -223,8 +223,8 @@ class _Planner:
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(
-                    "found `drain`, but this stage needs none: its samples have the same length as "
-                    "those before; remove it"
+                    "found `drain`, but this stage needs none: its samples have the same length as those before; "
+                    "remove `drain`"
                 )
             return
         is_gone = self._find_gone(following)
@@ -246,9 +246,9 @@ class _Planner:
         self.abandoned_samples = abandoned_samples
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
-        """The length of a drain after a stage, in samples, with which it ends at a multiple of
-        `unit`. None if no drain is needed, or it can only be what is left: samples keep their
-        length, or no source may be read further."""
+        """Return the length of a drain after a stage, in samples, with which it ends at a multiple
+        of `unit`. None if no drain is needed, or if it can only read what is left, since samples
+        keep their length, or no source may be read further."""
         left = np.where(self._find_gone(following), 0, self._count_left())
         shares = self._find_shares(stage, following)
         is_same = stage.blend.sequence_length == following.blend.sequence_length
@@ -257,8 +257,8 @@ class _Planner:
         return drain_length(shares, left.tolist(), self.start, unit) or None
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
-        """The shares with which a stage stopped, [num_sources]; 0 for sources that lose files, of
-        which no further samples may be begun."""
+        """Return the shares with which a stage stopped, [num_sources]; 0 for sources that lose
+        files, of which no further samples may be begun."""
         totals = self.planned[-1].request.totals
         shares = list(stage.blend.shares)
         if stage.blend.schedule is not None:  # its last step's shares are known by the totals only
@@ -289,8 +289,8 @@ class _Planner:
             )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
-        """Whether a drain comes before the following stage: its samples have another length, or
-        it lacks files of epochs that were begun."""
+        """Return whether a drain comes before the following stage: its samples have another length,
+        or it lacks files of epochs that were begun."""
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
         begun = self._find_begun_tokens()
@@ -301,7 +301,7 @@ class _Planner:
         return bool((lost & (begun > self.tokens_read)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
-        """The request of a stage for samples of each source, `totals` int64 [num_sources].
+        """Return the request of a stage for samples of each source, `totals` int64 [num_sources].
         Raises: PlanError if the positions that it reaches do not fit into 64 bits."""
         places, tokens = self.epochs.place(self.tokens_read)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
@@ -340,8 +340,8 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
 
 
 def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
-    """The steps of each stage of a group, as if none were cut: several if the stage has a schedule,
-    otherwise one.
+    """Return the steps of each stage of a group, as if no stage were cut: several if the stage has
+    a schedule, otherwise one.
 
     Stages of constant shares are divided together, so that many short ones give the same totals as
     one long one.
@@ -397,15 +397,14 @@ def _plan_step(
     length = stage.cut - request.first_sample
     if kind.find_tails is None:
         raise PlanError(
-            f"interleaving {name!r} cannot be cut within a stage; begin the next one where a stage "
-            "ends"
+            f"a stage with interleaving {name!r} cannot be cut; begin the next stage where a stage ends"
         )
     plan = kind.plan(request)
     possible = kind.round_up(plan, max(1, length))
     if possible != length:
         raise PlanError(
             f"from: found {stage.cut:,}, expected {request.first_sample + possible:,}, the end of a cycle of lanes x "
-            "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
+            "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write"
         )
     tails = kind.find_tails(plan, length)
     edges = [plan.counts(length)] * 3 if tails is None else [tails.first, tails.read, tails.stop]
@@ -413,5 +412,5 @@ def _plan_step(
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
-    """The number of complete samples of each source in one epoch, [num_sources]."""
+    """Return the number of complete samples of each source in one epoch, [num_sources]."""
     return [samples_in(n, sequence_length, extra) for n in tokens]

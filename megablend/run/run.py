@@ -61,7 +61,7 @@ class Run:
     """Sample number -> (source, ordinal)."""
     runtime: Runtime
     starts: tuple[int, ...] = (0,)
-    """The first sample of each stage that the config lists, from which on its masks hold."""
+    """The first sample of each stage that the config lists, from which its masks apply."""
     section: Section | None = None
     """The part of the run that this is a view of; None if it is the whole run."""
 
@@ -145,8 +145,7 @@ class Run:
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends in which the run's samples, or those of its section, are read, in order;
-        neighbours differ."""
+        """The blends of the samples of the run or its section, in order; neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
         parts = (each for each in self.plan.stages if each.start < stop and each.stop > start)
         return tuple(

@@ -1,4 +1,5 @@
-"""The files that a run reads, and up to which sample, since a later snapshot may lack some."""
+"""List the files that a run reads, and the sample up to which it needs each, since a later snapshot
+may lack some."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ class RunFile(NamedTuple):
     number: int
     """Number of the file in the run's index, which may join several snapshots."""
     stop: int | None = None
-    """The sample from which on the file is not read; None if it is needed to the run's end."""
+    """The sample from which the file is no longer read; None if it is needed to the run's end."""
 
     def is_needed(self, position: int) -> bool:
-        """Whether samples from `position` on may read the file."""
+        """Return whether samples from `position` on may read the file."""
         return self.stop is None or position < self.stop
 
 
 def list_files(run: Run) -> list[RunFile]:
-    """The files of a split's sources: first those of its last snapshot, then, for train, those that
-    only earlier ones have."""
+    """Return the files of a split's sources: first those of its last snapshot, then, for train,
+    those that only earlier ones have."""
     snapshot = run.store.snapshot
     names = run.data.index_names
     if not isinstance(snapshot, JoinedSnapshot):
@@ -49,9 +50,10 @@ def list_files(run: Run) -> list[RunFile]:
 
 
 def _find_stops(run: Run) -> list[tuple[int, int]]:
-    """For each snapshot of a run but the last one: the first sample of the stage that reads the
-    next snapshot; and the sample from which on only files of the next snapshot are read, which is
-    the first one in that stage's own settings, or the run's end if `list_late` has the stage."""
+    """Return two samples for each snapshot of a run except the last: the first one of the stage
+    that reads the next snapshot, and the one from which on only files of the next snapshot are
+    read. That is the first one in that stage's own settings, or the run's end if `list_late` has
+    the stage."""
     late = {stage for _, stage in list_late(run)}
     return [
         (run.num_samples, run.num_samples) if stage in late else (run.ledger.starts[stage], first)
@@ -60,8 +62,8 @@ def _find_stops(run: Run) -> list[tuple[int, int]]:
 
 
 def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
-    """For each file of a run's index, the sample after the last one of [start, stop), a drain, that
-    reads it; `start` if none does: int64 [num_files].
+    """Return, for each file of a run's index, the sample after the last one of a drain, [start,
+    stop), that reads the file; `start` if no sample does: int64 [num_files].
 
     Args:
         names: index names of sources; only files of these are looked for.
@@ -79,9 +81,9 @@ def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
 
 
 def list_late(run: Run) -> list[tuple[int, int]]:
-    """Pairs of a source's number and a stage's number such that the source reads files that the
-    stage's snapshot lacks, even after a drain. That happens in runs that were planned by releases
-    without `Stage.whole_epochs`."""
+    """Return pairs of a source's number and a stage's number, where the source reads files that the
+    stage's snapshot lacks, even after a drain. Only runs that were planned by releases without
+    `Stage.whole_epochs` have such pairs."""
     pairs = list[tuple[int, int]]()
     indices = [stage.index for stage in run.ledger.stages]
     for stage, first in _list_changes(run).items():
@@ -100,8 +102,8 @@ def list_late(run: Run) -> list[tuple[int, int]]:
 
 
 def _list_changes(run: Run) -> dict[int, int]:
-    """The stages that read a different snapshot from the previous stage, by number, with the first
-    sample that each reads in its own settings."""
+    """Return the stages that read a different snapshot from the previous stage, by number, each
+    with the first sample in its own settings."""
     firsts = dict[int, int]()
     for each in run.plan.stages:
         firsts[each.number] = firsts.get(each.number, each.start)

@@ -1,9 +1,9 @@
 """Ranges of a run's samples that training skips, for instance after a loss spike.
 
-Samplers apply these ranges, not the plan: sample numbers, digests and lengths do not change, and a
-state is still one sample number. The ranges are stored as a record of the cache
-(`runs/skips/<run>.json` in a folder), each with the digest of the plan that it was made for; a range
-has no effect on other plans.
+The ranges are applied by samplers, not by the plan: sample numbers, digests and lengths do not
+change, and a state is still one sample number. The ranges are stored as a record of the cache
+(`runs/skips/<run>.json` in a folder), each with the digest of the plan that it was made for; a
+range has no effect on other plans.
 
 The record has a checksum, and the run's ledger states the number of ranges, so that a lost range is
 noticed. A range is added to the record first and counted afterwards, and removed the other way
@@ -27,7 +27,7 @@ from megablend.system.limited_json import parse_json
 
 VERSION = 1
 """Version of the record."""
-_RESTORE = "restore it from a backup, or let the run skip nothing (`megablend skip CONFIG --clear`)"
+_RESTORE = "restore it from a backup, or clear the run's skips (`megablend skip CONFIG --clear`)"
 _Entry = tuple[int, int, str]
 """A range [start, stop), and the digest of the plan that it was made for."""
 
@@ -40,7 +40,7 @@ class Skips:
     """Ranges [start, stop), ascending; no two touch or overlap."""
 
     def add(self, start: int, stop: int) -> Skips:
-        """Return a copy with the range [start, stop) as well; ranges that touch or overlap are
+        """Return a copy that also has the range [start, stop); ranges that touch or overlap are
         merged."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted([*self.ranges, (start, stop)]):
@@ -59,7 +59,7 @@ class Skips:
         return position
 
     def position(self, trained: int) -> int:
-        """Return the sample number that follows after `trained` samples were trained on."""
+        """Return the sample that comes next after `trained` samples were trained on."""
         for start, stop in self.ranges:
             if trained >= start:
                 trained += stop - start
@@ -83,7 +83,7 @@ def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
     """Load the skips that were made for a ledger's plan, or for one that it extends.
 
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says;
-        OvertakenError if they are gone since the run was removed or renamed meanwhile.
+        OvertakenError if they are gone because another process removed or renamed the run.
     """
     counted = count_skips(cache, ledger.run) if ledger.skips is None else ledger.skips
     entries = _read(cache, ledger.run)[0]
@@ -119,8 +119,8 @@ def lacks_checksum(cache: CacheStore, run: str) -> bool:
 
 
 def save_skip(cache: CacheStore, ledger: Ledger, start: int, stop: int) -> None:
-    """Add a range to the skips of a run. Raises: CacheError; OvertakenError if `ledger` is not its
-    present one."""
+    """Add a range to the skips of a run. Raises: CacheError; OvertakenError if `ledger` is no
+    longer the run's ledger."""
     present = _load_same(cache, ledger)  # before a range is stored that nobody counts
     plan = next(link.digest for link in ledger.links if stop <= link.stop)
     entries, record = _read(cache, ledger.run)
@@ -178,7 +178,7 @@ def remove_skips(cache: CacheStore, ledger: Ledger) -> None:
 
 
 def _load_same(cache: CacheStore, ledger: Ledger) -> Ledger:
-    """Load a run's ledger as it is now. Raises: OvertakenError if it is not `ledger`."""
+    """Load a run's current ledger. Raises: OvertakenError if it differs from `ledger`."""
     present = load_ledger(cache, ledger.run)
     if present != ledger:
         raise overtaken(cache, ledger.run)
@@ -187,7 +187,7 @@ def _load_same(cache: CacheStore, ledger: Ledger) -> Ledger:
 
 def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     """Read the ranges of a run, each with the plan that it was made for, and the record that has
-    them; none and None if there is no record. Raises CacheError."""
+    them; an empty list and None if there is no record. Raises CacheError."""
     place = cache.describe_record(SKIPS, run)
     try:
         with reading(place):

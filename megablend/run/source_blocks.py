@@ -34,8 +34,8 @@ class SplitData:
     """Number of the split in `splits`."""
     parts: npt.NDArray[np.void]
     """PART_DTYPE [num_sources]: the documents of each source that belong to the split, as one part
-    in blocks of the run, from the begin of the first range to the end of the last one; zeros if the
-    snapshot does not have the source."""
+    in blocks of the run, from the beginning of the first range to the end of the last one; zeros if
+    the snapshot does not have the source."""
 
     @property
     def tokens(self) -> list[int]:
@@ -50,7 +50,7 @@ class SplitData:
         return has_source
 
     def ranges(self, source: int) -> Ranges:
-        """The documents of a source, which the snapshot has, that belong to the split."""
+        """Return the documents of a source, which the snapshot must have, in the split."""
         return self.splits.ranges(int(self.numbers[source]), self.column)
 
 
@@ -70,21 +70,21 @@ class SourceBlocks:
     """Random key of the source's orders."""
 
     def blocks(self, snapshot: str) -> SplitBlocks:
-        """The blocks of the source in a snapshot, given by its digest."""
+        """Return the blocks of the source in a snapshot, given by its digest."""
         found = self.snapshots[snapshot]
         return SplitBlocks(found.snapshot, found.ranges(self.number), has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
-        """The blocks that a segment's epochs read: those of its snapshot without those of withdrawn
-        files."""
+        """Return the blocks that a segment's epochs read: those of its snapshot without those of
+        withdrawn files."""
         blocks = self.blocks(segment.snapshot)
         if not segment.withdrawn:
             return blocks
         return self._leave_out(blocks, sorted(self._find_withdrawn(segment)))
 
     def loses_files(self, segment: Segment, index: str) -> bool:
-        """Whether the snapshot `index` has the source, but lacks files that the segment's epochs
-        read."""
+        """Return whether the snapshot `index` has the source, but lacks files that the segment's
+        epochs read."""
         if (
             segment.snapshot == index
             or index not in self.snapshots
@@ -114,7 +114,7 @@ class SourceBlocks:
         return left.num_tokens, token - int(read)
 
     def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
-        """Blocks without those of files, given by number in the snapshot."""
+        """Return blocks without those of some files, given by number in the snapshot."""
         snapshot = blocks.snapshot
         entry = self._entry(blocks.snapshot)
         ranges = self._find_blocks(blocks, files)
@@ -134,7 +134,7 @@ class SourceBlocks:
         return RemainingBlocks(blocks, ranges, find_documents)
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
-        """The local blocks of files, as ranges [start, stop): int64 [n, 2]."""
+        """Return the local blocks of files, as ranges [start, stop): int64 [n, 2]."""
         listed = [blocks.snapshot.file(i) for i in files]
         edges = np.array(
             [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
@@ -142,13 +142,13 @@ class SourceBlocks:
         return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
 
     def _find_withdrawn(self, segment: Segment) -> set[int]:
-        """Numbers of the files of a segment's snapshot that its epochs leave out."""
+        """Return the numbers of the files of a segment's snapshot that its epochs leave out."""
         return {
             i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
         }
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
-        """Numbers of the source's files in a snapshot that the snapshot `index` lacks."""
+        """Return the numbers of the source's files in a snapshot that snapshot `index` lacks."""
         ours = self.snapshots[snapshot].snapshot
         other = self.snapshots[index].snapshot
         other_keys = set(other.files.keys(self._entry(other)))
@@ -164,6 +164,6 @@ class SourceBlocks:
 
 
 def _drop_empty(ranges: Int64s) -> Int64s:
-    """The ranges [start, stop), int64 [n, 2], that are not empty."""
+    """Return the ranges [start, stop), int64 [n, 2], that are not empty."""
     kept: Int64s = ranges[ranges[:, 0] < ranges[:, 1]]
     return kept

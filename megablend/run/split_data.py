@@ -80,7 +80,7 @@ class SplitSources:
         )
 
     def of_snapshot(self, number: int) -> SplitSources:
-        """A copy with only one of the snapshots, given by its number."""
+        """Return a copy with only one of the snapshots, given by its number."""
         return replace(self, snapshots=(self.snapshots[number],))
 
 
@@ -94,7 +94,7 @@ def find_requested(
         is_built: whether the run has a ledger.
 
     Raises: PlanError if the run lacks a snapshot that a stage of the config reads, or if the config
-        lists a source that came later before others.
+        lists a source that was added later before older ones.
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
@@ -111,10 +111,9 @@ def find_requested(
         place = next((f"stages[{i}]" for i in stages_without), "stages")
         if not is_built:
             raise PlanError(
-                f"{place}: new_data: run {config.run!r} is not built, and begins with one version of the index: "
-                f"build it without {place} and later stages, then index the files as they are at that time "
-                "(`megablend index CONFIG`), list the stage again, and commit it (`megablend amend CONFIG --at "
-                "SAMPLE`); for a run that was reset, move its ledger back to `runs` in the cache"
+                f"{place}: new_data: run {config.run!r} is not built yet: build it without {place} and later stages, then "
+                "index the new files (`megablend index CONFIG`), list the stage again, and commit it (`megablend amend CONFIG "
+                "--at SAMPLE`); for a run that was reset, move its ledger back to `runs` in the cache"
             )
         raise PlanError(
             f"{place}: `new_data` needs {needed + 1} versions of the index, but run {config.run!r} has only "
@@ -148,7 +147,7 @@ def find_sources(
 
     Args:
         sources: all sources that the run has had.
-        is_listed: whether the index has the sources by split, each with a list of its own.
+        is_listed: whether each split has its own list of sources.
         shares: fractions of the documents that train, valid and test have.
     """
     names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
@@ -183,7 +182,7 @@ def find_sources(
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:
-    """Refuse sources that came with a later snapshot than sources that are listed after them.
+    """Refuse sources that were added with a later snapshot than sources that are listed after them.
     Raises: PlanError."""
     names = sources.index_names
     # For each source, the first snapshot that has it
@@ -195,6 +194,6 @@ def _check_sequence(run: str, sources: SplitSources) -> None:
     number = int(np.argmax(arrivals > earliest))
     if arrivals[number] > earliest[number]:
         raise PlanError(
-            f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it after "
-            "them"
+            f"source {names[number]!r} is new in run {run!r}, but listed before sources that the run already had; "
+            "list it after them"
         )

@@ -27,11 +27,10 @@ stored, and their types."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceShare:
-    """A source in a blend: its share, and what is fixed of it in all stages.
+    """A source in a blend: its share, and the settings that are the same in all stages.
 
-    What is fixed is compared and stored as a whole (`fixed`), except for the forms of the ledger: a
-    field that is added also has its place in `ledger_format`, which writes it, and in
-    `ledger_file`, which reads it.
+    These settings are compared and stored as a whole (`fixed`), except in the ledger: a new field
+    must also be added to `ledger_format`, which writes it, and to `ledger_file`, which reads it.
     """
 
     name: str
@@ -46,16 +45,16 @@ class SourceShare:
 
     @classmethod
     def of(cls, source: Source) -> SourceShare:
-        """The settings of a source that a config fixes, without its share."""
+        """Return the settings of a source that a config fixes, without its share."""
         return cls(name=source.name, append_eod=source.append_eod)
 
     @property
     def fixed(self) -> SourceShare:
-        """The source without its share: what is the same in all stages."""
+        """Return the source without its share: the settings that are the same in all stages."""
         return self.with_share(None, None)
 
     def with_share(self, share: Fraction | None, cycles: int | None) -> SourceShare:
-        """The source with this share; see `share` and `cycles`."""
+        """Return the source with the given share; see `share` and `cycles`."""
         return dataclasses.replace(self, share=share, cycles=cycles)
 
 
@@ -80,11 +79,11 @@ class Blend:
     shuffle_window: int = 1
     """Samples per lane in a cycle."""
     schedule: Schedule | None = None
-    """The way in which the shares change to those of `sources`; None if they are constant."""
+    """How the shares change to those of `sources`; None if they are constant."""
 
     @property
     def fractions(self) -> tuple[Fraction, ...]:
-        """The fractions of the documents that train, valid and test have, as `split` says."""
+        """The fractions of the documents in train, valid and test, as given in `split`."""
         return tuple(map(Fraction, self.split.partition(" of ")[2].split(",")))
 
     @property
@@ -122,16 +121,16 @@ class Stage:
     """The sample at which an amendment stops the stage, at the end of a cycle; None if it continues
     to its end."""
     drain: int | None = None
-    """The number of the stage's first samples that continue the previous stage, in its settings and
-    shares. None if only what that stage has left, if anything, is read in this way; see
+    """The number of the stage's first samples that continue the previous stage, with its settings
+    and shares. None if only what that stage has left, if anything, is read in this way; see
     `plan_stages`."""
     whole_epochs: bool = False
-    """Whether epochs are read whole when files are gone: from this stage on, withdrawn files are
-    read only by a drain, as far as earlier stages have begun their epochs; and an epoch that they
-    have made shorter is read to the end that it has without them. False if that makes no
-    difference, and in ledgers of earlier releases. There, an epoch that begins exactly where lanes
-    have stopped is still read from withdrawn files; and an epoch that became shorter ends within
-    another one, whose rest is not read."""
+    """Whether epochs are read whole when files are withdrawn. If True, withdrawn files are read
+    only by a drain, to finish epochs that earlier stages have begun, and an epoch that is shorter
+    without them is read to its new end. False if that makes no difference, and in ledgers of
+    earlier releases: there, an epoch that begins exactly where lanes have stopped is still read
+    from withdrawn files; and an epoch that became shorter ends within another one, whose rest is
+    not read."""
 
     @property
     def stop(self) -> int:

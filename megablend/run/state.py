@@ -1,8 +1,8 @@
 """The state stored in a checkpoint: one integer, and the digests of the index and plan that it
 refers to.
 
-It has less than 1 KB of JSON, and at most 60 bytes more for each further stage. It does not depend
-on world size, workers and micro batch.
+It takes less than 1 KB of JSON, and at most 60 bytes more for each further stage. It does not
+depend on world size, workers and micro batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class State:
         return self.stages[-1].digest
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as a JSON-serializable dict."""
+        """Return the state as a JSON-serializable dict."""
         return {
             "version": VERSION,
             "run": self.run,
@@ -89,7 +89,7 @@ class State:
         return parsed
 
     def reads_other(self, indices: Sequence[str]) -> bool:
-        """Whether one of the state's snapshots differs from the one at the same place in
+        """Return whether one of the state's snapshots differs from the one at the same place in
         `indices`."""
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
@@ -130,8 +130,8 @@ class State:
             )
         if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
             raise StateError(
-                f"the state is at sample {consumed:,}, but in the plan that the state names, run {self.run!r} ends at sample "
-                f"{stages[-1].stop:,}, so the state's consumed_samples was changed; load another checkpoint"
+                f"the state is at sample {consumed:,}, but in the state's plan, run {self.run!r} ends at sample "
+                f"{stages[-1].stop:,}, so its consumed_samples was edited; load another checkpoint"
             )
         if differs or consumed > stages[-1].stop:
             raise StateError(
