@@ -12,8 +12,8 @@ BLOCKS_PER_RUN = 20
 """Blocks that a lane's run of ordinals should span. A run that spans r blocks reads about r + 1, so
 20 keep duplicate reads near 5 %."""
 MAX_CYCLES_PER_RUN = 32
-"""The most cycles that share a run of ordinals: the more there are, the longer it takes to locate a
-sample."""
+"""Maximum number of cycles that share a run of ordinals; with more, locating a sample takes
+longer."""
 
 
 def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
@@ -61,7 +61,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
     """Divide `total` samples among sources in proportion to their residuals: the samples that are
-    `due`, less the samples that were `given`, but at least 0."""
+    `due` minus those that were `given`, but at least 0."""
     residuals = [
         max(Fraction(0), target - before) for target, before in zip(due, given, strict=True)
     ]

@@ -39,7 +39,8 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
     longest = longest_stage(weights, caps, redistribute=True)
     if longest is not None and total > longest:
         raise PlanError(
-            f"{total:,} samples requested, but the caps of the sources that have a share allow only {longest:,}"
+            f"{total:,} samples requested, but the caps of the sources that have a share allow only {longest:,}; request "
+            "fewer, or raise a cap"
         )
     shares = [Fraction(0)] * len(weights)
     free = [source for source, weight in enumerate(weights) if weight > 0]
@@ -58,7 +59,8 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
 
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
-    """Return the most samples that a stage can have within the caps; None if no cap limits it.
+    """Return the largest number of samples that a stage can have within the caps; None if no cap
+    limits it.
 
     Args:
         redistribute: other sources replace one that has reached its cap; otherwise each keeps its

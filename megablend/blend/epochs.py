@@ -278,8 +278,7 @@ class EpochsBuilder:
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Return whether `enter` begins the next epoch of a source at another position if it reads
-        epochs `whole`."""
+        """Return whether `enter` with `whole` would move the next epoch of a source."""
         if (index, order) == (self._index, self._order):
             return False
         lost = self.current_epoch_loses_files(index, cursor)
@@ -297,7 +296,7 @@ class EpochsBuilder:
         """Return the first epoch of a source that was not begun, as a segment that begins with this
         epoch, if tokens before position `begun` were read.
 
-        The extra token of the last sample before `begun` may lie in an epoch of files that are
+        The extra token of the last sample before `begun` may belong to an epoch of files that are
         gone; that alone is no reason to read the whole epoch.
         """
         segments = self._segments[source]

@@ -1,8 +1,8 @@
 """The plan of a run: the plans of its stages, one after another. The plan of a stage is made when
 it is first needed.
 
-When an amendment cuts a stage, the ordinals that later stages count on from there are *next*
-ordinals; `Tails` says for which ordinals they stand.
+When an amendment cuts a stage, the ordinals of later stages are *next* ordinals; `Tails` says which
+ordinals they stand for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PlannedStage:
     """The input of the plan of a stage, or of a drain, and the plan's place in the run."""
 
     request: StageRequest
-    """`first_sample` continues from the stages before it."""
+    """The request; its `first_sample` continues from the stages before."""
     cursor: Int64s
     """The position (see `Epochs`) at which each source's first sample of the stage begins, int64
     [num_sources]."""
@@ -109,7 +109,7 @@ class StagesPlan(LocatesMany):
         self.num_samples = stages[-1].stop
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(
-                f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}"
+                f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}: request fewer"
             )
         self._starts = [stage.start for stage in stages]
         for stage in stages:
@@ -128,8 +128,8 @@ class StagesPlan(LocatesMany):
         """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
         it may not be read."""
         self._tail_stops = dict[int, Int64s]()
-        """The end of each source's tails, int64 [num_sources], by the number of each stage that was
-        cut and has some: ordinals of the periods that it has begun, for later stages."""
+        """The end of each source's tails (ordinals of begun periods that later stages read), int64
+        [num_sources], by the number of each stage that was cut and has tails."""
         for number, stage in enumerate(stages):
             if stage.dropped is not None:
                 if self._first_ordinals is self._samples_before:

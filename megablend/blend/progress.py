@@ -76,7 +76,7 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
     """Return, for each source and each of its first `limit` epochs that end, the sample with which
     the source has given as many samples as the epoch has.
 
-    Such a sample lies in the cycle in which the last samples of the epoch and the first ones of the
+    Such a sample is in the cycle in which the last samples of the epoch and the first ones of the
     next are read.
     """
     ends = list[list[int]]()

@@ -16,15 +16,15 @@ from megablend.blend.allocate import divide_residuals
 _SCALE = 10**12
 """Cosines are rounded to multiples of 1 / _SCALE."""
 CYCLES_PER_STEP = 4
-"""The least length of a step, in periods of the source whose periods are longest, if the stage is
+"""Minimum length of a step, in periods of the source whose periods are longest, if the stage is
 long enough."""
 MIN_STEPS = 2
-"""The least number of steps of a schedule."""
+"""Minimum number of steps of a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The change of a stage's shares, in steps."""
+    """How a stage's shares change, in steps."""
 
     kind: str
     """`linear` or `cosine`."""

@@ -17,8 +17,8 @@ from megablend.errors import PlanError
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """Return a text on what to set so that a split has at least `samples` samples, in the unit in
-    which the config gives its length.
+    """Say which length to set so that a split has at least `samples` samples, in the unit that the
+    config uses.
 
     Args:
         tokens: tokens of one epoch of all sources in the split.
@@ -34,8 +34,8 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """Return a text on what to set so that a split has at most `samples` samples, as many as its
-    caps allow. The text ends with a comma; it is empty for 0 samples."""
+    """Say which length to set so that a split has at most `samples` samples, as many as its caps
+    allow. The text ends with a comma; it is empty for 0 samples."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -255,13 +255,13 @@ def _amounts_in_samples(
         return values
     if any(amount.denominator != 1 for amount in amounts):
         raise PlanError(
-            "without a length in the config, `samples` of sources are counts; expected integers"
+            "`samples` of sources are counts if the config sets no length; expected whole numbers"
         )
     return amounts
 
 
 def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> str:
-    """Return a text on what to set so that a source has at least one sample, of `needed` tokens."""
+    """Say which amount gives a source at least one sample, of `needed` tokens."""
     if unit == "tokens":
         return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
     epochs = round_up((source.epochs or Fraction(0)) * needed / amount)

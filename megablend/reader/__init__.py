@@ -1,4 +1,4 @@
-"""Samples from blocks, as torch tensors."""
+"""Make samples from blocks, as torch tensors."""
 
 from megablend.reader.dataset import Dataset
 from megablend.reader.loader import Loader

@@ -24,15 +24,15 @@ from megablend.system import count_cpus
 from megablend.system.failures import translate
 
 MAX_DECODING = 8
-"""The most decoding threads of a process."""
+"""Maximum number of decoding threads of a process."""
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
     it.
 
-    Reading ahead begins anew where a request does not follow the previous one, and where the length
-    of samples changes.
+    Reading ahead starts again if a request does not follow the previous one, and if the length of
+    samples changes.
 
     Args:
         dataset: the dataset to read.
@@ -83,8 +83,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
-        """Return an error that says more than the one with which reading samples `ks` failed; None
-        if there is no more to say."""
+        """Return an error with more details than the one with which reading samples `ks` failed;
+        None if there are none."""
         if isinstance(error, DataError):
             return name_sample(self._dataset.run, ks, error)
         return translate(error, f"the batch of sample {ks[0]}")
@@ -120,7 +120,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self._ahead
 
     def _begin(self, first: int) -> ReadAhead:
-        """Begin to read ahead at sample `first`."""
+        """Start reading ahead at sample `first`."""
         run = self._dataset.run.view_at(first)
         self._section = run.settings
         batch_size = self._micro_batch_size

@@ -1,5 +1,5 @@
-"""Detection of code of other libraries that would read a run wrongly, from the call stack: there is
-no other way to tell.
+"""Detect code of other libraries that would read a run wrongly, from the call stack: there is no
+other way to tell.
 
 Frames are inspected, never stored. Local variables are read only in frames of those libraries:
 `f_locals` creates a dict that lives as long as its frame, and would keep a user's loader alive
@@ -37,10 +37,9 @@ def warn_if_shuffled() -> bool:
     )
     if shuffles:
         warnings.warn(
-            f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own "
-            "sampler): its samples are already shuffled and blended; shuffling them again loses the exact blend, and "
-            "the position of that shuffle is not part of the state; use megablend.Loader, or a DataLoader with "
-            "batch_sampler=megablend.PretrainingSampler(...)",
+            f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own sampler), "
+            "whose samples are already shuffled and blended: the exact blend is lost, and the state does not record the new "
+            "order; use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -75,9 +74,8 @@ def warn_if_skipped_too(start: int) -> None:
     num_skipped = getattr(skipping, "skip_batches", 0)
     if num_skipped > 0:
         warnings.warn(
-            f"accelerate skips {num_skipped} batches from sample {start} on, where a state or consumed_samples "
-            "already continues: the run leaves them out; either resume there (with Trainer: ignore_data_skip=True) "
-            "or skip batches, not both",
+            f"accelerate skips {num_skipped} batches from sample {start} on, although a state or consumed_samples has already "
+            "resumed there, so they are never trained on; do not skip batches as well (with Trainer: ignore_data_skip=True)",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -91,8 +89,7 @@ def count_of_lightning(default: int) -> int:
     loader: the length has to include these batches.
 
     Args:
-        default: returned if Lightning restores the caller, but does not have its count where
-            versions known today have it.
+        default: returned if Lightning restores the caller, but keeps its count in an unknown place.
     """
     frame = sys._getframe(1).f_back
     for package in ("lightning", "pytorch_lightning"):

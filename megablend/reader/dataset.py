@@ -1,5 +1,5 @@
-"""The map-style dataset, which gives GPTDataset's dict for the number of a sample: the same on every
-rank, in every worker, after every restart."""
+"""The map-style dataset, which returns a dict like GPTDataset's for each sample number: the same on
+every rank, in every worker, after every restart."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """A function of each sample's dict, whose return value replaces the sample."""
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
-        """Samples that training has consumed: where new loaders begin. Neither the dataset nor its
-        loaders update it."""
+        """Number of samples that training has consumed, at which new loaders begin. Neither the
+        dataset nor its loaders update it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)  # as in Run
@@ -123,8 +123,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
             return read_each(self.run.view_at(number), self.block_cache, [number])[0]
 
     def _name(self, number: int) -> str:
-        """Return the name of a sample in messages. Numbers that Python refuses to write are beyond
-        the run, which reading them says."""
+        """Return the name of a sample in messages. Numbers outside the run are clipped, since
+        Python refuses to write very long ones."""
         return f"sample {min(max(number, -1), self.run.num_samples)}"
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
@@ -202,7 +202,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         if skipped is not None:
             raise StateError(
                 f"sample {consumed_samples:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run "
-                f"{self.run.ledger.run!r} skips; resume from a checkpoint saved at sample {skipped[0]:,} or earlier, or skip "
-                "nothing (`megablend skip CONFIG --clear`)"
+                f"{self.run.ledger.run!r} skips; resume from a checkpoint saved at sample {skipped[0]:,} or earlier, or clear "
+                "the skips (`megablend skip CONFIG --clear`)"
             )
         return consumed_samples

@@ -20,46 +20,45 @@ from megablend.run.run_files import RunFile
 from megablend.storage.waits import Waits
 
 ROUND_SECONDS = 600.0
-"""The shortest time between two checks of the same file."""
+"""Minimum number of seconds between two checks of the same file."""
 _JOIN_SECONDS = 1.0
-"""The time to wait for a thread that was ended: its check may hang as long as a file system
-does."""
+"""Seconds to wait for a thread that was told to stop; its check may hang with the file system."""
 _running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
-"""Threads that check files, and what ends them."""
+"""Threads that check files, each with the object that stops it."""
 
 
 class _End:
-    """The end of a thread that checks files: requested without a lock, or what the thread found."""
+    """Stops a thread that checks files, without a lock, and keeps what the thread found."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[None] = SimpleQueue()
         self.waits = Waits()
         self.found: tuple[RunFile, Exception] | None = None
-        """The file with which the thread ended, and the error that is raised with the next batch if
+        """The file at which the thread stopped, and the error that is raised with the next batch if
         the file is still needed."""
 
     def request_after_check(self) -> None:
-        """End the thread after the check that it is in; may be called by the garbage collector."""
+        """Stop the thread after its current check; may be called by the garbage collector."""
         self._queue.put(None)
 
     def request_by_collector(self) -> None:
-        """End the thread, and cancel the waits of its check; may be called by the garbage
+        """Stop the thread, and cancel the waits of its check; may be called by the garbage
         collector, since another thread waits for the locks that this takes."""
         self._queue.put(None)
         self.waits.cancel_soon()
 
     def request(self) -> None:
-        """End the thread, and cancel the waits of its check, in the calling thread."""
+        """Stop the thread, and cancel the waits of its check, in the calling thread."""
         self._queue.put(None)
         self.waits.cancel()
 
     def withdraw(self) -> bool:
-        """Take back a request that the thread has not seen; return whether there was one."""
+        """Take back a request to stop that the thread has not seen; return whether one existed."""
         return self.is_requested(0)
 
     def is_requested(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the end is requested; return whether it is. A request is
-        seen once."""
+        """Wait at most `seconds` for a request to stop; return whether there is one. Each request
+        is seen once."""
         try:
             self._queue.get(timeout=seconds)
         except Empty:
@@ -69,22 +68,22 @@ class _End:
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a FileWatch; its threads, each of which continues where the previous one
-    ended, and the owner of the FileWatch share it."""
+    """The progress of a FileWatch, which its owner and its threads share; each thread continues
+    where the previous one stopped."""
 
     next_index: int = 0
-    """Index into the files of the next one to check."""
+    """Index of the next file to check."""
     position: int = 0
-    """The next sample that is read; files that only earlier ones need are not checked."""
+    """The next sample to read; files that only earlier samples need are not checked."""
 
 
 class FileWatch:
     """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be
     started again.
 
-    It ends also when it is garbage-collected. That may happen in any thread, between any two
-    instructions, so that ending it must not need a lock or wait for the thread: `SimpleQueue.put`
-    needs none.
+    It also stops when it is garbage-collected. That may happen in any thread, between any two
+    instructions, so stopping must neither take a lock nor wait for the thread: `SimpleQueue.put`
+    takes none.
 
     Args:
         checker: checks files of the index snapshot.
@@ -111,11 +110,11 @@ class FileWatch:
         return partial(FileWatch, per_second=self._per_second), (self._checker, self._files)
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless a thread of this process does so already. A file for which an
-        error was raised is checked again.
+        """Start checking, unless a thread of this process already does. A file for which an error
+        was raised is checked again.
 
         Args:
-            position: the next sample that is read.
+            position: the next sample to read.
         """
         self._progress.position = position
         if not self._pause or not self._files:
@@ -137,9 +136,9 @@ class FileWatch:
         self._is_stopped = False
 
     def _is_busy(self) -> bool:
-        """Return whether no thread has to be started: one is running, or one that was stopped has
-        found something meanwhile. A thread that is still in the check during which it was stopped
-        is made to continue."""
+        """Return whether no thread has to be started, since one is running, or has found something
+        before it stopped. A thread that was told to stop, but is still in its last check,
+        continues."""
         if self._end.found is not None or not self._is_stopped:
             return True
         if self._thread is not None and self._thread.is_alive() and self._end.withdraw():
@@ -179,8 +178,8 @@ class FileWatch:
 def _end_all() -> None:
     """Wait until no thread checks files.
 
-    A thread that still runs while the interpreter shuts down is ended in the middle of a call of a
-    C++ library, or of freeing a mapped table of the cache: the process would abort.
+    A thread that still runs while the interpreter shuts down is killed in the middle of a C++ call,
+    or while it frees a mapped table of the cache, and the process would abort.
     """
     running = list(_running.items())
     for _, end in running:
@@ -197,7 +196,7 @@ def _check_repeatedly(
     end: _End,
     progress: _Progress,
 ) -> None:
-    """Check files in turn until one is found to be missing or changed, or the end is requested.
+    """Check files in turn until one is found to be missing or changed, or a stop is requested.
 
     Args:
         pause: seconds after each check.
@@ -229,7 +228,8 @@ def _check_repeatedly(
 
 
 def _explain(error: DataError) -> DataError:
-    """Return an error like `error` that also says who found it, and what to do."""
+    """Return an error like `error` that also says that the background check found it, and what to
+    do."""
     remedy = "found by the background check of files, before a sample needed it; restore the file and resume; "
     remedy += f"`megablend check CONFIG` lists all files that are missing or changed; {WITHOUT_IT}"
     return type(error)(error.path, f"{error.problem}: {remedy}", offset=error.offset)

@@ -47,10 +47,10 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """An iteration that is under way."""
+    """An iteration in progress."""
 
     num_batches: int
-    """The batches that the iteration yields in all."""
+    """Number of batches that the iteration yields in all."""
 
 
 class Loader:
@@ -73,8 +73,7 @@ class Loader:
         **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory,
             multiprocessing_context.
 
-    Raises: ConfigError for arguments that cannot work; StateError if `consumed_samples` is out
-        of range.
+    Raises: ConfigError for invalid arguments; StateError if `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Loader:
         self.drop_last = drop_last
         self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
         """Collates single samples, in a DataLoader that other code makes from `dataset` and
-        `batch_sampler`; None: torch's."""
+        `batch_sampler`; None for torch's default."""
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches yielded so far."""
         self._counts = LoaderCounts()
@@ -160,8 +159,8 @@ class Loader:
         return DataLoader(batches, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """Return the number of batches that the next iteration yields; while one is under way, the
-        number that it yields in all.
+        """Return the number of batches that the next iteration yields; while one is in progress,
+        the number that it yields in all.
 
         After `load_state_dict` these are the batches that are left; `batches_total` is the number
         of the whole run. If Lightning has loaded the state from its checkpoint, the batches that it
@@ -256,7 +255,7 @@ class Loader:
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading and transforming ahead in this process, and free the memory for it;
+        """Stop reading and transforming ahead in this process, and free the memory used for it;
         iteration can be continued later."""
         self._watch.close()
         self._threads.close()
@@ -265,17 +264,17 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """Return the progress of the run, by source, and the cost of reading on this rank since the
-        Loader was made; JSON-able.
+        Loader was made, as JSON-serializable values.
 
         Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the
             position, which counts skipped samples), num_samples, and sources (name, dataset_id,
             samples, tokens, epochs, share, planned_share; without skipped samples). Of this rank:
             rank, batches, waiting_seconds (in which the next batch was not ready), and reads, of
             this process and the workers, as far as their batches have arrived: requests, bytes,
-            blocks, reading_seconds, decoding_seconds (summed over what overlaps), masked_samples,
-            retries, and of a mirror the bytes by origin: mirror_bytes, source_bytes, peer_bytes,
-            direct_bytes (see ReadCounts); None with a `collate_fn`, where samples are not read
-            ahead.
+            blocks, reading_seconds, decoding_seconds (sums, even of times that overlap),
+            masked_samples, retries, and of a mirror the bytes by origin: mirror_bytes,
+            source_bytes, peer_bytes, direct_bytes (see ReadCounts); None with a `collate_fn`, with
+            which samples are not read ahead.
         """
         counts = self._counts
         return describe_progress(self.dataset.run, self.consumed_samples, self.dataset.skips) | {
@@ -293,9 +292,9 @@ class Loader:
         """
         if self._position_lost:
             raise StateError(
-                "this Loader's batches were taken by another DataLoader (accelerate's skip_first_batches, or Trainer's resume), "
-                "whose workers read ahead: its position is not known; instead of skipping batches, load the Loader's "
-                "state_dict (with Trainer: ignore_data_skip=True), or use num_workers=0"
+                "the Loader's position is not known, since another DataLoader with workers took its batches (accelerate's "
+                "skip_first_batches, or resuming with Trainer); load the Loader's state_dict instead of skipping batches "
+                "(with Trainer: ignore_data_skip=True), or use num_workers=0"
             )
         return self.dataset.state_dict(self.consumed_samples)
 
@@ -339,8 +338,8 @@ class LentSampler(Sampler[list[int]]):
         self.drop_last = loader.drop_last
 
     def __len__(self) -> int:
-        """Return the batches that remained when this sampler was created: a constant, since code
-        that skips batches subtracts from it."""
+        """Return the number of batches that remained when this sampler was created: a constant,
+        since code that skips batches subtracts from it."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:

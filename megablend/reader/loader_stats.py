@@ -59,9 +59,9 @@ class LoaderCounts:
         self.batches = 0
         """Batches yielded."""
         self.waiting_seconds = 0.0
-        """Time in which the next batch was awaited."""
+        """Seconds spent waiting for the next batch."""
         self.reads = ReadCounts()
-        """Reads, of this process and of the workers whose batches have arrived."""
+        """Reads of this process, and of the workers whose batches have arrived."""
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, and count them and the time spent waiting for each."""
@@ -187,4 +187,4 @@ def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
         gauge = Gauge(f"megablend_source_{name}", f"{name} of a source", labels, registry=registry)
         for source in stats["sources"]:
             gauge.labels(**of_run, source=source["name"]).set(source[name])
-    replace_file(Path(path), generate_latest(registry), "the figures")
+    replace_file(Path(path), generate_latest(registry), "the statistics")

@@ -1,5 +1,5 @@
-"""The options that may be passed on to torch's DataLoader: not those that a Loader sets itself, nor
-those that cannot work."""
+"""Check options that are passed on to torch's DataLoader, and refuse those that a Loader sets
+itself or that cannot work."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def resolve_rank(
     Args:
         data_parallel_rank, data_parallel_size: given together, or both None.
         data_parallel_group: given instead of both, or None.
-        environ: where launchers set their variables.
+        environ: the environment in which launchers set their variables.
         replicas: how many jobs, each of as many processes as this one, read the run together.
 
     Warns: if the processes of a job are not a multiple of the size.
@@ -67,9 +67,8 @@ def resolve_rank(
             else "data_parallel_rank and data_parallel_size are"
         )
         raise ConfigError(
-            f"{missing} missing, and this process is one of {job.count} ({job.variable}), all of which would read "
-            f"the same samples; {_ADVICE}. They cannot be derived from the number of processes, since ranks of tensor and "
-            "pipeline parallelism must read the same samples"
+            f"{missing} missing, and this process is one of {job.count} ({job.variable}), which would all read the same "
+            f"samples; {_ADVICE}"
         )
     size = 1 if size is None else whole_number("data_parallel_size", size, least=1)
     replicas = whole_number("replicas", replicas, least=1)
@@ -118,7 +117,7 @@ def _not_a_member() -> ConfigError:
 
 
 def _find_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
-    """Return what started the processes of the job, a library or a launcher; None for a single
+    """Find the library or launcher that started the processes of the job; None for a single
     process. Raises: LaunchError for a variable that is not a number."""
     started: LauncherInfo | None
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -39,8 +39,8 @@ class PretrainingSampler(Sampler[list[int]]):
         drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples.
             Otherwise a rank that gets none of its samples has an empty batch, for which the dataset
             returns one sample whose loss mask is 0.
-        replicas: how many jobs of as many processes read the run together; then data_parallel_size
-            is of all of them.
+        replicas: how many jobs of as many processes read the run together; data_parallel_size then
+            counts the ranks of all of them.
 
     Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several
         processes, or if the job has fewer processes than there are data-parallel ranks, whose
@@ -105,8 +105,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.steps_after(self.next_start())
 
     def next_start(self) -> int:
-        """Return the sample number at which the next iteration begins: a validation split begins
-        anew after its end."""
+        """Return the sample number at which the next iteration begins: a validation split starts
+        again after its end."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples

@@ -1,10 +1,10 @@
-"""The start and the end of a DataLoader's workers.
+"""Start and stop a DataLoader's workers.
 
 Workers are not forked if files or the cache are in an object store, since the store's client does
-not survive a fork. They end with the trainer, however the trainer ends.
+not survive a fork. They exit with the trainer, however it exits.
 
-Workers that a fork server has started are not children of the trainer, so that neither torch nor
-the system ends them when the trainer is killed; they would wait for ever, with all their memory.
+Workers that a fork server has started are not children of the trainer, so neither torch nor the
+system stops them when the trainer is killed; they would wait forever, and keep all their memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 
 _POLL_SECONDS = 5.0
-"""The interval at which a worker checks whether its parent is alive, if its end does not wake
-it."""
+"""Seconds between a worker's checks that its parent is alive, unless the parent's exit wakes it."""
 
 
 def start_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
-    """Let the worker end when its parent does, also while the worker is blocked in a read; and do
-    what the user's `worker_init_fn`, `own`, does."""
+    """Let the worker exit when its parent does, even while the worker is blocked in a read; then
+    call the user's `worker_init_fn`, `own`."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))
@@ -45,11 +44,11 @@ def start_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
 
 
 def _end_with(sentinel: int, pid: int, started: str | None) -> None:
-    """End this process when its parent has ended.
+    """Exit this process when its parent has exited.
 
     Args:
-        sentinel: the parent's, which becomes ready when the parent ends.
-        pid: the parent's process id, which another process may get after the parent's end.
+        sentinel: the parent's, which becomes ready when the parent exits.
+        pid: the parent's process id, which another process may get after the parent's exit.
         started: when the parent was started, as `_find_start` says.
     """
     while not multiprocessing.connection.wait([sentinel], timeout=_POLL_SECONDS):
@@ -60,7 +59,7 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
 
 def _find_start(pid: int) -> str | None:
     """Find when a process was started, in the kernel's ticks; None if there is no such process or
-    it has ended, or if the kernel does not say."""
+    it has exited, or if the kernel does not say."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -104,7 +103,7 @@ def choose_start_method(
 
 
 def _check_function(name: str, function: Callable[..., Any] | None) -> None:
-    """Check that workers that are not forked can find a function. Raises: ConfigError."""
+    """Check that workers that are not forked can import a function. Raises: ConfigError."""
     while isinstance(function, partial):
         function = function.func
     if not isinstance(function, FunctionType):
@@ -119,6 +118,6 @@ def _check_function(name: str, function: Callable[..., Any] | None) -> None:
 
 
 def _list_locations(run: Run) -> list[str]:
-    """List where the cache is, and the files of the sources."""
+    """List the locations of the cache and of the sources' files."""
     roots = {**run.store.snapshot.roots, **run.store.roots}
     return [run.runtime.cache.location, *roots.values()]

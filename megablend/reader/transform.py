@@ -20,7 +20,7 @@ Transform = Callable[[dict[str, Any]], Any]
 """A function of a sample as `dataset[k]` returns it; returns its replacement, anything that torch can
 collate."""
 AHEAD = 3
-"""Batches transformed in advance, in addition to the one that is awaited."""
+"""Number of batches transformed in advance, in addition to the one that is awaited."""
 
 
 def checked(transform: Transform | None) -> Transform | None:
@@ -88,8 +88,8 @@ class Threads:
         return self._pool.submit(function, *args)
 
     def get_generation(self) -> object:
-        """Return the mark of the current generation: work of an earlier one is no longer done. A
-        forked child, which does not have its parent's threads, begins a new one."""
+        """Return an object that identifies the current generation; work of earlier generations is
+        dropped. A forked child, which does not have its parent's threads, begins a new one."""
         if self._process != os.getpid():
             self._begin()
         return self._generation

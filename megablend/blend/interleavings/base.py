@@ -13,9 +13,9 @@ from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
 
 MAX_SAMPLES = (1 << 50) - 1
-"""The most samples that a plan can have: the limit of its exact arithmetic in float64 and int64."""
+"""Maximum number of samples of a plan: the limit of its exact arithmetic in float64 and int64."""
 MAX_TOKENS = (1 << 63) - 1
-"""The most tokens of a source that a plan can count, over all epochs."""
+"""Maximum number of tokens of a source that a plan can count, over all epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def prefix_length(n: int, num_samples: int) -> int:
 
 
 class LocatesMany:
-    """A mix-in that implements a plan's `locate` by its `locate_many`."""
+    """A mix-in that implements a plan's `locate` through its `locate_many`."""
 
     def locate(self, k: int) -> tuple[int, int]:
         """See Plan.locate."""
@@ -184,7 +184,7 @@ def check_tokens(
         # Kernels estimate positions; they overshoot the end by less than this margin
         if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:
             raise PlanError(
-                f"source {source} gives {read} samples of {sample_tokens} tokens from token {first} on, in epochs of "
-                f"{tokens} tokens, which is too much; a plan can count at most {MAX_TOKENS} tokens of a source, "
-                "including one epoch after the last sample"
+                f"source {source} gives {read} samples of {sample_tokens} tokens from token {first} on, in epochs of {tokens} "
+                f"tokens, which are too many; a plan can count at most {MAX_TOKENS} tokens of a source, including one epoch "
+                "after the last sample"
             )

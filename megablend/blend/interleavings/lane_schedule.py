@@ -10,16 +10,16 @@ window. A turn shifts all of them by K, which preserves both properties, so at e
 window of b positions (counted from the shifted start) contains exactly one lane: the error of any
 source's share is less than 2. Because windows are assigned to lanes by reversed digits, the lanes
 of an aligned half or quarter are one to every 2 or 4 windows, and the same bound holds for steps of
-K / 2 and K / 4 samples if these are integers. So it is for K / 2^j samples with any 2^j that
-divides K: if K is a power of two, the first t samples of a slot are one such step for each 1
-among t's binary digits, so the sums at any sample are less than 2 log2 K further from the cycle's
-share than those at the slot's start. e is also chosen by reversed digits, so that lane l owns
-residue l if K divides b.
+K / 2 and K / 4 samples if these are integers. The same holds for K / 2^j samples with any 2^j that
+divides K: if K is a power of two, the first t samples of a slot are one such step for each 1 among
+t's binary digits, so the sums at any sample are less than 2 log2 K further from the cycle's share
+than those at the slot's start. e is also chosen by reversed digits, so that lane l owns residue l
+if K divides b.
 
 Over slots the error is the discrepancy of the multiples of a well-chosen stride: sums at the ends
-of steps stay within 12 if K is a power of two (measured for K up to 1,024 and b up to 4,096).
-If K has a large odd divisor that also divides b, they may not: 25 for K = b = 500, 100 for K = 479
-and b = 958. Committed runs have this order, so it stays.
+of steps stay within 12 if K is a power of two (measured for K up to 1,024 and b up to 4,096). If K
+has a large odd divisor that also divides b, they may not: 25 for K = b = 500, 100 for K = 479 and b
+= 958. Committed runs have this order, so it cannot change.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Even interleaving in lanes: sample number -> (source, ordinal) from totals, tree, cycles and
-lanes, without long arrays.
+"""Interleave samples evenly in lanes: sample number -> (source, ordinal) from totals, tree, cycles
+and lanes, without long arrays.
 
 The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is
 divided into cycles of `lanes` * `window` samples; within a cycle megablend.kernels.blend.lanes
@@ -291,15 +291,15 @@ class LanePlan(LocatesMany):
 
     def _cycle_of(self, rank: int, count: int) -> int:
         """Return the cycle in which a leaf has given `count` samples; its samples in the stage's
-        tail are also of the short cycle."""
+        tail count as part of the short cycle."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
         samples = int(tree.samples[rank])
         return int(call_least_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """Return how many of the first n samples are of leaves of lower ranks; and how many of the
-        leaf with this rank."""
+        """Return how many of the first n samples belong to leaves of lower ranks, and how many to
+        the leaf with this rank."""
         return call_leaf_counts(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
         )

@@ -16,8 +16,8 @@ from megablend.blend.interleavings.base import (
 
 
 class SequentialPlan(LocatesMany):
-    """Sources one after another; sources without samples are skipped.
-    Of a request, only the totals count."""
+    """A plan that reads sources one after another, and skips those without samples. It uses only
+    the totals of a request."""
 
     def __init__(self, stage: StageRequest) -> None:
         self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stage.totals)])

@@ -1,10 +1,10 @@
 """Tails: the ordinals that are left of the periods of sources when an amendment cuts a stage at the
 end of a cycle.
 
-After the cut, a source counts *next* ordinals, which continue the number of its ordinals that were
-read. The first of them, the tails, stand for the ordinals of the cut period that its lanes have not
-read, lane by lane; those beyond the period stand for themselves. So next ordinals stand for the
-ordinals that were not read, in ascending order.
+After the cut, a source has *next* ordinals, which are counted on from the number of its ordinals
+that were read. The first of them, the tails, stand for the ordinals of the cut period that its
+lanes have not read, lane by lane; those beyond the period stand for themselves. So next ordinals
+stand for the ordinals that were not read, in ascending order.
 """
 
 from __future__ import annotations

@@ -236,8 +236,8 @@ def test_wrong_plans_are_refused() -> None:
     with pytest.raises(
         PlanError,
         match=(
-            "source 0 gives 1099511627776 samples of 8388608 tokens from token 0 on, in epochs of 1 tokens, which is "
-            "too much; a plan can count"
+            "source 0 gives 1099511627776 samples of 8388608 tokens from token 0 on, in epochs of 1 tokens, which are "
+            "too many; a plan can count"
         ),
     ):
         lane_plan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)
