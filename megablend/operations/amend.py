@@ -39,12 +39,12 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outlook(Record):
-    """The part of a source in the rest of a run, from an amendment on."""
+    """How the rest of a run, from an amendment on, reads a source."""
 
     share: float
     """Fraction of the samples."""
     tokens: int
-    """Tokens that are read of the source."""
+    """Number of tokens of the source that are read."""
     epochs: float
     """The number of epochs of the source that have been read at the run's end."""
     first_repeat: int | None
@@ -53,7 +53,7 @@ class Outlook(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AmendedSource(Record):
-    """A source in the rest of a run without and with an amendment."""
+    """A source in the rest of a run, without and with an amendment."""
 
     name: str
     before: Outlook
@@ -72,8 +72,8 @@ class Amendment(Record):
     at: int
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
-    """Number of samples from `at` on that are read in the old settings, since the length of samples
-    changes, or files are withdrawn."""
+    """Number of samples from `at` on that are read with the old settings, since the length of
+    samples changes, or files are withdrawn."""
     drained: Drain | None
     """The samples that `drain` counts, by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
@@ -134,7 +134,9 @@ def amend(
     if (at is None) == (state is None):
         raise ConfigError("give either `at` (a sample) or `state` (whose position is used)")
     if after and state is None:
-        raise ConfigError("`after` is counted from the position of `state`; add it to `at`")
+        raise ConfigError(
+            "`after` is counted from the position of a `state`; without one, add it to `at`"
+        )
     ledger = session.require_ledger()
     if state is None:
         resumed = ledger
@@ -234,7 +236,7 @@ def _describe_left_out(
     gone = [each for each in load_skips(config.cache_store, committed).ranges if each not in kept]
     if gone:
         listed = ", ".join(f"{start:,} to {stop:,}" for start, stop in gone)
-        notes.append(f"samples {listed} of the run before are no longer skipped")
+        notes.append(f"samples {listed} of the previous plan are no longer skipped")
     return notes
 
 
@@ -257,7 +259,7 @@ def _check_stages(config: Config, cut: Ledger) -> None:
             # A ledger does not record how the config described such stages
             raise ConfigError(
                 f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {stop:,}: list them as "
-                f"they were (`megablend runs show`), then one with `from: {stop}` and what changes"
+                f"they were (`megablend runs show`), then add one with `from: {stop}` and the settings to change"
             )
         listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
         raise ConfigError(
@@ -269,7 +271,7 @@ def _check_stages(config: Config, cut: Ledger) -> None:
 def _describe(
     run: Run, before: Run, at: int, requested: int, *, committed: bool, note: str | None
 ) -> Amendment:
-    """Describe what an amendment changes. `run`: the amended run; `before`: as it was."""
+    """Describe what an amendment changes. `run`: the amended run; `before`: the run as it was."""
     ledger = before.ledger
     number = run.ledger.starts.index(at)
     drain = describe_drain(run, number)

@@ -42,8 +42,8 @@ _NODE_KEYS = frozenset(
         "warnings",
     }
 )
-"""Keys of the config in which nodes may differ, since these keys do not change the index or the
-run."""
+"""Keys of the config whose values may differ between nodes, since they do not change the index or
+the run."""
 
 
 def build_index(
@@ -92,13 +92,13 @@ def build(
         launch: the processes that build; by default detected from the environment.
         storage: finds and reads files, instead of the config's storage; the same on all ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. Reads
-            from elsewhere than a local disk are then compared with them.
+            from anything but a local disk are then checked against them.
         processes: processes of each rank that tokenise text; by default as many as it has cores.
 
     Returns: the same result on all ranks.
     Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
-        LaunchError. Under MPI an error on one rank ends all ranks, with that rank's message and the
-        error's exit code.
+        LaunchError. Under MPI an error on one rank terminates all ranks, with that rank's message
+        and the error's exit code.
     """
     launch = launch or detect()
     built = None

@@ -1,4 +1,4 @@
-"""check: whether all data files of a run exist and are as they were indexed."""
+"""check: check that all data files of a run exist and are as they were indexed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class CheckResult(Record):
     """A line for each property of the run that works, but is probably not intended."""
     uncommitted: str | None = None
     """The reason why loaders refuse the config, which was edited since the run was committed. The
-    files are compared with what the run reads. None if loaders accept the config, or there is no
-    run."""
+    files are compared with what the run reads, not with the config. None if loaders accept the
+    config, or there is no run."""
     unfit_steps: str | None = None
     """The reason why steps of the given size do not fit the run; None if they fit, or no size was
     given."""
@@ -88,17 +88,17 @@ def check(
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, instead of the config's `cache`.
-        state: a state from `state_dict()`. Files that the last snapshot lacks are then checked
-            only if samples from its position on read them, and their faults are `problems`.
-            Without a state, they are `older_problems`.
+        state: a state from `state_dict()`. Files that the last snapshot lacks are then checked only
+            if samples from its position on read them, and their problems are in `problems`; without
+            a state, they are in `older_problems`.
         micro_batch_size, data_parallel_size: check that the steps of such loaders, from the state's
             position (or the first sample) on, fit the changes of length and masks, and the skipped
             samples.
         progress: called as files are checked.
         storage: finds and reads files, instead of the config's storage.
 
-    Raises: ConfigError, PlanError if config and index disagree; CacheError if no index is of
-        its files, or the cache is damaged; StateError if `state` is not a state.
+    Raises: ConfigError, PlanError if config and index disagree; CacheError if no index has its
+        files, or the cache is damaged; StateError if `state` is not a state.
     """
     session = Session(config, cache=cache, storage=storage)
     checked_config = session.config
@@ -131,10 +131,7 @@ def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
     try:
         return open_run(session.config, "train", storage=session.storage), None
     except (PlanError, CacheError) as error:
-        reason = (
-            f"the config is not what run {session.run!r} is committed to, and loaders refuse it: "
-            f"{error}"
-        )
+        reason = f"the config differs from what run {session.run!r} is committed to, so loaders refuse it: {error}"
     if state is not None:
         with contextlib.suppress(PlanError, CacheError, StateError):
             open_run(session.config, "train", state, storage=session.storage)
@@ -150,7 +147,7 @@ def _check_older(
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
     """Add to a result the problems of files that only older snapshots of the run have, and warnings
-    of epochs that are not read to their end."""
+    about epochs that are not read to their end."""
     # For each file, by number: the sample from which on the run does not read it
     stops = {
         file.number: file.stop
@@ -169,7 +166,7 @@ def _check_older(
     files = result.files + len(stops)
     if position is None:
         return replace(result, files=files, older_problems=older)
-    needed = (f"{line}, and this state is before that: restore the file" for line in older)
+    needed = (f"{line}, and this state is at an earlier sample: restore the file" for line in older)
     return replace(result, files=files, problems=(*result.problems, *needed))
 
 
@@ -204,8 +201,8 @@ def check_store(
 
 
 def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
-    """Warn if sources of text were not tokenised by the config's tokenizer, or it cannot be read.
-    Loaders read the existing tokens, but `build` refuses the config."""
+    """Warn if sources of text were not tokenised by the config's tokenizer, or if that tokenizer
+    cannot be read. Loaders read the existing tokens, but `build` refuses the config."""
     if not has_text(config) or config.tokenizer is None:
         return
     from megablend.text.token_names import read_tokenizer_digest

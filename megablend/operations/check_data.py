@@ -25,7 +25,7 @@ from megablend.storage.base import Storage
 from megablend.system import count_cpus
 
 MAX_THREADS = 8
-"""The most threads that read files."""
+"""Maximum number of threads that read files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -54,7 +54,7 @@ class CheckDataResult(Record):
     """A line for each file that has a token out of range (path, row, what was found and expected),
     or cannot be read."""
     unread: int
-    """Number of the `problems` that are files which cannot be read."""
+    """Number of `problems` about files that cannot be read."""
 
 
 def check_data(

@@ -76,8 +76,8 @@ def check_file(
             expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
             problem = DataError(
                 path,
-                f"{where}: token {wrong_id}, expected {expected}; {num_wrong:,} tokens of the file are out of range: "
-                "if this is the column of tokens, rewrite the file; if not, set `column:` to the one that is",
+                f"{where}: token {wrong_id}, expected {expected}; {num_wrong:,} tokens of the file are out of range: rewrite "
+                "the file, or set `column:` if this is not the token column",
             )
     except DataError as error:
         problem = error

@@ -26,7 +26,7 @@ from megablend.run.ledger_file import load_ledger, save_ledger
 from megablend.run.open_store import open_stores
 
 _MAX_RETRIES = 5
-"""The number of times that a commit is repeated if another build was faster each time."""
+"""Maximum number of times that a commit is repeated because another build was faster."""
 
 
 def commit_run(

@@ -42,7 +42,7 @@ def describe_blend(blend: Blend) -> dict[str, Any]:
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """Return the differences between two ledgers. A state has only the indices and the chain of
-    stages, so that only these are compared."""
+    stages, so only these are compared."""
     compared = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, blend_a, blend_b in _pair_blends(a, b):
@@ -107,8 +107,8 @@ def links_of(which: Ledger | State) -> tuple[Link, ...]:
 
 
 def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
-    """Return the samples from which on a blend of either ledger changes, as far as both go, each
-    with the two blends."""
+    """Return the samples at which the blend of either ledger changes, up to the end of the shorter
+    one, each with the two blends."""
     stop = min(a.num_samples, b.num_samples)
     changes = list[tuple[int, Blend, Blend]]()
     for start in sorted({*a.starts, *b.starts}):

@@ -23,8 +23,7 @@ class DrainSource(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Drain(Record):
-    """The samples at a stage's start that are read in the settings of the previous stage: samples
-    [start, stop)."""
+    """The samples of a stage, [start, stop), that are read with the previous stage's settings."""
 
     start: int
     stop: int

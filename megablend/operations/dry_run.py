@@ -30,20 +30,20 @@ class DryRun(Record):
     bytes: int
     """Total size of the data files."""
     requests: int
-    """The least number of requests; 0 for files on a local disk."""
+    """Minimum number of requests; 0 for files on a local disk."""
     source_bytes: int
-    """The least number of bytes that are requested."""
+    """Minimum number of bytes that are requested."""
     cost: float | None
-    """The least cost of the requests; None if the config gives no prices."""
+    """Minimum cost of the requests; None if the config gives no prices."""
     most_requests: int
-    """The greatest number of requests; equal to `requests` if all files were tried."""
+    """Maximum number of requests; equal to `requests` if all files were tried."""
     most_source_bytes: int
-    """The greatest number of bytes that are requested."""
+    """Maximum number of bytes that are requested."""
     most_cost: float | None
-    """The greatest cost of the requests; None if the config gives no prices."""
+    """Maximum cost of the requests; None if the config gives no prices."""
     tabled: bool
-    """Whether `build` reads the lengths of the source's documents afterwards, which is not
-    included."""
+    """Whether `build` then also reads the lengths of the source's documents, which the estimate
+    leaves out."""
     tokenising: str | None = None
     """The amount of text that must be tokenised, and the time and space that this takes, estimated
     from a sample; None if the source is not text."""

@@ -1,4 +1,4 @@
-"""node fill: fetch what a run reads to the disks of its nodes before it begins."""
+"""node fill: fetch the files of a run to the disks of its nodes before it begins."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class GcResult(Record):
     other_files: int
     """Number of removed fragments, document tables and other files."""
     bytes: int
-    """Disk space that everything removed had."""
+    """Disk space of everything that was removed."""
     token_files: tuple[str, ...] = ()
     """Paths of the removed files of tokens, which were made from text."""
 

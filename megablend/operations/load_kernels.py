@@ -1,8 +1,8 @@
 """Load compiled kernels while `open` continues, so that the first batch need not wait for them.
 
 A thread loads what the run will need, in the order in which it will need it; kernels that are not
-compiled yet are left to their first call. A process that forks waits for the thread first: a child
-would find numba's locks held by a thread that it does not have.
+compiled yet are compiled on their first call. A process that forks waits for the thread first: a
+child would find numba's locks held by a thread that it does not have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BY_UNIT = {"document": ("document_table",)}
 
 
 class _Background:
-    """Loads modules in one thread of the process, which ends when none are left."""
+    """Loads modules in one thread, which exits when none are left."""
 
     def __init__(self) -> None:
         self._waiting = SimpleQueue[str]()
@@ -57,13 +57,13 @@ class _Background:
                 self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the thread has exited."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def before_fork(self) -> None:
-        """Wait until the thread has ended, and prevent another one from starting."""
+        """Wait until the thread has exited, and prevent another one from starting."""
         self._lock.acquire()
         self.join()
 

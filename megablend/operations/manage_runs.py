@@ -1,7 +1,7 @@
 """List, show, rename, reset and remove the runs of a cache. Checkpoint states still open the plan
 that they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made while the cache is held, one record at a
+A run is its ledger, `runs/<name>.json`. Changes are made while the cache is locked, one record at a
 time: after a crash a run is either unchanged or changed; a rename may leave both names, and the
 same command completes it.
 """
@@ -93,7 +93,7 @@ class DamagedRun(Record):
 
 
 def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
-    """List the runs of a cache, sorted by name; those whose ledger cannot be read as DamagedRun.
+    """List the runs of a cache, sorted by name; a run whose ledger cannot be read is a DamagedRun.
 
     Args:
         what: a cache (its folder or URL), or a config.
@@ -126,8 +126,8 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
-    Raises: ConfigError if there is a run of the new name, or it cannot be a name; CacheError
-        if there is no such run, or the cache is in use or cannot be written.
+    Raises: ConfigError if a run with the new name exists, or it is not a valid name; CacheError if
+        there is no such run, or the cache is in use or cannot be written.
     """
     cache = _cache_of(what)
     check_run_name(new)
@@ -157,8 +157,8 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 
 def reset_run(what: ConfigLike, run: str) -> Path | str:
-    """Move a run's ledger aside: the next build plans the run again, on the newest index, from its
-    config as it is then.
+    """Move a run's ledger aside: the next build plans the run again, on the newest index, from the
+    config that it has then.
 
     States of the run are accepted if the new plan equals the old one, and refused otherwise. Opened
     with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
@@ -186,7 +186,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
 
 def check_run_name(run: str) -> None:
-    """Check the name of a run. Raises: ConfigError if `run` cannot be one."""
+    """Check the name of a run. Raises: ConfigError if it is not a valid name."""
     if not isinstance(run, str) or len(run) > MAX_RUN_NAME or not re.fullmatch(RUN_NAME, run):
         raise ConfigError(
             f"found run {run!r}, expected a name of at most {MAX_RUN_NAME} letters, digits, '.', '_' and '-', that begins with a "
@@ -196,7 +196,7 @@ def check_run_name(run: str) -> None:
 
 @contextlib.contextmanager
 def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
-    """Hold the cache of a run, so that no build or other command changes it. Raises: CacheError if
+    """Lock the cache of a run, so that no build or other command changes it. Raises: CacheError if
     there is no such run."""
     _check_exists(store, run)
     with translate_os_errors(store.folder), store.hold():
@@ -205,8 +205,8 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """Return the cache that is given by itself or by a config; it has to exist only if it is given
-    by itself. Raises: ConfigError, CacheError."""
+    """Return the cache that is given directly or by a config; it must exist only if it is given
+    directly. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
@@ -221,13 +221,15 @@ def _load(cache: CacheStore, run: str) -> Ledger:
     _check_exists(cache, run)
     ledger = load_ledger(cache, run)
     if ledger is None:
-        raise CacheError(f"{cache}: run {run!r} was removed by another process just now")
+        raise CacheError(
+            f"{cache}: run {run!r} was just removed by another process; choose another run"
+        )
     return ledger
 
 
 def _check_exists(cache: CacheStore, run: str) -> None:
     """Check that a cache has a run. Raises: CacheError if it has none of this name; ConfigError if
-    `run` cannot be a name."""
+    `run` is not a valid name."""
     check_run_name(run)
     names = run_names(cache)
     if run not in names:
@@ -261,7 +263,7 @@ def _summarize(ledger: Ledger, indices: set[str]) -> dict[str, Any]:
 
 
 def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
-    """Return the stages of a ledger, in order."""
+    """Yield the stages of a ledger, in order."""
     before = ledger.stages[0]
     for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
         differences = [

@@ -63,8 +63,8 @@ def open_dataset(
         )
     if split != "train" and consumed_samples:
         raise ConfigError(
-            f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
-            "changed; pass state= with what state_dict() returned"
+            f"found consumed_samples={consumed_samples} for {split}, whose order the cache does not record; pass state= with "
+            "what state_dict() returned"
         )
     parsed = None if state is None else State.from_dict(state)
     if config is None:
@@ -121,7 +121,7 @@ def _open_without_config(
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
     """Check the number of a stage, and return it. Raises: ConfigError if the config has no such
-    stage, or the split is train, which has all of them."""
+    stage, or the split is train, which has all stages."""
     if split == "train":
         raise ConfigError(
             f"found stage={stage} for train, which has all stages; pass `stage` for valid and test only"

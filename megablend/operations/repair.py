@@ -1,5 +1,4 @@
-"""Repair the index that a run keeps, if it is damaged and the config's files now make another
-one."""
+"""Repair the index that a run keeps, if it is damaged and the config's files give another one."""
 
 from __future__ import annotations
 
@@ -69,6 +68,6 @@ def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
     """Return the error for an index that a run keeps and that cannot be rebuilt."""
     return CacheError(
         f"{problem}\nrun {ledger.run!r} needs index {ledger.index}, but the present data and config give index {newest}: "
-        "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "
-        "or reset it (`megablend runs reset CONFIG`), and build"
+        "restore both, or that index from a backup, and build again; or give the run another name (`run:`), or reset it "
+        "(`megablend runs reset CONFIG`), and build"
     )

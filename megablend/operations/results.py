@@ -11,27 +11,26 @@ from typing import Any, ClassVar
 _PLAIN = frozenset({str, int, float, bool})
 """Types of values that JSON also has."""
 _WIDTH = 100
-"""Characters of a line of a `repr`."""
+"""Number of characters in a line of a `repr`."""
 _SHORT = 60
-"""The most characters of a value in a `repr`."""
+"""Maximum number of characters of a value in a `repr`."""
 _LINES = 5
-"""The most lines of a `repr`."""
+"""Maximum number of lines of a `repr`."""
 _JOINED = "\0"
 """Stands for a blank at which a line is not broken."""
 _LISTED = 20
-"""The most items of a list that the HTML of a result shows."""
+"""Maximum number of items of a list that the HTML of a result shows."""
 
 
 class Record:
     """Base of the frozen dataclasses that functions of megablend return. It makes the dict that
-    `--json` prints, and the HTML that notebooks show. Both lack the fields that have a default,
-    None or an empty tuple, as long as they have it."""
+    `--json` prints, and the HTML that notebooks show. Both leave out fields that still have a
+    default of None or an empty tuple."""
 
     __slots__ = ()
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Further keys of the dict, which release 0.1.0 had, each with the attribute whose value it
-    has."""
+    """Keys of release 0.1.0 that the dict also has, each with the attribute it shows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it: dicts, lists, strings and numbers."""
@@ -85,8 +84,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _shorten(value: Any) -> str:
-    """Return a value as a `repr` shows it: records by their type, tuples of them by their
-    length."""
+    """Return a value as a `repr` shows it: records by type, tuples of records by length."""
     if isinstance(value, Mapping) and not isinstance(value, Record):
         text = "{" + ", ".join(map(str, value)) + "}"
     elif isinstance(value, tuple) and value and is_dataclass(value[0]):

@@ -45,7 +45,7 @@ def open_run(
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
-        storage: where files are read, instead of the one that the config asks for.
+        storage: reads files, instead of the config's storage.
     """
     check_split(split)
     check_sample(config)
@@ -138,15 +138,15 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
     if missing:
         present = list_snapshots(store)
         raise StateError(
-            f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
-            f"{', '.join(present) or 'none'}); open it with the cache that the run was built in, or "
-            "build the same data there (`megablend build CONFIG`)"
+            f"the state was saved with index {missing[0]}, which is not in {config.cache} (it has "
+            f"{', '.join(present) or 'none'}); open it with the cache that the run was built in, or build the same data there "
+            "(`megablend build CONFIG`)"
         )
 
 
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
     """Return whether a state continues on the ledger's plan; otherwise it has a plan of its own,
-    which the config gives.
+    which the config describes.
 
     Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
@@ -172,9 +172,8 @@ def _open_for_state(
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
         raise StateError(
-            f"the state belongs to {split} with new data, from index {state.index}, which run {config.run!r} in "
-            f"{config.cache} never read: open it with the cache that the run was built in, or replay the run's "
-            "stages in this one"
+            f"the state belongs to {split} with new data, from index {state.index}, which run {config.run!r} in {config.cache} "
+            "never read: open it with the cache that the run was built in, or build the run's stages again in this one"
         )
     return open_stores(config, state.indices, storage)
 

@@ -76,8 +76,8 @@ class Session:
 
     @cached_property
     def cache(self) -> CacheStore:
-        """The cache, whether it exists or not. If a cache in an object store is given, it has the
-        settings of MEGABLEND_STORAGE."""
+        """The cache, whether it exists or not. If a cache in an object store is given, it is
+        accessed with the settings of MEGABLEND_STORAGE."""
         if isinstance(self.what, str | Path) and not self.is_config:
             return find_store(self.what, load_storage_settings() if is_remote(self.what) else None)
         return self.config.cache_store

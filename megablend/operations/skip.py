@@ -1,4 +1,5 @@
-"""skip: leave out a range of a run's samples, for instance after a loss spike. The order stays."""
+"""skip: leave out a range of a run's samples, for instance after a loss spike. The order is
+kept."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class SkippedSamples(Record):
     tokens: int
     """Number of tokens that are not read."""
     by_source: dict[str, int]
-    """Number of tokens that are not read of each source, by its name; without sources that lose
-    none."""
+    """Number of tokens that are not read of each source, by its name; sources that lose none are
+    left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

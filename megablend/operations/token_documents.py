@@ -1,5 +1,5 @@
-"""Find sources whose documents are hardly meant: each token of a flat column, or each large raw file,
-since the config does not say what a document is."""
+"""Find sources whose documents are probably not what is meant: each token of a flat column, or each
+large raw file, since the config does not say what a document is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megablend.index.tables.source_entry import SourceEntry
 from megablend.run.ledger import Ledger
 
 _WHOLE_SAMPLES = 100
-"""Raw files of more samples than this, on average, are hardly documents."""
+"""Raw files with more samples than this on average are probably not single documents."""
 
 
 def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | None) -> None:
@@ -46,8 +46,8 @@ def warn_of_documents(config: Config, snapshot: Snapshot) -> list[str]:
     tokens = _join_names(_list_entries(config, snapshot))
     if tokens:
         warnings.append(
-            f"each token of {tokens} counts as a document, since the column is flat; this run keeps "
-            "doing so; in a new run, set `documents` of the source"
+            f"each token of {tokens} counts as a document, since the column is flat; that cannot change in this run; in a new "
+            "run, set `documents` of the source"
         )
     files = _join_names(_list_whole_files(config, snapshot))
     if files:
@@ -81,7 +81,7 @@ def _list_whole_files(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
 
 
 def _splits(config: Config) -> bool:
-    """Whether a split divides the documents of sources."""
+    """Return whether a split divides the documents of sources."""
     return config.split is not None and max(config.split) != 1
 
 

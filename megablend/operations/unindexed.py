@@ -26,11 +26,11 @@ from megablend.storage.base import Storage
 from megablend.storage.location import join
 
 _MAX_LOOKED_UP = 100
-"""The most indexed files of a source that are looked up, to find one that exists, but that the
-source's path does not match."""
+"""Maximum number of indexed files of a source that are looked up to find one that still exists, but
+no longer matches the source's path."""
 _MAX_COMPARED = 8
-"""The most files of a source that are compared with the index if the source is in another folder
-than when it was indexed."""
+"""Maximum number of files of a source whose content is compared with the index if the source is in
+another folder than when it was indexed."""
 INDEX_REMEDY = "run `megablend index CONFIG`, which indexes the files without committing a run"
 
 
@@ -97,10 +97,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
         return None
     for listing in listings:
         entry = newest.sources[known[listing.name]]
-        whose = (
-            f"the newest index of {config.cache} has files of source {entry.name!r} other than those that its path "
-            "matches"
-        )
+        whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
         difference = _compare_names(entry, [names[i] for i in entry.files], listing, storage)
         if difference is not None:
             return difference._replace(text=f"{whose} ({difference.text})")
@@ -138,8 +135,8 @@ def _compare_names(
     )
     if not_matched is None and indexed.isdisjoint(matched):  # the files are in another folder now
         indexed = {join(listing.root, name) for name in names}
-    counts = f"{len(indexed):,} and {len(matched):,}; the first that differs"
+    counts = f"{len(indexed):,} indexed, {len(matched):,} matched; the first difference"
     if not_matched is not None:
-        return Unindexed(f"{counts}: {not_matched}, indexed, but not matched")
+        return Unindexed(f"{counts}: {not_matched} is indexed, but not matched")
     new = matched - indexed
-    return Unindexed(f"{counts}: {min(new)}, not indexed", only_lacks_files=True) if new else None
+    return Unindexed(f"{counts}: {min(new)} is not indexed", only_lacks_files=True) if new else None

@@ -1,4 +1,4 @@
-"""verify: check whether the cache is as it was built, and the data as it was indexed."""
+"""verify: check that a cache is as it was built, and that the data is as it was indexed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class VerifyResult(Record):
     """A line for each problem, which names file and place."""
     notes: tuple[str, ...]
     """A line if the cache holds no index yet, and for each record that is valid, but that this
-    release would write in another way."""
+    release would write differently."""
 
     def __bool__(self) -> bool:
-        """Refuse to be a condition. Up to release 0.1 the result was a list of problems, false if
-        there were none.
+        """Refuse to be used as a condition. Up to release 0.1 the result was a list of problems,
+        false if there were none.
 
         Raises: TypeError, since `if verify(cache):` would now silently mean something else.
         """
@@ -74,7 +74,7 @@ def verify(
         )
     if text and config is not None and not has_text(config):
         raise ConfigError(
-            f"{cache}: found no source of text, whose documents `text` ({text}) would tokenise again; leave it out"
+            f"{cache}: found no text source whose documents `text` ({text}) could tokenise again; leave out `text`"
         )
     store = session.cache
     uses = dict[str, SnapshotUse]()
@@ -98,8 +98,7 @@ def verify(
 
 
 def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
-    """Yields the problems of ledgers and of records of skips, and appends to `notes`; also that
-    there is no index."""
+    """Yield the problems of ledgers and records of skips. Appends to `notes`."""
     indices = list_snapshots(cache)
     if not indices:
         notes.append(f"{cache.location}: holds no index yet; run `megablend build CONFIG`")
@@ -115,8 +114,8 @@ def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
             continue
         if ledger is not None and lacks_checksum(cache, name):
             notes.append(
-                f"{cache.describe_record(SKIPS, name)}: has no checksum, as an earlier release wrote it; the next `megablend "
-                "skip` of the run writes one"
+                f"{cache.describe_record(SKIPS, name)}: has no checksum, since an earlier release wrote it; the next "
+                "`megablend skip` of the run writes one"
             )
         for index in [] if ledger is None else ledger.indices:
             # A build may have committed both just now

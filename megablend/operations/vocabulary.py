@@ -62,7 +62,8 @@ def read_vocab_size(path: str) -> int:
         return largest + 1
     except OSError as error:
         raise ConfigError(
-            f"vocab_size: {path}: cannot read the tokenizer: {error.strerror}"
+            f"vocab_size: {path}: cannot read the tokenizer: {error.strerror}; give a readable tokenizer.json, or the number "
+            "of token ids"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(

@@ -18,8 +18,8 @@ from megablend.run.run import Run
 from megablend.run.run_files import list_late
 
 _MAX_FILES = 200_000
-"""The most files for which sources that share files are looked for; it takes some tenths of a
-second."""
+"""Maximum number of files in which sources that share files are looked for, which takes some tenths
+of a second."""
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
@@ -153,8 +153,8 @@ def _warn_of_masks(config: Config) -> list[str]:
         if acting and None not in appended and masks.eod not in appended:
             tokens = ", ".join(sorted(map(str, appended)))
             found.append(
-                f"eod_token: {', '.join(acting)} act on token {masks.eod}, but documents end with what is appended to them "
-                f"(append_eod {tokens}); leave out eod_token, or give the same"
+                f"eod_token: {', '.join(acting)} act on token {masks.eod}, but the sources append another one to documents "
+                f"(append_eod {tokens}); leave out eod_token, or set it to the same"
             )
         for text in found:
             places.setdefault(text, f"stages[{number}]: " if config.stages else "")
@@ -170,9 +170,9 @@ def _warn_of_last_share(compiled: Compiled) -> list[str]:
         return []
     return [
         f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
-        f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the "
-        "whole length (for parts of 30% and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all "
-        "stages as `samples` and no length for the run"
+        f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the whole length (for "
+        "parts of 30% and 70%: `share: 0.3`, then a stage without), or, to end there, set the ends of all stages in "
+        "`samples`, and no length for the run"
     ]
 
 

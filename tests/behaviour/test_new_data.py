@@ -483,7 +483,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     added = entry(tmp_path, 2, weight=0)
     first = edited | {"sources": [added, *config["sources"]]}
     megablend.build_index(first)
-    says = "source 's2' is new in run 'default', and listed before sources that the run had already; list it after them"
+    says = "source 's2' is new in run 'default', but listed before sources that the run already had; list it after them"
     with pytest.raises(PlanError, match=says):
         megablend.amend(first, at=112)
     assert (
@@ -505,7 +505,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
     write_file(tmp_path, 1, "m00", later(1))
     assert (
-        "has files of source 's1' other than those that its path matches (2 and 3; "
+        "has other files of source 's1' than its path matches (2 indexed, 3 matched; "
         in megablend.describe(grown).to_dict()["note"]
     )
     megablend.build_index(grown)
@@ -730,7 +730,7 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(
     )
     early = dataset.state_dict(stop - 1)
     late = dataset.state_dict(stop)
-    restore = ", and this state is before that: restore the file"
+    restore = ", and this state is at an earlier sample: restore the file"
     assert megablend.check(edited, state=early).problems == tuple(
         line + restore for line in checked.older_problems
     )
@@ -788,7 +788,7 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     ]
     shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
-    says = r"run 'default' in .* never read: open it with the cache that the run was built in, or replay the run's stages in"
+    says = r"run 'default' in .* never read: open it with the cache that the run was built in, or build the run's stages again in"
     with pytest.raises(StateError, match=says):
         megablend.open(edited, "valid", stage=1, state=state)
     kept = edited | {"cache": str(tmp_path / "kept")}
@@ -899,7 +899,7 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
     says = (
-        r"stages\[1\]: new_data: run 'default' is not built, and begins with one version of the index: build it without "
+        r"stages\[1\]: new_data: run 'default' is not built yet: build it without "
         r"stages\[1\] and later stages, .*; for a run that was reset, move its ledger back to `runs` in the cache"
     )
     for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
@@ -958,7 +958,7 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     for dry_run in (True, False):
         with pytest.raises(
             CacheError,
-            match=r"has files of source 's0' other than those that its path matches .* `megablend index CONFIG`",
+            match=r"has other files of source 's0' than its path matches .* `megablend index CONFIG`",
         ):
             megablend.amend(edited, at=112, dry_run=dry_run)
     assert load_ledger(config["cache"], "default") == ledger
@@ -968,7 +968,7 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     note = megablend.amend(edited, at=112).note
     assert note is not None
     assert re.search(
-        r"source 's1' .*m2.parquet, not indexed\); .*index again \(`megablend index CONFIG`\) and amend",
+        r"source 's1' .*m2.parquet is not indexed\); .*index again \(`megablend index CONFIG`\) and amend",
         note,
     )
     megablend.build_index(
@@ -978,7 +978,7 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     # Of equal names
     with pytest.raises(
         CacheError,
-        match=r"has files of source 's[01]' other than .*, but those of .* were indexed\)",
+        match=r"has other files of source 's[01]' than .*, but those of .* were indexed\)",
     ):
         megablend.amend(edited, at=112)
     megablend.build_index(edited)

@@ -188,10 +188,10 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
 
     message = refused()
     assert "build CONFIG" not in commands_in(message), "that is what was run"
-    assert "restore them as they were, or that index from a backup, and build again" in message
+    assert "restore both, or that index from a backup, and build again" in message
     build({**project.given, "run": "other"})  # "give the run another name (`run:`)"
     (tmp_path / "data" / "1.parquet").rename(tmp_path / "1.parquet")
-    project.run("build CONFIG")  # "restore them as they were"
+    project.run("build CONFIG")  # "restore both"
     assert project.read() == project.tokens
     (tmp_path / "1.parquet").rename(tmp_path / "data" / "1.parquet")
     flip(project.kept / name)

@@ -215,7 +215,7 @@ def test_one_blend_lengthened_and_then_changed_goes_on(config: dict[str, Any]) -
         (
             {"stages": [{"samples": 80}, *STAGES[1:]]},
             r"its stage 0 ends at sample 160, but the config changes before that: lanes was 4 and is now 8; restore the stage's "
-            r"end, `samples: 160`; `megablend amend CONFIG --at SAMPLE` lets the next stage begin earlier",
+            r"end, `samples: 160`, or let the next stage begin earlier with `megablend amend CONFIG --at SAMPLE`",
         ),
         ({"stages": STAGES[:1]}, None),
         (

@@ -149,12 +149,12 @@ def test_a_source_that_gives_validation_no_sample(tmp_path: Path, is_set: bool) 
     if is_set:
         config |= {"sources": {"train": [sources[0] | {"name": "t"}], "valid": sources}}
     says = (
-        "source 's1' gets none of 10 samples: its share is 0.0099. All sources get at least one from 101 samples on: set "
-        "`valid_samples: 101` or more; or give it a larger share, or a share of 0"
+        "source 's1' gets none of the 10 samples: its share is 0.0099. A run of 101 samples or more has at least one of each "
+        "source: set `valid_samples: 101` or more; or give the source a larger share, or a share of 0"
     )
     assert f"valid: cannot be opened: {says}" in megablend.build(config).warnings
     assert megablend.describe(config).to_dict()["splits"]["valid"]["problem"] == says
-    with pytest.raises(megablend.PlanError, match="source 's1' gets none of 10 samples"):
+    with pytest.raises(megablend.PlanError, match="source 's1' gets none of the 10 samples"):
         megablend.open(config, split="valid")
     assert len(megablend.open(config)) == 200
     for number, (weight, samples) in enumerate([(10, 101), (500, 10), (0, 10)]):

@@ -43,7 +43,7 @@ WITHOUT_EFFECT: list[tuple[str, list[str], str]] = [
     (
         "verify CONFIG",
         ["--text", "3"],
-        "found no source of text, whose documents `text` (3) would tokenise again; leave it out",
+        "found no text source whose documents `text` (3) could tokenise again; leave out `text`",
     ),
 ]
 
@@ -75,7 +75,9 @@ def test_an_option_without_effect_is_refused(
 
 
 def test_a_number_added_to_no_state_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(megablend.ConfigError, match="position of `state`; add it to `at`"):
+    with pytest.raises(
+        megablend.ConfigError, match="position of a `state`; without one, add it to `at`"
+    ):
         megablend.amend(config, at=100, after=5)
 
 
@@ -111,8 +113,8 @@ MASKS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"eod_token": 7, "eod_mask_loss": True, "appended": 0},
         [
-            "eod_token: eod_mask_loss act on token 7, but documents end with what is appended to them (append_eod 0); leave "
-            "out eod_token, or give the same"
+            "eod_token: eod_mask_loss act on token 7, but the sources append another one to documents (append_eod 0); "
+            "leave out eod_token, or set it to the same"
         ],
     ),
     ({"eod_token": 0, "eod_mask_loss": True, "appended": 0}, []),

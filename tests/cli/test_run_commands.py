@@ -82,7 +82,7 @@ def test_a_config_from_a_pipe(config: Path, command: Command) -> None:
     code, _, err = command("verify", pipe())
     assert code == 2
     assert (
-        "found nothing, expected keys such as cache, sequence_length, sources; a pipe can be read only once: write the config to a file"
+        "found nothing, expected keys such as cache, sequence_length, sources; a pipe can be read only once: write it to a file"
         in err
     )
     for end in ends:

@@ -86,7 +86,7 @@ SITUATIONS = [
         {"samples": 480},
         ["build BEFORE", "amend LISTED --at 112", "amend CONFIG --at 240"],
         [
-            "has 2 before sample 240: list them as they were (`megablend runs show`), then one with `from: 240`"
+            "has 2 before sample 240: list them as they were (`megablend runs show`), then add one with `from: 240`"
         ],
     ),
     Situation(
@@ -262,6 +262,6 @@ def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(
     changed = State.from_dict(dataset.state_dict()).to_dict() | {"consumed_samples": 41}
     with pytest.raises(
         StateError,
-        match="the state is at sample 41, but in the plan that the state names, run 'default' ends at sample 40,",
+        match="the state is at sample 41, but in the state's plan, run 'default' ends at sample 40,",
     ):
         dataset.load_state_dict(changed)

@@ -123,7 +123,7 @@ def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, An
         megablend.build_index(config)
 
 
-OTHER_FILES = "has files of source 's0' other than those that its path matches"
+OTHER_FILES = "has other files of source 's0' than its path matches"
 INDEX_IT = "run `megablend index CONFIG`, which indexes the files without committing a run"
 
 
@@ -156,8 +156,8 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     megablend.build(config)
     other = without_second_file(config)
     note = files_note(other)
-    first = f"{tmp_path}/data/source0/1.parquet, indexed, but not matched"
-    assert f"{OTHER_FILES} (2 and 1; the first that differs: {first})" in note
+    first = f"{tmp_path}/data/source0/1.parquet is indexed, but not matched"
+    assert f"{OTHER_FILES} (2 indexed, 1 matched; the first difference: {first})" in note
     path = tmp_path / "other.json"
     path.write_text(json.dumps(other))
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_files_that_came_since_are_not_described_by_the_older_index(
     folder = tmp_path / "data" / "source0"
     KINDS["parquet"].write(folder / "2.parquet", documents(0, 9, 9, 1))
     assert (
-        f"{OTHER_FILES} (2 and 3; the first that differs: {folder}/2.parquet, not indexed)"
+        f"{OTHER_FILES} (2 indexed, 3 matched; the first difference: {folder}/2.parquet is not indexed)"
         in files_note(config)
     )
 
@@ -216,8 +216,10 @@ def test_files_of_another_folder_are_not_those_of_the_index(
     megablend.build_index(config)
     other = write_source(tmp_path / "more", 0, "parquet", documents(0, 20, 9, 1), num_files=3)
     config["sources"][0] |= {"path": other["path"]}
-    first = f"{tmp_path}/data/source0/0.parquet, indexed, but not matched"
-    assert f"{OTHER_FILES} (2 and 3; the first that differs: {first})" in files_note(config)
+    first = f"{tmp_path}/data/source0/0.parquet is indexed, but not matched"
+    assert f"{OTHER_FILES} (2 indexed, 3 matched; the first difference: {first})" in files_note(
+        config
+    )
 
 
 def test_files_that_moved_as_a_whole_are_those_of_the_index(

@@ -215,8 +215,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST]},
         {"at": 100},
-        "the config lists no stage that begins at sample 112; add one to `stages` after the stage that has this sample, with "
-        "what changes and `from: 112`$",
+        "the config lists no stage that begins at sample 112; add one to `stages` after the stage that has this sample, with the "
+        "settings to change and `from: 112`$",
         [({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100})],
     ),
     (
@@ -234,8 +234,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"from": 100}]},
         {"at": 100},
-        "begins at sample 100, expected 112: set the end of the previous stage to the one that was built, `samples: "
-        "640`, and set `from: 112`, or no `from`, in the next stage$",
+        "begins at sample 100, expected 112: set `samples: "
+        "640` in the previous stage, as it was built, and `from: 112`, or no `from`, in the next one$",
         [
             ({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}),
             ({"stages": [FIRST, NEXT]}, {"at": 100}),
@@ -244,8 +244,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [{"samples": 100}, NEXT]},
         {"at": 100},
-        "begins at sample 100, expected 112: set the end of the previous stage to the one that was built, `samples: "
-        "640`",
+        "begins at sample 100, expected 112: set `samples: 640`",
         [({"stages": [{"samples": 640}, NEXT | {"from": 112}]}, {"at": 100})],
     ),
     (

@@ -338,7 +338,7 @@ def test_what_is_replaced_while_training_is_an_error(
 def test_a_config_that_was_edited_but_not_amended_is_told(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    says = "the config is not what run 'default' is committed to, and loaders refuse it: "
+    says = "the config differs from what run 'default' is committed to, so loaders refuse it: "
     heavier = config | {"sources": [config["sources"][0] | {"weight": 3}, config["sources"][1]]}
     without = {"samples": 80, "withdraw": ["s1"]}
     withdrawn = config | {"samples": None, "stages": [{"samples": 40}, without]}

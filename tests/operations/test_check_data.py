@@ -78,7 +78,7 @@ def test_a_wrong_token_is_named_with_file_and_row(
     in_group = " (row group 0)" if kind == "parquet" else ""
     assert checked.problems == (
         f"{path}: row 150{in_group}: token {token}, expected 0 to 99 (vocab_size 100); 2 tokens of the file are out of range: "
-        "if this is the column of tokens, rewrite the file; if not, set `column:` to the one that is",
+        "rewrite the file, or set `column:` if this is not the token column",
     )
 
 

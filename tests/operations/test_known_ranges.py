@@ -48,7 +48,7 @@ def test_a_build_names_file_and_row(tmp_path: Path, token: int, command: Any) ->
         command(given)
     assert str(caught.value) == (
         f"{path}: row 150 (row group 2): token {token}, expected 0 to 99 (vocab_size 100); 2 tokens of the file are out of "
-        "range: if this is the column of tokens, rewrite the file; if not, set `column:` to the one that is"
+        "range: rewrite the file, or set `column:` if this is not the token column"
     )
     assert not list((tmp_path / "cache").glob("runs/*")), "no run is committed"
     write(tmp_path / "data" / "b.parquet", ROWS)

@@ -43,9 +43,9 @@ def test_a_later_stage_with_new_data_cannot_be_left_out(grown: dict[str, Any]) -
     kept, left = load_indices(grown)
     edited = with_stages(grown, STAGES[0], CHANGE)
     says = (
-        "run 'default' reads new data from sample 320 on, but the config lists no stage with `new_data` for that: list it "
-        "again after the amendment's stage, or first give the new data up: `megablend amend CONFIG --at 320`, with a stage "
-        "without `new_data` there$"
+        "run 'default' reads new data from sample 320 on, but the config lists no stage with `new_data` there: list "
+        "that stage again after the amendment's, or first replace it by one without "
+        r"`new_data` \(`megablend amend CONFIG --at 320`\)$"
     )
     state = megablend.open(grown).state_dict(100)
     refuse(megablend.amend, edited, says, at=112)
@@ -92,8 +92,8 @@ def test_new_data_of_a_stage_that_has_begun_cannot_be_lost(grown: dict[str, Any]
     """The run would go on with its first index."""
     lost = with_stages(grown, STAGES[0], {"samples": 1600})
     says = (
-        "run 'default' has already started, and its stage 1, from sample 320 on, has `new_data`, which the config no longer "
-        "has there: put `new_data: true` back in that stage$"
+        "run 'default' has already started, and its stage 1, from sample 320 on, was built with `new_data`, which the config no "
+        "longer sets: put `new_data: true` back in that stage$"
     )
     change = CHANGE | {"samples": 3200}
     refuse(megablend.build, with_stages(grown, STAGES[0], {"samples": 3200}), says)
@@ -118,7 +118,9 @@ def test_new_data_of_a_stage_that_has_begun_cannot_be_moved(tmp_path: Path) -> N
     change = CHANGE | {"samples": 2400}
     for number in (1, 3):
         moved = [*stages[:number], new[number], *stages[number + 1 :]]
-        says = f"reads no new data from sample {stages[number - 1]['samples']} on, where the config has"
+        says = (
+            f"without new data from sample {stages[number - 1]['samples']} on, where the config has"
+        )
         refuse(megablend.build, with_stages(config, *moved, change), says)
         refuse(megablend.amend, with_stages(config, *moved, change), says, at=1200)
     # Where its stage begins may be rounded otherwise than it was by an earlier release
@@ -133,9 +135,9 @@ def test_new_data_cannot_be_added_to_what_is_committed(tmp_path: Path, ends: lis
     write_file(tmp_path, 1, "m00", later(1))
     added = with_stages(config, {"samples": ends[0]}, {"samples": ends[1], "new_data": True})
     says = (
-        rf"run 'default' has already started, and reads no new data from sample {ends[0]} on, where the config has `new_data`: "
-        "leave it out there, and list it in a further stage at the end, or in one that `megablend amend CONFIG --at SAMPLE` "
-        "begins$"
+        rf"run 'default' has already started, without new data from sample {ends[0]} on, where the config has `new_data`: "
+        "remove it there, and set it in a stage at the end, or in one that `megablend amend CONFIG --at SAMPLE` "
+        "adds$"
     )
     refuse(megablend.build, added, says)
     change = CHANGE | {"samples": ends[1]}
@@ -157,13 +159,13 @@ def test_what_else_an_amendment_leaves_out_is_noted(grown: dict[str, Any]) -> No
     found = megablend.amend(edited, at=112, dry_run=True)
     assert found.note == (
         "the run no longer has the stages that began at samples 320, 1,600, with settings that the config does not list; "
-        "samples 400 to 440 of the run before are no longer skipped"
+        "samples 400 to 440 of the previous plan are no longer skipped"
     )
     kept = with_stages(
         edited, edited["stages"][0], edited["stages"][1] | {"samples": 400}, *other["stages"][1:]
     )
     found = megablend.amend(kept, at=112)
-    assert found.note == "samples 400 to 440 of the run before are no longer skipped"
+    assert found.note == "samples 400 to 440 of the previous plan are no longer skipped"
     assert megablend.open(kept).skips.ranges == ((48, 64),)
     assert megablend.amend(kept, at=112, dry_run=True).note is None
 

@@ -192,7 +192,7 @@ def test_a_state_whose_snapshot_is_gone(tmp_path: Path, config: dict[str, Any]) 
     state = megablend.open(config).state_dict(32)
     shutil.rmtree(tmp_path / "cache" / "generations" / state["index"])
     with pytest.raises(
-        megablend.StateError, match=f"taken with index {state['index']}, which .* does not hold"
+        megablend.StateError, match=f"saved with index {state['index']}, which is not in"
     ):
         megablend.open(config, state=state)
 
@@ -247,7 +247,8 @@ def test_max_epochs_is_a_hard_cap(config: dict[str, Any]) -> None:
 def test_a_source_too_small_for_a_sample_is_refused_by_name(config: dict[str, Any]) -> None:
     sources = [config["sources"][0], config["sources"][1] | {"weight": "1e-9"}]
     with pytest.raises(
-        megablend.PlanError, match=r"source 's1' gets none of 100 samples: its share is 1\.33e-09"
+        megablend.PlanError,
+        match=r"source 's1' gets none of the 100 samples: its share is 1\.33e-09",
     ):
         megablend.build(config | {"sources": sources})
 

@@ -208,12 +208,12 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
         ("{", "cannot read the run's skipped samples: .*"),
     ):
         path.write_text(damage)
-        says = rf"demo\.json: {says}; restore it from a backup, or let the run skip nothing .`megablend skip CONFIG --clear`."
+        says = rf"demo\.json: {says}; restore it from a backup, or clear the run's skips .`megablend skip CONFIG --clear`."
         with pytest.raises(CacheError, match=says):
             megablend.open(config)
         path.write_bytes(kept)  # "restore it"
         assert megablend.open(config).skips.ranges == ((8, 20), (188, 200))
-        megablend.unskip(config)  # "or let the run skip nothing"
+        megablend.unskip(config)  # "or clear the run's skips"
         assert megablend.open(config).skips.ranges == ()
 
 

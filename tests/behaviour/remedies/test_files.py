@@ -266,7 +266,7 @@ test_files = table(
     fault("a token out of range",
           (lambda bench: bench.set(vocab_size=100), column("a.parquet", parquet({"ids": [[t + 90 for t in row] for row in ROWS],
           "right": ROWS}))),
-          "tokens of the file are out of range: if this is the column of tokens, rewrite the file; if not, set `column:` to",
+          "tokens of the file are out of range: rewrite the file, or set `column:` if this is not the token column",
           ({"column": "right"}, OTHER_RUN), (again(parquet()), OTHER_RUN), fails=check_tokens),
     fault("an extra column of another length", masked([row[1:] for row in ROWS]),
           "each list must have as many values as its row has tokens, nulls not counted",

@@ -292,11 +292,11 @@ test_runs = table(
     *(fault(f"a changed file of {kind}", changed(kind), KEEPS, ANOTHER_RUN, restore("data"), fails=build_and_use)
       for kind in ("parquet", "arrow", "bin")),
     *(fault(f"another {key}", {key: value},
-            r"give the new one another name \(`run:`\).*let the next build plan it again \(`megablend (runs reset)",
+            r"give the new run another name \(`run:`\).*plan this one again \(`megablend (runs reset)",
             ANOTHER_RUN, restore_config, "{1} CONFIG", fails=build_and_use) for key, value in (("samples", 10), ("seed", 2))),
     fault("an index that is gone", without_index, "`megablend (build CONFIG)` rebuilds it if the data is unchanged", "{1}"),
     fault("an index and the data that are gone", (without_index, write_data("parquet", CHANGED)),
-          "this index does not exist\nrun 'default' needs index.*restore them as they were, or that index from a backup, "
+          "this index does not exist\nrun 'default' needs index.*restore both, or that index from a backup, "
           "and build again; "
           "or give the run another name", restore("data"), restore("cache/generations"), ANOTHER_RUN, fails=Run.build),
     fault("an index that verify misses", without_index,
@@ -339,7 +339,7 @@ test_runs = table(
     fault("an amendment during another one", amended_during,
           r"another process changed run 'default' in the meantime; repeat the command$", (),
           fails="amend CONFIG --at 40"),
-    fault("a run that is removed while it is shown", removed_during, r"run 'default' was removed by another process just now$",
+    fault("a run that is removed while it is shown", removed_during, r"was just removed .*; choose another run$",
           (),
           fails=lambda bench: megablend.show_run(bench.config, "default"),
           works=nothing_is_listed),

@@ -205,12 +205,12 @@ test_paths = table(
 test_shares = table(
     # the number that is said fits all sources at once
     *(fault(f"too few {unit} for some sources", shares(*({"weight": weight} for weight in (1, 0.01, 0.003, 0.0007)), **length),
-            f"All sources get at least one from.*`{unit}: ([^`]+)`", {unit: "{1}"}) for unit, length in UNITS.items()),
+            f"samples or more has at least one of each.*`{unit}: ([^`]+)`", {unit: "{1}"}) for unit, length in UNITS.items()),
     *(fault(f"more {unit} than caps allow", shares(*CAPS, **length), f"`{'tokens' if unit == 'tokens' else 'samples'}: ([^`]+)`",
             {unit: None, "tokens" if unit == "tokens" else "samples": "{1}"}, ({unit: None}, raise_caps)) for unit,
             length in MANY.items()),
     fault("no length that fits", shares({"weight": 1, "max_epochs": 1}, {"weight": 0.00001}),
-          "No length fits: all sources get at least one from 100,001 samples on, but the caps allow",
+          "No length fits: only 100,001 samples or more would include one of each source, but the caps allow",
           *(shares({"weight": 1, "max_epochs": 1}, {"weight": weight}) for weight in (0.1, 0))),
     fault("no plan that is long enough", shares({"weight": 1}, {"weight": "1e-18"}), "^(?!.*set `).*but a plan can have at most",
           shares({"weight": 1}, {"weight": 0.1})),
