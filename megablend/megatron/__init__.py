@@ -1,5 +1,5 @@
-"""Megatron-LM's datasets: its cache files, byte for byte, built without waiting for one rank; and
-its builder.
+"""Build Megatron-LM's dataset cache, byte for byte, without waiting for one rank; and replace its
+dataset builder.
 
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script

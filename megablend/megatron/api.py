@@ -39,7 +39,7 @@ def prepare_on_ranks(
         dry_run, max_memory: see `prepare_cache`.
         progress: see `prepare_cache`; called on the first rank of each folder.
 
-    Raises: on all ranks, if any of them fails, its error: ConfigError, PlanError, DataError,
+    Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
         CacheError, LaunchError.
     """
     cache = Path(request.path_to_cache).absolute()
@@ -73,8 +73,8 @@ def prepare(
     max_memory: int | None = None,
     shared_fs: str = AUTO,
 ) -> CacheReport:
-    """Build the files that Megatron's builder will look for in `config.path_to_cache`, as far as
-    they are missing. Every rank calls it.
+    """Build the files that Megatron's builder will look for in `config.path_to_cache` and that are
+    missing. Every rank calls it.
 
     The ranks are those of torch.distributed if it is initialised, otherwise those that an MPI
     launcher started, otherwise this process alone. Ranks that see the same folder build it
@@ -89,7 +89,7 @@ def prepare(
         shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine
             may share it, "auto" to detect it.
 
-    Raises: on all ranks, if any of them fails, its error: ConfigError, PlanError, DataError,
+    Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
         CacheError, LaunchError.
     """
     job = this_job()

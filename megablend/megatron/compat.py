@@ -1,7 +1,7 @@
 """Differences between versions of megatron-core, which are detected by the settings and methods
 that a version has; no other module depends on a version.
 
-    0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
+    0.12    a blend's surplus is 0.5 %, not a setting; no separate validation sets, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
     0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
@@ -26,7 +26,7 @@ _DEFAULTS = {
     "mid_level_dataset_surplus": 0.005,
     "multiple_validation_sets": False,
 }
-"""By setting, the behaviour of versions that lack it."""
+"""The behaviour of versions that lack a setting, by setting."""
 _OTHERS = {
     "add_extra_token_to_sequence",
     "allow_ambiguous_pad_tokens",
@@ -64,12 +64,12 @@ _OTHERS = {
 
 
 def is_tried(version: str) -> bool:
-    """Whether a version, such as 0.16.1, belongs to a series that was tried."""
+    """Return whether a version, such as 0.16.1, belongs to a series that was tried."""
     return ".".join(version.split(".")[:2]) in TRIED
 
 
 def has_default(name: str) -> bool:
-    """Whether some versions lack this setting, so that it has a default here."""
+    """Return whether some versions lack this setting, so that it has an entry in _DEFAULTS."""
     return name in _DEFAULTS
 
 
@@ -78,7 +78,7 @@ def find_unknown_settings(config: Any, known_class: type[Any]) -> list[str]:
 
     Args:
         config: an instance of `known_class`, or of a class derived from it, whose own settings are
-            not looked at.
+            ignored.
         known_class: the installed GPTDatasetConfig.
     """
     unknown = [
@@ -103,8 +103,8 @@ def setting(config: Any, name: str) -> Any:
 
 
 def assumes_whole_cache(config: Any) -> bool:
-    """Whether the user has declared the cache complete (`fast_cache_load`), so that it is not
-    checked."""
+    """Return whether the user has declared the cache complete (`fast_cache_load`), so that it is
+    not checked."""
     return bool(setting(config, "fast_cache_load"))
 
 

@@ -30,12 +30,12 @@ PairState = tuple[FileState | None, ...]
 
 
 def look_at_pair(prefix: str) -> PairState:
-    """Return the states of a pair's files, as they are now."""
+    """Return the current states of a pair's files."""
     return tuple([_look_at(prefix + suffix) for suffix in _SUFFIXES])
 
 
 def look_at_pairs(prefixes: Collection[str]) -> dict[str, PairState]:
-    """Return the states of the files of pairs, by prefix, as they are now."""
+    """Return the current states of the files of pairs, by prefix."""
     return {prefix: look_at_pair(prefix) for prefix in sorted(prefixes)}
 
 
@@ -51,7 +51,7 @@ def times_of(pair: PairState) -> list[int | None]:
 
 
 def check_pair(prefix: str, before: PairState) -> None:
-    """Check that a pair's files are as they were before. Raises: MissingFileError,
+    """Check that a pair's files have the states `before`. Raises: MissingFileError,
     ChangedFileError."""
     for suffix, expected, now in zip(_SUFFIXES, before, look_at_pair(prefix), strict=True):
         path = prefix + suffix
@@ -59,15 +59,15 @@ def check_pair(prefix: str, before: PairState) -> None:
             continue
         if now is None:
             raise MissingFileError(
-                path, "is missing, but was there when this job built its datasets: restore the file"
+                path, "is missing, but existed when this job built its datasets: restore the file"
             )
         raise _changed(path, expected, now.size)
 
 
 def check_open_size(path: str, descriptor: int, before: FileState | None) -> None:
-    """Check that an open file has the size that it had before; not one of an object store, whose
-    descriptor is negative. Times are not compared, since who only touches a file changes no
-    token. Raises: ChangedFileError."""
+    """Check that an open file still has its earlier size; a file of an object store, whose
+    descriptor is negative, is not checked. Times are not compared, since touching a file changes no
+    tokens. Raises: ChangedFileError."""
     if descriptor < 0 or before is None:
         return
     try:

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 _DESCRIPTORS = {name: np.dtype(name).str for name in ("int16", "int32", "uint32", "int64")}
 _ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DESCRIPTORS}
 _DIGITS = 21
-"""The digits that numpy reserves for the first dimension, so that it can grow in place."""
+"""Number of digits that numpy reserves for the first dimension, so that it can grow in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ArraySpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of the array, without the file's header."""
+        """Number of bytes of the array, without the file's header."""
         return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     @cached_property
@@ -68,7 +68,7 @@ class Artefact:
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of its arrays, which are nearly all bytes of its files."""
+        """Number of bytes of its arrays, which are nearly all bytes of its files."""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property
@@ -82,15 +82,15 @@ class Artefact:
         return f"{self.base}-description.txt"
 
     def file_name(self, array: str) -> str:
-        """Name of an array's file."""
+        """Return the name of an array's file."""
         return f"{self.base}-{array}.npy"
 
     def path(self, cache: Path, array: str) -> Path:
-        """Path of an array's file."""
+        """Return the path of an array's file."""
         return cache / self.file_name(array)
 
     def description_path(self, cache: Path) -> Path:
-        """Path of the description."""
+        """Return the path of the description."""
         return cache / self.description_name
 
 
@@ -130,7 +130,7 @@ def problem_with(
 
 
 def _has_content(path: str, beginning: bytes, size: int) -> bool:
-    """Whether a file can be read, has `size` bytes, and begins with the given ones."""
+    """Return whether a file can be read, has `size` bytes, and begins with the given ones."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Building artefacts in this process: arrays are made in the order of Megatron's random draws, and
+"""Build artefacts in this process: arrays are made in the order of Megatron's random draws, and
 written to the disk as they are made."""
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, 
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 
 _SMALL = 1 << 16
-"""The samples of a dataset below which shuffling takes less time than starting another thread."""
+"""Number of samples below which shuffling a dataset takes less time than starting a thread."""
 _DRAWN = 1 << 22
-"""The samples of a blend that are computed at a time: 40 MiB."""
+"""Number of samples of a blend that are computed at a time: 40 MiB."""
 _MAX_BYTES = 1 << 23
-"""The bytes of the arrays of a small dataset, at most."""
+"""Maximum number of bytes of the arrays of a small dataset."""
 TOGETHER_BYTES = 1 << 21
-"""The bytes of the arrays of several datasets that are built together, at most: they are still in a
+"""Maximum number of bytes of the arrays of datasets that are built together: they are still in a
 core's caches when they are written."""
 MAX_TOGETHER = 64
-"""The number of datasets that are built together, at most."""
+"""Maximum number of datasets that are built together."""
 _ALIGNMENT = 64
 _TYPES = ("int32", "int32", "uint32")
 """The dtypes of the document, sample and shuffle index of a small dataset."""
@@ -127,7 +127,7 @@ def _blend(job: BlendJob) -> ExactBlend:
 
 
 def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:
-    """Make the document index; returns it, and the generator that has shuffled it."""
+    """Make the document index; return it, and the generator that shuffled it."""
     generator = Generator(request.random_seed)
     documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
     is_final_separate = job.samples_before_final is not None
@@ -166,7 +166,7 @@ def _write_shuffle_index(job: DatasetJob, generator: Generator, out: ArtefactWri
 
 
 def is_small(job: Job) -> bool:
-    """Whether `build_small` can build a job."""
+    """Return whether `build_small` can build a job."""
     if not isinstance(job, DatasetJob):
         return False
     first = job.samples_before_final
@@ -239,8 +239,8 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
 
 
 def _buffer(size: int) -> Any:
-    """Return at least `size` bytes of this thread's buffer, which is used again and again: new
-    pages from the system take as long as filling them."""
+    """Return at least `size` bytes of this thread's buffer, which is reused: getting new pages from
+    the system takes as long as filling them."""
     buffer = getattr(_buffers, "bytes", None)
     if buffer is None or len(buffer) < size:
         memory = np.empty(size + _ALIGNMENT, np.uint8)

@@ -1,12 +1,11 @@
-"""Filling a cache with the files that Megatron's builder will look for; all ranks of a launch do
-it.
+"""Fill a cache with the files that Megatron's builder will look for, by all ranks of a launch.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
     rank 0     locks the cache, if work is left
     each rank  builds its share, in threads; waits for the others
 
-A complete cache is only read, so it may be read-only. An error on any rank ends all of them.
+A complete cache is only read, so it may be read-only. An error on any rank stops all of them.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""The threads of a rank that open files, which on a network file system takes a while."""
+"""Number of threads of a rank that open files, which takes a while on a network file system."""
 _KEPT_BYTES = 1 << 27
-"""The bytes of lengths that a rank keeps from counting to building if its memory is not limited."""
+"""Number of bytes of lengths that a rank keeps until it builds if its memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class CacheReport:
     """A report of the artefacts that were built, or would be built; the same on all ranks."""
 
     splits: tuple[SplitPlan, ...]
-    """All that the cache consists of."""
+    """The splits of the cache."""
     missing: frozenset[str]
     """The base names of the artefacts that were missing or outdated; they were built, except in a
     dry run."""
@@ -123,7 +122,7 @@ def _prepare(
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
     """Do what `prepare_cache` does. Returns None if another build has changed the cache meanwhile,
-    so that it has to be looked at again."""
+    so that it has to be checked again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
@@ -281,7 +280,7 @@ def _open_cache(
         verify_shared_filesystem(work, held.nonce)
     if held.exclusive:
         return []
-    return [f"{cache}: the file system has no locks; run one build at a time"]
+    return [f"{cache}: the file system does not support locks; run only one build at a time"]
 
 
 @contextlib.contextmanager

@@ -36,14 +36,14 @@ _FOLDER = "megablend-lengths"
 
 @lru_cache(maxsize=8)
 def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
-    """Path of the catalog of these prefixes, without `.npy` or `.json`."""
+    """Return the path of the catalog of these prefixes, without `.npy` or `.json`."""
     digest = hex_digest(json.dumps(sorted(set(prefixes))))
     return Path(cache).absolute() / _FOLDER / digest
 
 
 @lru_cache(maxsize=8)
 def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
-    """Open a catalog, each once in a process. Returns the lengths of all pairs, int32,
+    """Open a catalog, only once per process. Returns the lengths of all pairs, int32,
     memory-mapped; and the entry of each pair by its prefix.
 
     Raises: CacheError if there is none, or it is damaged.
@@ -108,7 +108,7 @@ def _read_entry(prefix: str, storage: Storage) -> dict[str, Any]:
 
 
 def _is_current(path: Path, text: bytes) -> bool:
-    """Whether a catalog exists, and has these entries."""
+    """Return whether a catalog exists and has these entries."""
     try:
         return path.with_suffix(".json").read_bytes() == text and path.with_suffix(".npy").is_file()
     except OSError:

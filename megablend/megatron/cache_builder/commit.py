@@ -1,12 +1,12 @@
-"""Committing finished artefacts, many at a time: one flush for all of their files, then they are
-renamed to their final names, descriptions last.
+"""Commit finished artefacts, many at a time: all of their files are flushed at once, then renamed
+to their final names, descriptions last.
 
 Megatron considers an artefact present if its files exist. So no name may appear before the bytes
 are on the disk, and no description before its arrays: a build that is killed, or a machine that
 loses power, then leaves nothing that counts as present.
 
 On local file systems, `syncfs` flushes all files at once, which takes about as long as flushing two
-or three of them. On others (network file systems need not pass it on), each file is flushed when it
+or three of them. On others (network file systems may not pass it on), each file is flushed when it
 is closed.
 """
 
@@ -39,23 +39,23 @@ WORK_FOLDER = ".megablend"
 """The folder inside the cache, so on the same file system, for the build lock and incomplete
 files."""
 _MIN_BATCH_BYTES = 8 << 20
-"""The bytes of arrays that are committed together, at least, so that flushes are few."""
+"""Minimum number of bytes of arrays that are committed together, so that flushes are few."""
 _MAX_BATCH_BYTES = 64 << 20
-"""The bytes of arrays that are committed together, at most, so that a killed build loses little."""
+"""Maximum number of bytes that are committed together, so that a killed build loses little."""
 _MIN_BATCHES = 4
-"""The number of commits of a build, if batches are then large enough: all but the last one overlap
-with building."""
+"""Minimum number of commits of a build, if batches are then large enough: all but the last one
+overlap with building."""
 MAX_BUFFERS = 1024
-"""The number of buffers that Linux writes in one call, at most (IOV_MAX)."""
+"""Maximum number of buffers that Linux writes in one call (IOV_MAX)."""
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
 """The magic numbers of ext2/3/4, XFS, Btrfs, F2FS, tmpfs and overlayfs, from linux/magic.h."""
 _REPORTS_ERRORS = (5, 8)
-"""The version of Linux from which on syncfs reports errors of writing."""
+"""The first version of Linux whose syncfs reports write errors."""
 _BUFFER_BYTES = 1 << 20
-"""The bytes of rows that are collected before they are written, since a system call for each small
-array takes longer than writing it."""
+"""Number of bytes of rows that are collected before they are written, since a system call for each
+small array takes longer than writing it."""
 
 
 class StoppedError(Exception):
@@ -214,7 +214,7 @@ class Commits:
 
 
 def _packed(names: Sequence[str]) -> tuple[Array, Array]:
-    """Join names, each followed by a zero byte, as C strings. Returns them, uint8, and the position
+    """Join names as C strings, each followed by a zero byte. Returns them, uint8, and the position
     at which each begins, int64 [n]."""
     starts = np.zeros(len(names), np.int64)
     np.cumsum([len(name) + 1 for name in names[:-1]], out=starts[1:])
@@ -223,7 +223,7 @@ def _packed(names: Sequence[str]) -> tuple[Array, Array]:
 
 @contextmanager
 def _naming_files_of(folder: Path) -> Iterator[None]:
-    """Complete the path in an OSError of a call that is relative to the descriptor of a folder."""
+    """Add the folder to the path in an OSError of a call relative to the folder's descriptor."""
     try:
         yield
     except OSError as error:
@@ -233,7 +233,7 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Whether `syncfs` flushes all files of the folder's file system to disk, and reports
+    """Return whether `syncfs` flushes all files of the folder's file system to disk, and reports
     failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if release is None or (int(release[1]), int(release[2])) < _REPORTS_ERRORS:
@@ -307,7 +307,7 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact. As a context, it adds the artefact to `commits` if it ends without an
+    """Writes one artefact. As a context, it adds the artefact to `commits` if it exits without an
     error, and leaves no files otherwise.
 
     After the build has stopped, nothing more is written: StoppedError is raised.

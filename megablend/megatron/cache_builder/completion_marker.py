@@ -1,5 +1,5 @@
-"""Completion markers: a file that lists all that a request's cache consists of, so that the next
-run does not have to open `.idx` files and arrays.
+"""Completion markers: a file that lists everything in a request's cache, so that the next run does
+not have to open `.idx` files and arrays.
 
     .megablend/whole-<digest of the request>.json
 
@@ -11,16 +11,16 @@ run does not have to open `.idx` files and arrays.
     modified     {prefix: [when each was written, in ns], ...}
 
 A line with the digest of this JSON follows it. A marker that is no longer valid is kept, with
-`.past` after its name. A build that has begun writes one with `.begun` after its name, which has
-the first three keys. Both still record what the artefacts were made from.
+`.past` appended to its name. A build that has begun writes one with `.begun` appended to its name,
+which has the first three keys. Both still record what the artefacts were made from.
 
 A marker is written when a build ends. A run that finds it compares the names and sizes of all
 files, and then knows the number of samples of every dataset; other damage shows when the arrays are
 opened. If a file of a pair is missing, or its size or time has changed, the marker is no longer
-valid: a build reads the lengths of all documents, and makes those arrays again that, according to a
-marker, were made of other lengths, or with other settings (their names and shapes may be the same).
-Times are only a hint: if data was copied or touched, its lengths are read once more, and no array
-is made again.
+valid: a build reads the lengths of all documents, and makes again the arrays that, according to a
+marker, were made from other lengths or with other settings (their names and shapes may be the
+same). Times are only a hint: if data was copied or touched, its lengths are read once more, and no
+array is made again.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def write_marker(
 
 
 def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """List all markers of a cache with their contents, the oldest first, valid or not; without
-    those that are damaged.
+    """List all markers of a cache, valid or not, with their contents, the oldest first. Damaged
+    ones are left out.
 
     They are sorted by number, because modification times may be in any order in a copied cache.
     Older versions wrote no numbers.
@@ -244,7 +244,7 @@ def _inputs_by_base(content: dict[str, Any]) -> dict[str, object]:
 
 
 def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
-    """Whether an artefact's files exist, those of arrays with the given sizes. Raises:
+    """Return whether an artefact's files exist, with the given sizes of arrays. Raises:
     FileNotFoundError."""
     # There are thousands of files, and a Path takes as long as the call
     stem = f"{cache}/{base}-"
@@ -253,7 +253,7 @@ def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 
 def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
-    """Whether a pair's files are missing, or their sizes have changed."""
+    """Return whether a pair's files are missing, or their sizes have changed."""
     return any(
         before is not None and now != before
         for before, now in zip(sizes, sizes_of(pair), strict=True)

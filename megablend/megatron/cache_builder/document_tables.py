@@ -38,9 +38,9 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 _BLOCK_BYTES = 1 << 20
-"""The block size of the index: small, since Megatron's order reads documents at random."""
+"""Block size of the index: small, since Megatron's order reads documents at random."""
 _MAX_TOKENS = (1 << 31) - 1
-"""The tokens of the longest document: Megatron counts them as int32."""
+"""Maximum number of tokens of a document: Megatron counts them as int32."""
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
 """The folder inside Megatron's cache folder: a cache as `megablend build` makes it."""
@@ -168,7 +168,7 @@ def _read_spec(address: Address) -> ReadSpec:
 
 
 def _has_token_documents(store: BlockStore, address: Address) -> bool:
-    """Whether each token counts as a document, since the column is flat and nothing ends them."""
+    """Return whether each token of a flat column counts as a document, since nothing ends any."""
     return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
 
 

@@ -1,4 +1,4 @@
-"""The memory that is free for this process, within the limits of its control groups."""
+"""Find the memory that is free for this process, within the limits of its control groups."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
-"""The bytes that are read at a time when a file is copied."""
+"""Number of bytes that are read at a time when a file is copied."""
 
 
 class IdxCopies(WrapperStorage):
-    """Reads each `.idx` in an object store from its local copy, if that is a copy of the present
+    """Reads each `.idx` in an object store from its local copy, if that is a copy of the current
     version; `stat` asks the store."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
@@ -80,7 +80,7 @@ def copy_path(folder: Path, path: str) -> Path:
 def make_copies(
     prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage
 ) -> None:
-    """Copy the `.idx` files of pairs in object stores, unless there are copies of the present
+    """Copy the `.idx` files of pairs in object stores, unless there are copies of the current
     versions. All ranks call it; each copies its share.
 
     Raises: DataError if a file cannot be read; CacheError if its copy cannot be written.
@@ -94,7 +94,7 @@ def make_copies(
 
 
 def _copy(path: str, folder: Path, storage: Storage) -> None:
-    """Copy an `.idx`, unless there is a copy of the present version."""
+    """Copy an `.idx`, unless there is a copy of the current version."""
     copy = copy_path(folder, path)
     state = storage.stat(path)
     if _read_seen(copy) == state:

@@ -1,4 +1,4 @@
-"""Reads and counts sequence lengths, from the first fifth of each `.idx` file, or from a table, a
+"""Read and count sequence lengths, from the first fifth of each `.idx` file, or from a table, a
 `.npy` file of int32."""
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from megablend.storage.base import Storage
 from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
-"""The lengths that are read at a time: 4 MiB."""
+"""Number of lengths that are read at a time: 4 MiB."""
 
 _MAX_KEPT = 1 << 16
-"""The largest number of lengths that are kept in memory: reading more of them again from the
-page cache takes less time than using new memory."""
+"""Maximum number of lengths that are kept in memory: reading more of them again from the page cache
+takes less time than using new memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _read_places(
 
 def counted_lengths(prefix: str, num_sequences: int, *, storage: Storage) -> StoredLengths:
     """Return what `lengths_of` returns, for a pair whose sequences were counted before: its files
-    are not looked at again."""
+    are not checked again."""
     return StoredLengths(
         path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=num_sequences, storage=storage
     )

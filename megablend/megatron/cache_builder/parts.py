@@ -1,4 +1,4 @@
-"""Building large sample indices by all ranks: each rank writes the part of the file that belongs to
+"""Build large sample indices by all ranks: each rank writes the part of the file that belongs to
 its run of documents.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
@@ -59,9 +59,9 @@ class Parts:
     """
 
     block = BLOCK
-    """The documents that are counted at a time."""
+    """Number of documents that are counted at a time."""
     max_rows = ROWS
-    """The rows that are computed at a time."""
+    """Number of rows that are computed at a time."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Parts:
         self._tasks: list[Future[None]] = []
 
     def begin(self, job: int, *files: Path) -> None:
-        """Begin a job; its owner calls it, from any thread, with the files of its document and
+        """Begin a job. Its owner calls this from any thread, with the files of its document and
         sample index if there is work to do."""
         self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:
-        """Wait until all parts of a job are written. Not called from the thread that calls
+        """Wait until all parts of a job are written. Must not be called from the thread that calls
         `receive`.
         Raises: StoppedError."""
         while not self._all_written[job].wait(_POLL_SECONDS):
@@ -104,8 +104,8 @@ class Parts:
                 raise StoppedError
 
     def take_messages(self) -> list[Message]:
-        """Return the messages to all ranks, this one included, that were not sent yet. Raises: the
-        error of a part that failed."""
+        """Return the messages to all ranks, this one included, that have not been sent yet. Raises:
+        the error of a part that failed."""
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.remove(task)
             task.result()

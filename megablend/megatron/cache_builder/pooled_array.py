@@ -1,4 +1,4 @@
-"""Reading `.npy` arrays entry by entry through the process's pool of descriptors, so that an array
+"""Read `.npy` arrays entry by entry through the process's pool of descriptors, so that an array
 needs no mapping and no open file of its own."""
 
 from __future__ import annotations

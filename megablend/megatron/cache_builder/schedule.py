@@ -1,5 +1,4 @@
-"""Assigning jobs to ranks: the memory and time of jobs, and the ranks and threads that a node's
-memory allows."""
+"""Assign jobs to ranks, by the memory and time of jobs and the memory of the ranks' nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 PIECE_BYTES = 1 << 24
-"""The approximate bytes of a sample index that each thread computes before they are written."""
+"""Approximate number of bytes of a sample index that a thread computes before writing them."""
 _DRAWN_BYTES = 40 << 20
-"""The bytes of a blend that are computed before they are written."""
+"""Number of bytes of a blend that are computed before they are written."""
 _NS = {
     "document": 10.0,
     "length": 10.0,
@@ -30,14 +29,14 @@ _NS = {
     LARGEST_REMAINDER: 20.0,
     "artefact": 2e6,
 }
-"""The nanoseconds of one thread: for an entry of a document index, for its length, for a row of a
-sample index, for an entry of a shuffle index and of a blend; and for the files of an artefact. They
-are rough, for ordering the jobs and for the estimate of a dry run."""
+"""The nanoseconds that one thread takes: for an entry of a document index, for its length, for a
+row of a sample index, for an entry of a shuffle index and of a blend; and for the files of an
+artefact. They are rough, for ordering the jobs and for the estimate of a dry run."""
 _USABLE = 0.8
 """The usable fraction of a node's free memory if no limit is given."""
 DIVIDED_NS = 5e8
-"""The cost of a sample index, at least, that all ranks build together: for cheaper ones,
-communication takes longer."""
+"""Minimum cost of a sample index that all ranks build: for cheaper ones, communication is
+slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +235,7 @@ class Forecast:
     ranks: int
     """The number of ranks with work to do."""
     memory: int
-    """The upper bound of the bytes of arrays on the node that needs most."""
+    """Upper bound of the bytes of arrays on the node that needs the most."""
     seconds: float
     """The expected time in seconds, without compiling kernels."""
 

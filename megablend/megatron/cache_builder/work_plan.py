@@ -1,5 +1,5 @@
-"""Planning all the work of a request: every number is known before anything is built, and requests
-on which Megatron would fail are refused.
+"""Plan all the work of a request: every number is known before anything is built, and requests on
+which Megatron would fail are refused.
 
 Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
 """
@@ -41,7 +41,7 @@ PartKey = tuple[str, tuple[float, float]]
 """A part of a dataset: its prefix, and the part's span."""
 _INT32_MAX = (1 << 31) - 1
 _DRAWN = 1 << 22
-"""The samples of a blend that are counted at a time."""
+"""Number of samples of a blend that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class SplitPlan:
 
 
 def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list[SplitPlan]:
-    """Plan all that a request's cache consists of.
+    """Plan everything that a request's cache will contain.
 
     Args:
         sizes: sizes of all parts of the request's layouts.
@@ -305,8 +305,8 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
 
 
 def _bound_holds(job: BlendJob) -> bool:
-    """Whether an upper bound of each dataset's count shows that it has enough samples, so that the
-    blend need not be counted."""
+    """Return whether an upper bound of each dataset's count shows that it has enough samples, so
+    that the blend need not be counted."""
     if job.interleaving != GREEDY:
         return False
     rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)

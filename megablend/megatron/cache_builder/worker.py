@@ -44,10 +44,10 @@ _Heartbeat = tuple[bool, int, int, list[Message]]
 """The message that a rank sends to all ranks at regular intervals: whether it has finished, numbers
 of files and bytes that it has built, and messages."""
 _TICK_SECONDS = 0.2
-"""The time between two heartbeats, at most."""
+"""Maximum number of seconds between two heartbeats."""
 _WIND_DOWN_SECONDS = 1.0
-"""The longest time by which an error is delayed, so that other threads of its rank can remove the
-files that they have begun."""
+"""Maximum number of seconds by which an error is delayed, so that other threads of its rank can
+remove the files that they have begun."""
 
 
 def build_share(
@@ -174,7 +174,7 @@ class _WorkerPool:
 
     def _take_jobs(self) -> list[int]:
         """Take the next job; or several small datasets, fewer towards the end, so that all threads
-        end at about the same time."""
+        finish at about the same time."""
         with self._lock:
             taken: list[int] = []
             size = 0

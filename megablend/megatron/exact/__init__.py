@@ -1,2 +1,2 @@
-"""Computations of numpy and megatron-core with the same results, byte for byte, but faster: checks
+"""Computations of numpy and megatron-core, faster but with the same results, byte for byte: checks
 of input, choice of kernels, division of work."""

@@ -12,7 +12,7 @@ import numpy as np
 from megablend.errors import PlanError
 
 _THRESHOLD = 0.80
-"""A final epoch of which less than this fraction of its samples is used is shuffled separately."""
+"""A final epoch is shuffled separately if less than this fraction of its samples is used."""
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:

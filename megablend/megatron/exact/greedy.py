@@ -22,8 +22,8 @@ from megablend.megatron.request.request import MAX_DATASETS
 MAX_SCANNED = 32
 """Number of datasets up to which it is faster to scan all of them at each step."""
 LEAD = 4096
-"""Steps before its part at which a thread begins, from a guessed state; or 8 * groups if that is
-more."""
+"""Number of steps before its part at which a thread begins, from a guessed state; or 8 * groups if
+that is more."""
 _EXACT = 2.0**52
 """Below this number, counts that differ by one have errors that differ."""
 _State = tuple[Float64s, Int64s]
@@ -72,9 +72,10 @@ class Greedy(ExactBlend):
     """
 
     min_part = 1 << 17
-    """The fewest steps of a thread's part: many more than its guess costs."""
+    """Minimum number of steps of a thread's part: many more than its guess takes."""
     max_part = 1 << 21
-    """The most steps of a thread's part: few enough to compute again if the guess was wrong."""
+    """Maximum number of steps of a thread's part: few enough to compute them again if the guess was
+    wrong."""
 
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MAX_DATASETS:

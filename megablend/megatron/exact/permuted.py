@@ -24,7 +24,7 @@ SMALL = 1 << 16
 """Number of samples up to which they are shuffled as an array, since a Feistel network shuffles few
 samples badly."""
 BLOCK = 1 << 14
-"""Samples that are processed at a time, so that their positions stay in the CPU cache."""
+"""Number of samples that are processed at a time, so that their positions stay in the CPU cache."""
 _TABLE_BITS = 14
 """Logarithm of the size of the table of datasets by position, which also stays in the CPU cache."""
 

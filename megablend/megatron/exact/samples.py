@@ -25,21 +25,20 @@ from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 BLOCK = 1 << 18
-"""Documents that each of several threads processes at a time: their lengths, 1 MiB, stay in its CPU
-cache."""
+"""Number of documents that each of several threads processes at a time: their lengths, 1 MiB, stay
+in its CPU cache."""
 ROWS = 1 << 21
-"""Rows that a thread computes at a time, approximately if there are several threads."""
+"""Number of rows that a thread computes at a time, approximately if there are several threads."""
 SHORT = 12
 """Mean number of documents per sample from which on the kernel for short documents is faster."""
 FAR = 1 << 20
-"""Bytes of lengths that fit in a core's own caches."""
+"""Number of bytes of lengths that fit in a core's own caches."""
 _MAX_LONG_SHARE = 1 / 64
-"""Largest share of documents that are too long for a byte with which a copy of lengths as bytes is
-made."""
+"""A copy of lengths as bytes is made if at most this share of documents is too long for a byte."""
 _NUM_EXAMINED = 4096
 """Number of documents by which this share is estimated."""
 _NONE_LONG = 1 << 31
-"""Limit of lengths that no document reaches, for lengths that are not a copy as bytes."""
+"""A limit that no document's length reaches, for lengths that are not a copy as bytes."""
 
 
 def sample_rows(
@@ -274,7 +273,7 @@ def cut_run(
         length, samples, extra: as in sample_rows.
         dtype: dtype of the rows, int32 or int64.
         block: as in `count_run`.
-        max_rows: number of rows that are yielded at a time, at most.
+        max_rows: maximum number of rows that are yielded at a time.
 
     Yields: a sample number, and the rows [n, 2] from that sample on.
     """

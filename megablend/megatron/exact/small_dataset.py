@@ -13,7 +13,7 @@ from megablend.megatron.exact.samples import FAR, SHORT, end_row
 from megablend.megatron.exact.shuffle import Generator
 
 MAX_DOCUMENTS = 1 << 20
-"""Documents of an epoch of a small dataset, at most."""
+"""Maximum number of documents in an epoch of a small dataset."""
 _NEAR = FAR // 4
 """Number of documents whose lengths fit in a core's own caches."""
 

@@ -7,7 +7,7 @@ hit no rank waits for another.
 
 The results are Megatron's own objects, made by Megatron's own code, which finds every file that it
 looks for. Modules that need numba, pyarrow or pydantic are imported where they are used, so that
-importing this one takes a script no time.
+importing this module takes no time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         sizes: the numbers of samples of train, valid and test.
         is_built_on_rank: returns whether this rank holds datasets; rank 0 need not.
         config: GPTDatasetConfig or MegablendDatasetConfig.
-        others, options: what else the installed version's builder takes; passed on to it.
+        others, options: further arguments of the installed version's builder, which are passed on
+            to it.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _open_whole(self) -> list[Any] | None:
         """Open the datasets; None if the cache is not marked complete, or cannot be opened: the
-        build finds out what is wrong with it."""
+        build then finds out what is wrong with it."""
         try:
             # Whether objects are as they were is not in the marker: the build compares them
             if any(map(find_scheme, self._look_at_pairs())):
@@ -386,7 +387,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
-        """The same as Megatron's method, without waiting for rank 0."""
+        """Do the same as Megatron's method, without waiting for rank 0."""
         return list(
             super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False)
         )
@@ -395,7 +396,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def build_generic_dataset(
         cls: Any, is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """The same as Megatron's method, without waiting for rank 0."""
+        """Do the same as Megatron's method, without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
         if cls is core.BlendedDataset and all(

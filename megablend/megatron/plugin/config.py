@@ -1,4 +1,4 @@
-"""GPTDatasetConfig with what megablend adds to it."""
+"""GPTDatasetConfig with the settings that megablend adds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEGATRON_ORDER = "megatron"
 
 
 def uses_own_plan(config: GPTDatasetConfig) -> bool:
-    """Whether samples come from megablend's plan, not from Megatron's index arrays."""
+    """Return whether samples come from megablend's plan, not from Megatron's index arrays."""
     return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
 
 
@@ -66,7 +66,7 @@ def _without_folders(blend: Any) -> Any:
 
 @dataclass(kw_only=True)
 class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
-    """Configuration of MegablendGPTDataset, and of how MegablendDatasetBuilder builds.
+    """The configuration of MegablendGPTDataset and of MegablendDatasetBuilder.
 
     Prefixes may be addresses of other formats:
     `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.

@@ -117,7 +117,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return expected
 
     def _can_read_fast(self) -> bool:
-        """Whether `_read_fast` can make the dicts of datasets of this class and config."""
+        """Return whether `_read_fast` can make the dicts of datasets of this class and config."""
         from megablend.megatron.plugin.documents import PairDocuments
 
         return (
@@ -157,7 +157,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     @cached_property
     def _layout(self) -> Array:
-        """The layout of the files, see read_samples."""
+        """The layout of the files; see read_samples."""
         documents = self.dataset
         _, samples, shuffle = self._arrays
         widths = samples.dtype.itemsize, shuffle.dtype.itemsize, documents.dtype.itemsize
@@ -182,7 +182,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """The same as GPTDataset's method, on arrays that are opened when they are first read."""
+        """Do the same as GPTDataset's method, on arrays that are opened on first read."""
         if self.shuffle_index is None:
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
         result: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
@@ -190,8 +190,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
 
 class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
-    """Megatron's blend, but a batch's samples of one dataset are read together. The class has the
-    same name, since the names of its cache files contain it."""
+    """Megatron's blend, but a batch's samples of one dataset are read together. The class keeps
+    Megatron's name, which is part of the names of its cache files."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the dicts of several samples, as `__getitem__` returns them, with the same
@@ -263,8 +263,8 @@ def _read_fast(
 
 
 def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether two samples have the same keys in the same order,
-    and tensors of the same values and dtypes."""
+    """Return whether two samples have the same keys in the same order, and tensors of the same
+    values and dtypes."""
     return list(ours) == list(theirs) and all(
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
         for name in ours

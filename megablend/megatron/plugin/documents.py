@@ -199,9 +199,9 @@ class PairDocuments(Documents):
         return np.frombuffer(data, self.dtype)
 
     def check_sizes(self, *descriptors: int) -> None:
-        """Check, after reading, that the open `.idx` and `.bin` have the sizes that they had when the
-        documents were first opened: nobody writes other documents into them. Raises:
-        ChangedFileError."""
+        """Check, after reading, that the open `.idx` and `.bin` have the sizes that they had when
+        the documents were first opened, so that no other documents have been written into them.
+        Raises: ChangedFileError."""
         for path, descriptor, before in zip(self.files, descriptors, self._files, strict=True):
             check_open_size(path, descriptor, before)
 
@@ -312,8 +312,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index. It is as if all tokens lay back to back in one `.bin`, each row a
-        sequence and a document."""
+        """See Documents.index. It describes all tokens as if they were in one `.bin`, with each row
+        a sequence and a document."""
         dtype = np.result_type(*self._snapshot.files.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,

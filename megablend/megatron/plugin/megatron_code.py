@@ -30,7 +30,7 @@ DATASET_METHODS = (
 )
 """Methods of GPTDataset that MegablendGPTDataset overrides, or calls."""
 _PASSED_ON = {"others", "options"}
-"""The parameters of our methods that take what is optional in newer versions, and pass it on."""
+"""Parameters of our methods that take optional arguments of newer versions, and pass them on."""
 _OPENING_MODULES = (
     "blended_megatron_dataset_builder",
     "blended_dataset",
@@ -51,8 +51,8 @@ _COLLECTIVES = {
 
 def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:
     """Return how methods of Megatron's class differ from the ones that override them in our
-    subclass, or which method Megatron's class shares with our additions; None if neither. What a
-    method of ours passes on is no difference."""
+    subclass, or which method Megatron's class shares with our additions; None if neither. Arguments
+    that our method passes on are not a difference."""
     for name in overridden:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"
@@ -98,7 +98,7 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:
-    """The functions of a module, and of its classes, by name."""
+    """Yield the functions of a module, and of its classes, by name."""
     for holder in (module, *filter(inspect.isclass, vars(module).values())):
         for name, value in vars(holder).items():
             function = inspect.unwrap(getattr(value, "__func__", value))

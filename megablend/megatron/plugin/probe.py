@@ -1,5 +1,5 @@
-"""Whether the plugin fits the installed megatron-core, checked by inspecting its code and by
-building tiny datasets both ways.
+"""Check whether the plugin fits the installed megatron-core, by inspecting its code and by building
+tiny datasets both ways.
 
     methods    those that our classes override exist and take the same arguments; those that we add do not exist there
     waiting    no step of opening datasets waits for other ranks, except those that we override
@@ -8,7 +8,7 @@ building tiny datasets both ways.
 
 A version that differs in any of these is refused with a message that says how; its number does not
 matter. The first three are in `megatron_code`, the last in `tiny_datasets`. It is checked once per
-node, and that it fits is stored:
+node, and a fit is stored:
 
 <kernel cache>/megatron-<digest>.json     this code of Megatron's fits this code of ours
 """
@@ -42,8 +42,8 @@ from megablend.system.atomic_write import replace_file
 
 @cache
 def known_misfit(builder: type[Any]) -> str | None:
-    """Return why the plugin does not fit the installed megatron-core; None if it does, which is
-    stored on this node and read again.
+    """Return why the plugin does not fit the installed megatron-core; None if it does. A fit is
+    stored on this node, and read again.
 
     A misfit is not stored: it may have another cause, such as a package that is being updated.
     """

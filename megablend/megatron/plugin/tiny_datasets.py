@@ -238,25 +238,25 @@ def _write_pair(prefix: Path, lengths: list[int]) -> str:
 
 
 def several_epochs(prefixes: list[str]) -> Case:
-    """A blend by weights, its last epochs shuffled by themselves."""
+    """Return a case with a blend by weights, whose last epochs are shuffled by themselves."""
     blend = {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2"}
     return {**blend, "mid_level_dataset_surplus": 0.5}, [60, 9, 0]
 
 
 def by_length(prefixes: list[str]) -> Case:
-    """Blends without weights: of a whole epoch, and of a part."""
+    """Return a case with blends without weights: of a whole epoch, and of a part."""
     return {"blend": (prefixes, None), "split": "1,1,0"}, [None, 4, 0]
 
 
 def alone(prefixes: list[str]) -> Case:
-    """A prefix by itself in each split; partial sequences are kept."""
+    """Return a case with a single prefix in each split, whose partial sequences are kept."""
     partial = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
     blends = {"blend_per_split": [(prefixes[:1], None), (prefixes[1:], [1.0]), None]}
     return {**blends, **partial, "create_attention_mask": True}, [40, 15, 0]
 
 
 def validation_sets(prefixes: list[str]) -> Case:
-    """Several validation sets, each used as a whole."""
+    """Return a case with several validation sets, each used as a whole."""
     sets = {"multiple_validation_sets": True, "full_validation": True}
     partial = {"drop_last_partial_validation_sequence": False}
     blends = {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None]}

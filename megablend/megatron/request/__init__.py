@@ -1,1 +1,1 @@
-"""What Megatron's builder is called with."""
+"""The arguments with which Megatron's builder is called."""

@@ -101,7 +101,7 @@ def check_pair(word: str) -> None:
 
 
 def is_in_object_store(word: str) -> bool:
-    """Whether the files of an address or a prefix are in an object store.
+    """Return whether the files of an address or a prefix are in an object store.
     Raises: see parse_address."""
     return "://" in word and find_scheme(parse_address(word).pattern) in OBJECT_SCHEMES
 

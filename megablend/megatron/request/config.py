@@ -39,7 +39,8 @@ def request_of(
     """
     if config.mock:
         raise ConfigError(
-            "the config has neither blend nor blend_per_split, so Megatron would use mock data; nothing to cache"
+            "the config has neither blend nor blend_per_split, so Megatron would use mock data, which is not cached; set one "
+            "of the two"
         )
     if len(sizes) != len(SPLITS):
         raise ConfigError(f"{len(sizes)} sizes given; expected three, for train, valid and test")
@@ -63,8 +64,8 @@ def request_of(
 
 
 def whole_sizes(sizes: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return sizes with whole numbers of other types, such as 1e6, as integers: Megatron names files
-    by how a size is written. The request refuses others."""
+    """Convert sizes that are whole numbers of another type, such as 1e6, to integers, since
+    Megatron names files by how a size is written. The request refuses other values."""
     return tuple(
         int(size) if isinstance(size, numbers.Real) and size == size // 1 else size
         for size in sizes

@@ -78,7 +78,7 @@ def base_name(text: str, class_name: str, split: int) -> str:
 
 
 def _members(values: Mapping[str, Any]) -> str:
-    """The lines of a JSON object between its braces."""
+    """Return the lines of a JSON object between its braces."""
     return json.dumps(values, indent=4)[2:-2]
 
 

@@ -76,7 +76,9 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     try:
         found = parse_json(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: invalid JSON ({error})") from None
+        raise ConfigError(
+            f"{path}: invalid JSON ({error}); expected an object with the keys train, valid and test"
+        ) from None
     if not isinstance(found, dict) or not set(SPLITS) <= set(found):
         raise ConfigError(
             f"{path}: expected an object with the keys train, valid and test (null for a split without data)"
@@ -109,7 +111,9 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); check the path and its permissions"
+        ) from None
 
 
 def count_samples(
@@ -143,7 +147,7 @@ def count_samples(
     """
     if train_samples and train_iters:
         raise ConfigError(
-            "--train-samples and --train-iters are both given; Megatron takes only one of them"
+            "--train-samples and --train-iters are both given, but Megatron takes only one of them; leave one out"
         )
     if full_validation and valid_samples is not None:
         raise ConfigError("--full-validation takes whole epochs; leave out --valid-samples")

@@ -1,11 +1,12 @@
 """Which datasets each split consists of, and how many samples of each Megatron's builder requests.
 Reads no file.
 
-    one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one
-    prefix: also with weights) prefixes with weights      ceil(size * w) of each, built with the
-    surplus on top; the blend is their sum prefixes without weights   one epoch of each; the blend
-    takes the split's size, or all multiple validation sets   each prefix of valid by itself, no
-    blend
+    one prefix, no weights      one dataset, with as many samples as the split
+                                (a per-split blend of one prefix: also with weights)
+    prefixes with weights       ceil(size * w) of each, built with the surplus on top; the blend is
+                                their sum
+    prefixes without weights    one epoch of each; the blend takes the split's size, or all
+    multiple validation sets    each prefix of valid by itself, no blend
 
 Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits,
     _get_size_per_split_per_dataset.

@@ -55,7 +55,7 @@ class CacheRequest:
     random_seed: int
     sequence_length: int
     tokenizer: Mapping[str, Any]
-    """Its `unique_identifiers`, in their order."""
+    """The tokenizer's `unique_identifiers`, in their order."""
     sizes: tuple[int | None, ...]
     """Samples of train, valid and test; None for one epoch."""
     blend: Blend | None = None
@@ -117,8 +117,7 @@ class CacheRequest:
         self._check_sizes()
 
     def list_settings(self) -> dict[str, Any]:
-        """Return all fields by name, except paths, which differ between nodes with folders of their
-        own."""
+        """Return all fields by name, except paths, which may differ between nodes."""
         return {
             name: value
             for name, value in asdict(self).items()

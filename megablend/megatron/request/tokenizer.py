@@ -2,8 +2,8 @@
 given as JSON or by the tokenizer itself.
 
 They depend on how the training script builds the tokenizer (by class path, or the legacy class with
-all its options), and are exact only from there: an earlier run's description.txt has them.
-Megatron-core, if it is installed, can build the tokenizers of the former kind.
+all its options), and are exact only if they come from it: an earlier run's description.txt has
+them. Megatron-core, if it is installed, can build the tokenizers of the former kind.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def test_numbers_are_shared() -> None:
         (
             "removed",
             MissingFileError,
-            r"2_text\.idx: is missing, but was there when this job built its datasets: restore",
+            r"2_text\.idx: is missing, but existed when this job built its datasets: restore",
         ),
     ],
 )
